@@ -1,0 +1,43 @@
+# Set-up, checks, tests, demo and benchmarks. Everything runs in .venv, which is made on first use and reused.
+
+PYTHON ?= python3
+BIN := .venv/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help install demo test test-all check bench clean
+
+help:
+	@echo "make demo      train FedAvg on non-IID MNIST and write a report"
+	@echo "make test      the tests (a few minutes)"
+	@echo "make test-all  the tests and the slow proofs: published results, kill -9, memory"
+	@echo "make check     formatting, lint, types and import rules"
+	@echo "make bench     speed, side by side with a plain PyTorch loop, pfl and Flower"
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: install
+	@$(BIN)/python examples/demo.py
+
+test: install
+	$(BIN)/pytest -n auto -m "not slow"
+
+test-all: install
+	$(BIN)/pytest -n auto -m "not slow"
+	$(BIN)/pytest -m slow
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: install
+	$(BIN)/python benchmarks/run.py
+
+clean:
+	rm -rf .venv benchmarks/.venvs .mypy_cache .ruff_cache .pytest_cache .hypothesis

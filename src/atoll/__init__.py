@@ -1,0 +1,32 @@
+"""Atoll: federated learning. One plan, from a laptop to a cluster to a network of organisations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from atoll.api import Result, run
+    from atoll.core.errors import AtollError
+    from atoll.core.parts import Part
+    from atoll.core.plan import Plan
+    from atoll.data.dataset import Dataset
+
+__all__ = ["AtollError", "Dataset", "Part", "Plan", "Result", "run"]
+
+_HOMES = {
+    "AtollError": "atoll.core.errors",
+    "Dataset": "atoll.data.dataset",
+    "Part": "atoll.core.parts",
+    "Plan": "atoll.core.plan",
+    "Result": "atoll.api",
+    "run": "atoll.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use, so that `import atoll` costs nothing."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'atoll' has no attribute '{name}'")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,1 @@
+"""How clients train and the server moves: one small file each."""

@@ -1,0 +1,266 @@
+"""Run a plan from Python: `atoll.run(Plan(...))`."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor, nn
+
+from atoll.core.coordinator import Reason
+from atoll.core.errors import RunError
+from atoll.core.params import load
+from atoll.core.parts import Part
+from atoll.core.plan import Plan
+from atoll.data.heterogeneity import label_counts
+from atoll.engine.base import Engine
+from atoll.engine.build import build_coordinator, build_engine
+from atoll.engine.simulation import Round, RunState, Simulation
+from atoll.report.progress import Bar, Nobody, Watcher
+from atoll.report.record import RunDirectory, plain, save_model
+from atoll.train.federation import Federation, build_federation
+from atoll.train.job import Job, build_job, build_model
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+SHOWN_CLIENTS = 100
+"""So many clients are drawn in the picture of a partition."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a run ended with."""
+
+    plan: Plan
+    model: nn.Module
+    params_D: Tensor
+    history: list[dict[str, Any]]
+    reason: str
+    engine: dict[str, object]
+    path: Path | None = None
+
+    @property
+    def test(self) -> dict[str, float]:
+        """The last measured metrics on the central test set."""
+        found: dict[str, float] = next((row["test"] for row in reversed(self.history) if "test" in row), {})
+        return found
+
+    @property
+    def accuracy(self) -> float:
+        """The last measured test accuracy, in [0, 1]."""
+        return self.test.get("accuracy", float("nan"))
+
+    def frame(self) -> pandas.DataFrame:
+        """The history as a data frame with flat columns such as `test.accuracy` (needs pandas)."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise RunError("a data frame needs pandas: pip install pandas, or use result.history") from error
+        return pandas.json_normalize(self.history)
+
+    def plot(self, against: Literal["round", "seconds", "bytes"] = "round") -> Figure:
+        """Draw accuracy and loss against `round`, `seconds` or `bytes`."""
+        from atoll.report.figures import curves
+        from atoll.report.reading import RunRecord
+
+        record = RunRecord(path=self.path or Path("run"), plan=self.plan, info={}, rows=tuple(self.history))
+        return curves([record], against)
+
+
+def run(
+    plan: Plan,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: bool | Watcher = False,
+    checkpoint_seconds: float = 10.0,
+) -> Result:
+    """Run a plan and return its result.
+
+    With `out` everything is written to that directory as the run goes; `resume=True` continues a run that was stopped
+    there, to the same bits as if it had never been. `progress=True` shows a bar.
+    """
+    watcher: Watcher = (Bar() if progress else Nobody()) if isinstance(progress, bool) else progress
+    directory = _directory(plan, out, resume)
+    try:
+        return _run(plan, directory, watcher, checkpoint_seconds)
+    finally:
+        if directory is not None:
+            directory.close()
+
+
+def _directory(plan: Plan, out: str | Path | None, resume: bool) -> RunDirectory | None:
+    if out is None:
+        if resume:
+            raise RunError("resume needs the directory of the run: pass out=")
+        return None
+    if not resume:
+        return RunDirectory.create(Path(out), plan)
+    directory = RunDirectory.reopen(Path(out))
+    if directory.plan().identity() != plan.identity():
+        directory.close()
+        raise RunError(f"{out} belongs to another plan: resume it with its own plan, or choose another directory")
+    return directory
+
+
+def _run(plan: Plan, directory: RunDirectory | None, watcher: Watcher, checkpoint_seconds: float) -> Result:
+    federation = build_federation(plan)
+    coordinator = build_coordinator(plan, federation.num_clients)
+    job = build_job(plan, federation)
+    state, history, engine_part = _where_it_stands(plan, directory)
+    engine = build_engine(engine_part, job, coordinator)
+    try:
+        if directory is not None:
+            _describe(directory, plan, job, engine)
+        simulation = Simulation(plan, engine, coordinator, state)
+        recorder = _Recorder(directory, plan.identity(), simulation.state, history, checkpoint_seconds)
+        watcher.begin(_title(plan, job, engine), simulation.state.coordinator.version, plan.rounds)
+        try:
+            cohort = coordinator.policy.goal(coordinator.num_clients)
+            for done in simulation.rounds(lambda clients: watcher.clients(clients, cohort)):
+                recorder.record(simulation.state, done)
+                watcher.round(done.row)
+        except KeyboardInterrupt:
+            recorder.save()
+            simulation.reason = Reason.INTERRUPTED
+        finally:
+            watcher.end()
+        reason = str(simulation.reason)
+        recorder.finish(reason)
+        params_D = recorder.state.params_D
+        model = load(build_model(plan, federation), job.spec, params_D)
+        if directory is not None and simulation.reason is not Reason.INTERRUPTED:
+            save_model(directory.path / "model.safetensors", model.state_dict())
+        return Result(
+            plan=plan,
+            model=model,
+            params_D=params_D,
+            history=history,
+            reason=reason,
+            engine=engine.describe(),
+            path=directory.path if directory else None,
+        )
+    finally:
+        engine.close()
+
+
+class _Recorder:
+    """Keeps the run directory in step with the run."""
+
+    def __init__(
+        self,
+        directory: RunDirectory | None,
+        identity: str,
+        state: RunState,
+        history: list[dict[str, Any]],
+        checkpoint_seconds: float,
+    ) -> None:
+        self.directory, self.identity, self.state, self.history = directory, identity, state, history
+        self._every, self._saved_at = checkpoint_seconds, time.monotonic()
+
+    def record(self, state: RunState, done: Round) -> None:
+        """Write down a round, and now and then a checkpoint."""
+        self.state = state
+        self.history.append(done.row)
+        if self.directory is None:
+            return
+        self.directory.append("metrics.jsonl", json.dumps(done.row))
+        if done.scores_C2 is not None:
+            accuracy_C, loss_C = plain(done.scores_C2.T)
+            scores = {"round": done.row["round"], "clients": done.clients, "accuracy": accuracy_C, "loss": loss_C}
+            self.directory.write_json("clients.json", scores)
+        if done.confusion_KK is not None:
+            self._confusion = {"round": done.row["round"], "matrix": done.confusion_KK.tolist()}
+        if time.monotonic() - self._saved_at >= self._every:
+            self.save()
+
+    def save(self) -> None:
+        """Write a checkpoint of the last recorded round."""
+        if self.directory is not None:
+            self.directory.save(self.state, self.identity)
+            self._saved_at = time.monotonic()
+
+    def finish(self, reason: str) -> None:
+        """Write the end of the run."""
+        if self.directory is None:
+            return
+        self.save()
+        if hasattr(self, "_confusion"):
+            self.directory.write_json("confusion.json", self._confusion)
+        last = self.history[-1] if self.history else {}
+        test = next((row["test"] for row in reversed(self.history) if "test" in row), None)
+        summary = {
+            "reason": reason,
+            "rounds": last.get("round", 0),
+            "seconds": last.get("seconds", 0.0),
+            "test": test,
+        }
+        self.directory.write_json("result.json", summary)
+
+
+def _where_it_stands(plan: Plan, directory: RunDirectory | None) -> tuple[RunState | None, list[dict[str, Any]], Part]:
+    """The state, the metrics and the engine to go on with; a run keeps the engine that it began with."""
+    if directory is None:
+        return None, [], plan.engine
+    state = directory.load(plan.identity())
+    history = directory.keep_rows(state.coordinator.version if state else 0)
+    info = directory.read_json("run.json")
+    part = Part.of(info["engine"]) if info else plan.engine
+    if info and "workers" in plan.engine.options and part.name == "processes":
+        part = Part(part.name, **part.options, workers=plan.engine.options["workers"])
+    return state, history, part
+
+
+def _describe(directory: RunDirectory, plan: Plan, job: Job, engine: Engine) -> None:
+    """Write what is known before the first round: the choice of engine above all."""
+    dataset = job.federation.dataset
+    info = {
+        "atoll": version("atoll"),
+        "name": plan.name,
+        "identity": plan.identity(),
+        "engine": engine.describe(),
+        "model": {"name": plan.model.name, "num_params": job.spec.num_params},
+        "data": {
+            "name": dataset.name,
+            "num_train": dataset.num_train,
+            "num_test": dataset.num_test,
+            "num_classes": dataset.num_classes,
+            "class_names": list(dataset.class_names),
+        },
+        "num_clients": job.federation.num_clients,
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+    if directory.read_json("run.json") is None:
+        directory.write_json("run.json", info)
+        picture = partition_counts(job.federation)
+        if picture is not None:
+            directory.write_json("partition.json", picture)
+
+
+def partition_counts(federation: Federation, most: int = SHOWN_CLIENTS) -> dict[str, Any] | None:
+    """How many samples of each class the first clients hold; None where samples have no single label."""
+    dataset = federation.dataset
+    if dataset.train_y.ndim != 1:
+        return None
+    clients = list(range(min(most, federation.num_clients)))
+    counts_CK = label_counts(federation.partition, dataset.train_y, dataset.num_classes, clients)
+    return {
+        "clients": clients,
+        "counts": counts_CK.tolist(),
+        "class_names": list(dataset.class_names),
+        "num_clients": federation.num_clients,
+    }
+
+
+def _title(plan: Plan, job: Job, engine: Engine) -> str:
+    settings = engine.describe()
+    how = f"{settings['name']}" + (f" x{settings['stack']}" if settings.get("stack", 1) != 1 else "")
+    data = job.federation.dataset.name
+    return f"{plan.algorithm.name} · {plan.model.name} · {data} · {job.federation.num_clients} clients · engine {how}"

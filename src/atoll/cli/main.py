@@ -1,0 +1,238 @@
+"""The command line: `atoll run`, `atoll data`, `atoll report`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from atoll.core.errors import AtollError, PlanError, RunError
+
+if TYPE_CHECKING:
+    from atoll.core.plan import Plan
+
+EXAMPLE = """
+Federated learning: the data stay, the model moves.
+
+\b
+Try it, with nothing to download:
+    atoll run --set algorithm=fedprox --rounds 30
+
+\b
+Or write a plan (plan.toml), run it, and look at the report:
+    atoll run plan.toml --set local.lr=0.05 --out runs/mine
+    atoll report runs/mine
+"""
+
+app = typer.Typer(
+    help=EXAMPLE, no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+)
+data_app = typer.Typer(help="Data sets: list them, fetch them, look at how they are dealt out.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+PlanArgument = Annotated[
+    str | None, typer.Argument(metavar="PLAN", help="plan.toml, or package.module:function that returns a Plan.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. algorithm.mu=0.1. May be repeated."),
+]
+
+
+@app.command()
+def run(
+    plan: PlanArgument = None,
+    settings: SetOption = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, inline, vectorised or processes.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Worker processes; one a core unless given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory of the run; runs/NAME-1 and so on unless given.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Continue the run in this directory.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; the result only.")] = False,
+) -> None:
+    """Run a plan; without one, FedAvg on digits. Ctrl-C stops and keeps everything."""
+    from atoll.report.record import next_free
+
+    given: dict[str, object] = dict(_setting(text) for text in settings or [])
+    given |= {
+        key: value for key, value in {"rounds": rounds, "seed": seed, "engine": engine}.items() if value is not None
+    }
+    if workers is not None:
+        given["engine.workers"] = workers
+    if resume is not None:
+        if out is not None:
+            raise RunError("--resume names the directory: leave out --out")
+        chosen = _resumed(resume, plan, given)
+    else:
+        chosen = _plan(plan, given)
+    directory = resume or out or next_free(Path("runs"), _slug(chosen))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is like Ctrl-C
+    _run_and_tell(chosen, directory, resume=resume is not None, quiet=quiet)
+
+
+def _run_and_tell(plan: Plan, directory: Path, *, resume: bool, quiet: bool) -> None:
+    """Run, then say what came out and what to do next."""
+    from atoll.api import run as run_plan
+    from atoll.core.coordinator import Reason
+    from atoll.report.html import write_report
+    from atoll.report.reading import human_bytes, human_seconds
+
+    result = run_plan(plan, out=directory, resume=resume, progress=not quiet)
+    last = result.history[-1] if result.history else None
+    if result.reason == Reason.INTERRUPTED:
+        done = last["round"] if last else 0
+        print(f"stopped after round {done} of {plan.rounds}; everything is kept. Go on with:")
+        print(f"\n    atoll run --resume {directory}\n")
+        raise typer.Exit(130)
+    page = write_report([directory])
+    if last is not None:
+        test = result.test
+        print(f"{result.reason} after {last['round']} rounds in {human_seconds(last['seconds'])}")
+        print(f"test accuracy {100 * test['accuracy']:.2f} %   loss {test['loss']:.4f}   macro F1 {test['f1']:.4f}")
+        print(f"sent up {human_bytes(last['bytes_up'])}, down {human_bytes(last['bytes_down'])}")
+    print(f"report {page}")
+
+
+@app.command()
+def report(
+    directories: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run directories; several are compared.")],
+    out: Annotated[Path | None, typer.Option(help="The HTML file to write.")] = None,
+    png: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write the figures as PNG files here.")] = None,
+) -> None:
+    """Write one self-contained HTML page about one run, or comparing several."""
+    from atoll.report.html import export_png, write_report
+
+    print(write_report(directories, out))
+    if png is not None:
+        for path in export_png(directories, png):
+            print(path)
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """List the data sets of the catalogue."""
+    import importlib
+
+    from atoll.core.parts import members
+
+    for name in members("data.catalog"):
+        module = importlib.import_module(f"atoll.data.catalog.{name}")
+        print(f"{name:15} download {module.SIZE:8} {module.SUMMARY}")
+
+
+@data_app.command("fetch")
+def data_fetch(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names from `atoll data list`.")],
+) -> None:
+    """Download data sets into the cache (ATOLL_DATA, or the user's cache directory) and check them."""
+    from atoll.core.parts import Part
+    from atoll.data.fetch import cache_dir
+
+    for name in names:
+        print(Part(name).build("data.catalog"))
+    print(f"cache {cache_dir()}")
+
+
+@data_app.command("show")
+def data_show(
+    plan: PlanArgument = None,
+    settings: SetOption = None,
+    png: Annotated[Path, typer.Option(help="Where to draw the partition, clients x classes.")] = Path("partition.png"),
+) -> None:
+    """Show how a plan deals its data out, with a picture. E.g. --set data=mnist --set partition=shards."""
+    import numpy as np
+
+    from atoll.api import partition_counts
+    from atoll.report.figures import partition_picture, save_png
+    from atoll.train.federation import build_federation
+
+    chosen = _plan(plan, dict(_setting(text) for text in settings or []))
+    federation = build_federation(chosen)
+    dataset, sizes = federation.dataset, federation.partition.sizes()
+    print(dataset)
+    if dataset.origin:
+        print(dataset.origin)
+    print(
+        f"{federation.num_clients} clients by {chosen.partition}: samples a client "
+        f"min {sizes.min()}, median {np.median(sizes):g}, max {sizes.max()}"
+    )
+    counts = partition_counts(federation)
+    if counts is None:
+        print("samples are sequences with a label at every position: there is no picture of classes to draw")
+        return
+    counts_CK = np.array(counts["counts"])
+    classes = (counts_CK > 0).sum(1)
+    print(
+        f"classes a client min {classes.min()}, mean {classes.mean():.1f}, max {classes.max()} of {dataset.num_classes}"
+    )
+    title = f"{dataset.name} by {chosen.partition.name}"
+    save_png(partition_picture(counts_CK, dataset.class_names, title, federation.num_clients), png)
+    print(f"picture {png}")
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """Read KEY=VALUE; the value is TOML, and a bare word is a string."""
+    import tomllib
+
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise PlanError(f"--set wants KEY=VALUE, e.g. --set local.lr=0.05, got '{text}'")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value
+
+
+def _plan(source: str | None, settings: dict[str, object]) -> Plan:
+    """Read a plan from a TOML file or a function, and change what the command line changes."""
+    from atoll.core.parts import imported
+    from atoll.core.plan import Plan
+
+    if source is None:
+        found: Any = Plan()
+    elif ":" in source and not Path(source).exists():
+        found = imported(source)()
+        if not isinstance(found, Plan):
+            raise PlanError(f"{source} returned {type(found).__name__}: it must return an atoll.Plan")
+    else:
+        path = Path(source)
+        if not path.is_file():
+            raise PlanError(f"there is no plan {source}: name a TOML file, or a function as package.module:function")
+        try:
+            found = Plan.from_toml(path.read_text())
+        except UnicodeDecodeError as error:
+            raise PlanError(f"{source} is not a text file: a plan is written in TOML") from error
+    plan: Plan = found
+    return plan.replace(settings) if settings else plan
+
+
+def _resumed(directory: Path, source: str | None, settings: dict[str, object]) -> Plan:
+    """The plan of a run that was stopped; how long it goes on and with how many workers may change."""
+    if not (directory / "plan.toml").is_file():
+        raise RunError(f"{directory} is not a run directory (no plan.toml in it): start one with --out {directory}")
+    return _plan(str(directory / "plan.toml") if source is None else source, settings)
+
+
+def _slug(plan: Plan) -> str:
+    text = plan.name or f"{plan.data.name}-{plan.algorithm.name}"
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in text).strip("-") or "run"
+
+
+def main() -> None:
+    """Run the command line; an error is one clear line and a non-zero exit code."""
+    try:
+        app()
+    except AtollError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The contracts that every room builds on; pure, and importing nothing else of Atoll."""

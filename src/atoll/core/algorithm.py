@@ -1,0 +1,83 @@
+"""Algorithm: slots of pure functions whose defaults ARE FedAvg (McMahan et al. 2017, arXiv:1602.05629, algorithm 1).
+
+An algorithm overrides only what it changes. Slots for the client are written for one client; the engines map them over
+many. Shapes: D parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from torch import Tensor
+
+from atoll.core.messages import Aggregate, Broadcast, State, Update
+
+Params = Tensor | Mapping[str, Tensor]
+"""A flat vector, or the named tensors of the model."""
+
+
+class LocalTask(NamedTuple):
+    """What a client's slots may look at while it trains."""
+
+    broadcast: Broadcast
+    state: State
+    lr: Tensor
+    num_steps: Tensor
+    num_samples: Tensor
+    outputs: Callable[[Params, Tensor], Tensor]
+    """The model's outputs for given parameters and inputs."""
+    grad_at: Callable[[Tensor], Tensor]
+    """The gradient of the local loss on the present batch, at any flat vector."""
+
+
+class Batch(NamedTuple):
+    """Samples of one step; `weight` is 0 for padding."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+
+
+class ServerTask(NamedTuple):
+    """What the server's step may look at beside the aggregate."""
+
+    lr: float
+    round: int
+    num_clients: int
+    """How many clients are registered, taking part or not."""
+
+
+def nothing(params_D: Tensor) -> State:
+    """Remember nothing."""
+    return {}
+
+
+def no_extras(params_D: Tensor, server: State) -> State:
+    """Send the parameters alone."""
+    return {}
+
+
+def send_delta(delta_D: Tensor, task: LocalTask) -> tuple[Update, State]:
+    """Send what changed, weighted by the number of samples."""
+    return Update(delta_D, task.num_samples, {}), {}
+
+
+def add_delta(params_D: Tensor, aggregate: Aggregate, server: State, task: ServerTask) -> tuple[Tensor, State]:
+    """Move the model by the mean delta times the server's learning rate."""
+    return params_D + task.lr * aggregate.delta_D, server
+
+
+class Algorithm(NamedTuple):
+    """The slots of an algorithm; see the module for who fills them and who calls them."""
+
+    init_server: Callable[[Tensor], State] = nothing
+    init_client: Callable[[Tensor], State] = nothing
+    broadcast: Callable[[Tensor, State], State] = no_extras
+    local_loss: Callable[[Tensor, Mapping[str, Tensor], Batch, LocalTask], Tensor] | None = None
+    local_grad: Callable[[Tensor, Tensor, LocalTask], Tensor] | None = None
+    finish: Callable[[Tensor, LocalTask], tuple[Update, State]] = send_delta
+    server_step: Callable[[Tensor, Aggregate, State, ServerTask], tuple[Tensor, State]] = add_delta
+    local: Mapping[str, object] = MappingProxyType({})
+    """Local settings that it fixes, such as one step on all samples; a plan that says otherwise is refused."""

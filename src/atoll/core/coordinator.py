@@ -1,0 +1,263 @@
+"""The round state machine: `step(state, event) -> (state, commands)`, without I/O, clock or hidden randomness.
+
+It decides who is asked, whose work counts and when a commit is due; vectors never pass through it. A simulation, which
+knows beforehand who will arrive, trains only the clients whose work counts; a network server folds what has arrived.
+Both drive this machine. A policy (synchronous, buffered, ...) and a sampler say how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from atoll.core.errors import AtollError
+from atoll.core.messages import Task
+from atoll.core.seeds import generator
+
+
+class Phase(StrEnum):
+    """Where the machine stands."""
+
+    READY = "ready"
+    COLLECTING = "collecting"
+    COMMITTING = "committing"
+    FINISHED = "finished"
+
+
+class Reason(StrEnum):
+    """Why an update was rejected, a round abandoned or a run ended."""
+
+    UNKNOWN_TASK = "unknown task"
+    LATE = "late"
+    TOO_FEW = "too few updates"
+    ALL_ROUNDS = "all rounds done"
+    TARGET = "target reached"
+    INTERRUPTED = "interrupted"
+    GAVE_UP = "gave up: too many rounds in a row were abandoned"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinatorState:
+    """All that the machine remembers; small and plain, so that it can be written down at every commit."""
+
+    phase: Phase = Phase.READY
+    version: int = 0
+    attempt: int = 0
+    in_flight: tuple[Task, ...] = ()
+    """Asked, and still welcome."""
+    arrived: tuple[Task, ...] = ()
+    """Done, and waiting for a commit."""
+    committing: tuple[Task, ...] = ()
+    """Being made into the next version."""
+    abandoned: int = 0
+    abandoned_in_a_row: int = 0
+    failed: int = 0
+    rejected: int = 0
+
+
+class Begin(NamedTuple):
+    """The driver is ready: clients may be asked."""
+
+
+class Arrived(NamedTuple):
+    """Clients have done their tasks, in this order."""
+
+    tasks: tuple[Task, ...]
+
+
+class Failed(NamedTuple):
+    """Clients will not do their tasks."""
+
+    tasks: tuple[Task, ...]
+
+
+class Deadline(NamedTuple):
+    """The time for an attempt is over."""
+
+    attempt: int
+
+
+class Committed(NamedTuple):
+    """The driver made a new version of `num_valid` updates; `num_invalid` were not finite or wrongly shaped."""
+
+    num_valid: int
+    num_invalid: int = 0
+
+
+class Halt(NamedTuple):
+    """Somebody wants the run to end now."""
+
+    reason: Reason
+
+
+class Send(NamedTuple):
+    """Ask these clients."""
+
+    tasks: tuple[Task, ...]
+
+
+class Commit(NamedTuple):
+    """Aggregate these tasks into the next version, then report Committed."""
+
+    tasks: tuple[Task, ...]
+
+
+class Reject(NamedTuple):
+    """This client's work does not count."""
+
+    task: Task
+    reason: Reason
+
+
+class Abandon(NamedTuple):
+    """Nothing is made of this attempt."""
+
+    attempt: int
+    reason: Reason
+
+
+class Finish(NamedTuple):
+    """The run is over."""
+
+    reason: Reason
+
+
+Event = Begin | Arrived | Failed | Deadline | Committed | Halt
+Command = Send | Commit | Reject | Abandon | Finish
+Step = tuple[CoordinatorState, list[Command]]
+
+EXPECTED: dict[Phase, tuple[type, ...]] = {
+    Phase.READY: (Begin, Arrived, Failed, Deadline, Halt),
+    Phase.COLLECTING: (Arrived, Failed, Deadline, Halt),
+    Phase.COMMITTING: (Committed, Arrived, Failed, Deadline, Halt),
+    Phase.FINISHED: (Arrived, Failed, Deadline, Halt),
+}
+"""The events that make sense in each phase; any other is an error and changes nothing."""
+
+
+class Policy(NamedTuple):
+    """When clients are asked and when a commit is due."""
+
+    num_wanted: Callable[[CoordinatorState, int], int]
+    """(state, registered clients) -> how many more to ask now."""
+    goal: Callable[[int], int]
+    """Registered clients -> how many updates make a commit."""
+    min_reports: int = 1
+    """Fewer valid updates than this are not committed: the attempt is abandoned."""
+    keeps_tasks: bool = False
+    """Whether tasks in flight stay welcome after a commit, as in asynchronous rounds."""
+    max_abandoned: int = 100
+    """So many abandoned attempts in a row end the run."""
+
+
+class Sampler(NamedTuple):
+    """Who is asked. `scheme` names the sampling for privacy accounting."""
+
+    sample: Callable[[np.random.Generator, int, int, frozenset[int]], list[int]]
+    """(generator, how many, registered clients, clients that are busy) -> client ids."""
+    scheme: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coordinator:
+    """The machine's fixed part: policy, sampler, number of clients, number of rounds, seed."""
+
+    policy: Policy
+    sampler: Sampler
+    num_clients: int
+    rounds: int
+    seed: int
+
+    def step(self, state: CoordinatorState, event: Event) -> Step:
+        """Take one event; an event that makes no sense in this phase raises and leaves the state as it was."""
+        if not isinstance(event, EXPECTED[state.phase]):
+            raise AtollError(f"coordinator: {type(event).__name__} makes no sense while {state.phase}; this is a bug")
+        match event:
+            case Begin():
+                return self._next_attempt(state)
+            case Arrived(tasks):
+                return self._arrived(state, tasks)
+            case Failed(tasks):
+                gone = set(tasks) & set(state.in_flight)
+                in_flight = tuple(task for task in state.in_flight if task not in gone)
+                return self._close_if_due(replace(state, in_flight=in_flight, failed=state.failed + len(gone)))
+            case Deadline(attempt):
+                over = state.phase is Phase.COLLECTING and attempt == state.attempt
+                return self._close(state) if over else (state, [])
+            case Committed(num_valid, num_invalid):
+                return self._committed(state, num_valid, num_invalid)
+            case Halt(reason):
+                return replace(state, phase=Phase.FINISHED), [Finish(reason)]
+
+    def _next_attempt(self, state: CoordinatorState) -> Step:
+        if state.version >= self.rounds:
+            return replace(state, phase=Phase.FINISHED), [Finish(Reason.ALL_ROUNDS)]
+        if state.abandoned_in_a_row >= self.policy.max_abandoned:
+            return replace(state, phase=Phase.FINISHED), [Finish(Reason.GAVE_UP)]
+        busy = frozenset(task.client for task in (*state.in_flight, *state.arrived))
+        num = self.policy.num_wanted(state, self.num_clients)
+        clients: list[int] = []
+        if num > 0:
+            clients = self.sampler.sample(generator(self.seed, "cohort", state.attempt), num, self.num_clients, busy)
+        tasks = tuple(Task(client, state.version, state.attempt) for client in clients)
+        state = replace(state, phase=Phase.COLLECTING, in_flight=state.in_flight + tasks)
+        sent: list[Command] = [Send(tasks)] if tasks else []
+        state, more = self._close_if_due(state)  # a sampler may pick nobody, or enough may have arrived before
+        return state, sent + more
+
+    def _arrived(self, state: CoordinatorState, tasks: tuple[Task, ...]) -> Step:
+        waiting = dict.fromkeys(state.in_flight)
+        arrived, commands = list(state.arrived), []
+        goal = self.policy.goal(self.num_clients)
+        for task in tasks:
+            full = len(arrived) >= goal and not self.policy.keeps_tasks
+            if task in waiting and not full:
+                del waiting[task]
+                arrived.append(task)
+            else:
+                known = task.attempt <= state.attempt
+                commands.append(Reject(task, Reason.LATE if known else Reason.UNKNOWN_TASK))
+        rejected = state.rejected + len(commands)
+        state = replace(state, in_flight=tuple(waiting), arrived=tuple(arrived), rejected=rejected)
+        state, more = self._close_if_due(state)
+        return state, [*commands, *more]
+
+    def _close_if_due(self, state: CoordinatorState) -> Step:
+        """Close the attempt when enough have arrived or nobody is left to wait for."""
+        due = len(state.arrived) >= self.policy.goal(self.num_clients) or not state.in_flight
+        return self._close(state) if due and state.phase is Phase.COLLECTING else (state, [])
+
+    def _close(self, state: CoordinatorState) -> Step:
+        """End the attempt: commit what arrived, or abandon it."""
+        if len(state.arrived) < self.policy.min_reports:
+            return self._abandon(state)
+        in_flight = state.in_flight if self.policy.keeps_tasks else ()
+        state = replace(state, phase=Phase.COMMITTING, in_flight=in_flight, arrived=(), committing=state.arrived)
+        return state, [Commit(state.committing)]
+
+    def _abandon(self, state: CoordinatorState) -> Step:
+        command = Abandon(state.attempt, Reason.TOO_FEW)
+        counted = replace(state, abandoned=state.abandoned + 1, abandoned_in_a_row=state.abandoned_in_a_row + 1)
+        return self._turn(counted), [command]
+
+    def _committed(self, state: CoordinatorState, num_valid: int, num_invalid: int) -> Step:
+        state = replace(state, rejected=state.rejected + num_invalid)
+        if num_valid < self.policy.min_reports:
+            return self._abandon(state)
+        return self._turn(replace(state, version=state.version + 1, abandoned_in_a_row=0)), []
+
+    def _turn(self, state: CoordinatorState) -> CoordinatorState:
+        """Make ready for the next attempt; the driver begins it when it has written this state down."""
+        kept = self.policy.keeps_tasks
+        return replace(
+            state,
+            phase=Phase.READY,
+            attempt=state.attempt + 1,
+            in_flight=state.in_flight if kept else (),
+            arrived=state.arrived if kept else (),
+            committing=(),
+        )

@@ -1,0 +1,48 @@
+"""One family of errors. Each message says what was given, what is allowed and what to do next."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class AtollError(Exception):
+    """Anything that Atoll refuses or cannot do; the command line prints it as one line and exits with `exit_code`."""
+
+    exit_code = 1
+
+
+class PlanError(AtollError):
+    """A plan that cannot be right: a typo, a value out of range, or parts that do not fit together."""
+
+    exit_code = 2
+
+
+class DataError(AtollError):
+    """Data that cannot be had, or that are not what they should be."""
+
+    exit_code = 3
+
+
+class TrainingError(AtollError):
+    """Training that cannot go on, such as a model that gives NaN to every client."""
+
+    exit_code = 4
+
+
+class RunError(AtollError):
+    """A run directory that cannot be used or written."""
+
+    exit_code = 5
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Say which known name was probably meant, as the end of an error message.
+
+    >>> nearest("fedpox", ["fedavg", "fedprox"])
+    "did you mean 'fedprox'? Known: fedavg, fedprox"
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    return f"{hint}Known: {', '.join(names)}"

@@ -1,0 +1,86 @@
+"""What flows between server and client: frozen, typed, and made of flat vectors.
+
+Shapes: D parameters, C clients, V = D + extra vectors. A stacked Update has a leading C on each of its tensors.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+State = dict[str, Tensor]
+"""Named tensors that somebody remembers: a server, a client, an optimiser, an aggregator."""
+
+
+class Broadcast(NamedTuple):
+    """What the server sends down: the parameters and the extra vectors of the algorithm."""
+
+    params_D: Tensor
+    aux: State
+
+
+class Task(NamedTuple):
+    """One client's order: train from this version. `attempt` counts every time that clients were asked."""
+
+    client: int
+    version: int
+    attempt: int
+
+
+class Update(NamedTuple):
+    """What a client sends up: `delta` is new minus old, `weight` its share in a weighted rule."""
+
+    delta_D: Tensor
+    weight: Tensor
+    aux: State
+
+    def packed(self) -> Tensor:
+        """Everything that leaves the client as one vector (V,), so that clipping and masking miss nothing."""
+        if not self.aux:
+            return self.delta_D
+        return torch.cat([self.delta_D, *(self.aux[name].reshape(-1) for name in sorted(self.aux))])
+
+    def unpacked(self, vector_V: Tensor) -> Update:
+        """Undo `packed` after the vector has been through the uplink; this update gives the layout."""
+        delta_D, rest = vector_V[: self.delta_D.numel()], vector_V[self.delta_D.numel() :]
+        aux: State = {}
+        for name in sorted(self.aux):
+            old = self.aux[name]
+            aux[name], rest = rest[: old.numel()].view(old.shape), rest[old.numel() :]
+        return Update(delta_D, self.weight, aux)
+
+    def rows(self, keep_C: Tensor) -> Update:
+        """The clients of a stacked update that a boolean mask or an index picks."""
+        return Update(self.delta_D[keep_C], self.weight[keep_C], {k: v[keep_C] for k, v in self.aux.items()})
+
+
+def stack(updates: list[Update]) -> Update:
+    """Put the updates of several clients on top of each other."""
+    return Update(
+        torch.stack([u.delta_D for u in updates]),
+        torch.stack([u.weight for u in updates]),
+        {name: torch.stack([u.aux[name] for u in updates]) for name in updates[0].aux},
+    )
+
+
+class Payload(NamedTuple):
+    """An encoded update: what the last transform left of the vector, and what each transform needs to undo itself."""
+
+    carrier: Tensor
+    sides: tuple[State, ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors that travel."""
+        return self.carrier.nbytes + sum(tensor.nbytes for side in self.sides for tensor in side.values())
+
+
+class Aggregate(NamedTuple):
+    """What the aggregator made of a cohort."""
+
+    delta_D: Tensor
+    aux: State
+    weight: float
+    num_clients: int

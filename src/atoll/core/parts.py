@@ -1,0 +1,126 @@
+"""Part: a named, exchangeable piece of a plan, found by convention.
+
+`fedprox` in the family `algorithms` is `atoll.algorithms.fedprox:fedprox`; `my_pkg.my_mod:rule` is the user's own.
+No registry and nothing to edit: a new member is one new file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from atoll.core.errors import AtollError, PlanError, nearest
+
+Value = bool | int | float | str | list["Value"] | dict[str, "Value"] | None
+
+
+class Part:
+    """A name and its options, such as `Part("fedprox", mu=0.1)`; a function of one's own may stand for the name.
+
+    >>> Part("fedprox", mu=0.1).to_dict()
+    {'name': 'fedprox', 'mu': 0.1}
+    """
+
+    __slots__ = ("call", "name", "options")
+
+    def __init__(self, name: str | Callable[..., Any], /, **options: Any) -> None:
+        call = None if isinstance(name, str) else name
+        label = name if isinstance(name, str) else f"{name.__module__}:{name.__qualname__}"
+        self.name: str = label
+        self.options: dict[str, Any] = options
+        self.call: Callable[..., Any] | None = call
+
+    @classmethod
+    def of(cls, value: object, *, default: str = "", where: str = "") -> Part:
+        """Read a part from a name, a table with a name in it, a function, or another part."""
+        if isinstance(value, Part):
+            return value
+        if isinstance(value, str) or callable(value):
+            return cls(value)
+        if isinstance(value, Mapping):
+            options = {str(key): option for key, option in value.items()}
+            name = options.pop("name", default)
+            if not isinstance(name, str) or not name:
+                raise PlanError(f'{where} needs a name: add name = "..." to its table')
+            return cls(name, **options)
+        raise PlanError(f"{where} must be a name or a table with a name, got {value!r}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The part as plain data."""
+        return {"name": self.name, **self.options}
+
+    def build(self, family: str, *args: Any, **given: Any) -> Any:
+        """Find the function and call it with the options; `given` options that it does not take are left out."""
+        function = self.call or find(family, self.name)
+        taken = inspect.signature(function).parameters
+        open_ended = any(p.kind is p.VAR_KEYWORD for p in taken.values())
+        for option in self.options:
+            if option not in taken and not open_ended:
+                raise PlanError(f"{family}: {self.name} has no option '{option}': {nearest(option, taken)}")
+        offered = {k: v for k, v in given.items() if (k in taken or open_ended) and k not in self.options}
+        try:
+            inspect.signature(function).bind(*args, **offered, **self.options)
+        except TypeError as error:
+            raise PlanError(f"{family}: {self.name} {error}; set it in the plan, e.g. --set FIELD=VALUE") from error
+        try:
+            return function(*args, **offered, **self.options)
+        except AtollError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise PlanError(f"{family}: {self.name} refused its options {self.options}: {error}") from error
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Part) and self.to_dict() == other.to_dict()
+
+    def __hash__(self) -> int:
+        return hash((self.name, repr(self.options)))
+
+    def __repr__(self) -> str:
+        return f"Part({', '.join([repr(self.name), *(f'{k}={v!r}' for k, v in self.options.items())])})"
+
+
+def members(family: str) -> list[str]:
+    """The names of a family, such as `algorithms`, by listing its folder."""
+    package = importlib.import_module(f"atoll.{family}")
+    return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
+
+
+def find(family: str, name: str) -> Callable[..., Any]:
+    """Find a member of a family by name, or the user's own as `module:function`."""
+    if ":" in name:
+        return imported(name)
+    if not name.isidentifier() or importlib.util.find_spec(f"atoll.{family}.{name}") is None:
+        raise PlanError(
+            f"there is no '{name}' in {family}: {nearest(name, members(family))}; yours is 'module:function'"
+        )
+    found: Callable[..., Any] = getattr(importlib.import_module(f"atoll.{family}.{name}"), name)
+    return found
+
+
+def imported(path: str) -> Callable[..., Any]:
+    """Import `package.module:function`, looking in the working directory too."""
+    module_name, _, attribute = path.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise PlanError(
+            f"cannot import '{module_name}' for '{path}': {type(error).__name__}: {error}; "
+            "check the spelling and run from the directory that holds it, or install it"
+        ) from error
+    target: Any = module
+    for piece in attribute.split("."):
+        if not hasattr(target, piece):
+            public = [n for n in dir(target) if not n.startswith("_")]
+            raise PlanError(f"'{module_name}' has no '{attribute}': {nearest(piece, public)}")
+        target = getattr(target, piece)
+    if not callable(target):
+        raise PlanError(f"'{path}' is not a function but {type(target).__name__}: name a function")
+    function: Callable[..., Any] = target
+    return function

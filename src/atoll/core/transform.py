@@ -1,0 +1,92 @@
+"""Transform: an update's vector -> what travels -> the vector again.
+
+Shapes: V, the packed vector of an update. A transform hands a smaller or cheaper vector (the carrier) to the next one
+and keeps what it needs to undo itself at its side. Memory such as error feedback is an argument and a result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from atoll.core.messages import Payload, State
+from atoll.core.params import ParamSpec
+
+
+class Encoding(NamedTuple):
+    """What a transform may look at: the layout of the parameters in the vector, the attempt, and its own randomness."""
+
+    spec: ParamSpec
+    attempt: int
+    rng: np.random.Generator
+
+
+def no_memory(num_values: int) -> State:
+    """Remember nothing between rounds."""
+    return {}
+
+
+def any_norm(l2_in: float) -> float:
+    """Say nothing about the norm of the result."""
+    return math.inf
+
+
+class Transform(NamedTuple):
+    """One step of an uplink or downlink."""
+
+    encode: Callable[[Tensor, State, Encoding], tuple[Tensor, State, State]]
+    """(vector, memory, encoding) -> (carrier, side, memory)."""
+    decode: Callable[[Tensor, State], Tensor]
+    """(carrier, side) -> vector."""
+    init: Callable[[int], State] = no_memory
+    """Length of the vector -> first memory."""
+    linear: bool = False
+    """Sums of carriers decode to the sum of the vectors."""
+    sensitivity: Callable[[float], float] = any_norm
+    """Largest L2 norm of a decoded vector, given the largest L2 norm that comes in."""
+
+
+class Chain(NamedTuple):
+    """Transforms applied one after another, and undone in reverse."""
+
+    transforms: tuple[Transform, ...]
+
+    @property
+    def linear(self) -> bool:
+        """Whether every step is linear, as sums under a mask need."""
+        return all(t.linear for t in self.transforms)
+
+    def sensitivity(self, l2_in: float = math.inf) -> float:
+        """Largest L2 norm of a decoded vector."""
+        for transform in self.transforms:
+            l2_in = transform.sensitivity(l2_in)
+        return l2_in
+
+    def encode(self, vector_V: Tensor, memory: State, encoding: Encoding) -> tuple[Payload, State]:
+        """Run every step; memory is kept under the step's number."""
+        carrier, sides = vector_V, []
+        after: State = {}
+        for number, transform in enumerate(self.transforms):
+            mine = {k.removeprefix(f"{number}."): v for k, v in memory.items() if k.startswith(f"{number}.")}
+            if not mine:
+                mine = transform.init(carrier.numel())
+            carrier, side, mine = transform.encode(carrier, mine, encoding)
+            sides.append(side)
+            after |= {f"{number}.{k}": v for k, v in mine.items()}
+        return Payload(carrier, tuple(sides)), after
+
+    def decode(self, payload: Payload) -> Tensor:
+        """Undo every step, last first."""
+        vector = payload.carrier
+        for transform, side in zip(reversed(self.transforms), reversed(payload.sides), strict=True):
+            vector = transform.decode(vector, side)
+        return vector
+
+
+def chain(*transforms: Transform) -> Chain:
+    """Compose transforms: the first sees the update, the last what travels."""
+    return Chain(transforms)

@@ -1,0 +1,144 @@
+"""What every data set looks like to the rest of Atoll. Shapes: N samples, T positions in a sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from atoll.core.errors import DataError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Dataset:
+    """Training and test samples with their labels, checked on arrival.
+
+    Features stay as stored (uint8 images are `(N, channels, height, width)`); a model sees `x * scale + shift`.
+    Token data are indices into a vocabulary and are never scaled. Labels are `(N,)`, or `(N, T)` for sequences.
+
+    >>> x, y = np.zeros((4, 2), dtype=np.float32), np.array([0, 1, 0, 1])
+    >>> Dataset(name="mine", train_x=x, train_y=y, test_x=x, test_y=y, num_classes=2)
+    Dataset('mine': 4 train, 4 test, samples (2,) float32, 2 classes)
+    """
+
+    name: str
+    train_x: Array
+    train_y: Array
+    test_x: Array
+    test_y: Array
+    num_classes: int
+    scale: float = 1.0
+    shift: float = 0.0
+    tokens: bool = False
+    owners: Array | None = None
+    """The natural owner (speaker, device) of each training sample, `(N,)`; None where there is none."""
+    owner_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
+    origin: str = ""
+    """Where the data come from, and their licence, in one line."""
+
+    def __post_init__(self) -> None:
+        if self.num_classes < 2:
+            raise DataError(f"{self.name}: num_classes must be at least 2: got {self.num_classes}")
+        if self.class_names and len(self.class_names) != self.num_classes:
+            raise DataError(
+                f"{self.name}: {len(self.class_names)} class_names for {self.num_classes} classes; name all or none"
+            )
+        for part in ("train", "test"):
+            x = _features(getattr(self, f"{part}_x"), self.tokens, f"{self.name}: {part}_x")
+            y = _labels(getattr(self, f"{part}_y"), self.num_classes, f"{self.name}: {part}_y")
+            _check_lengths(x, y, f"{self.name}: {part}")
+            object.__setattr__(self, f"{part}_x", x)
+            object.__setattr__(self, f"{part}_y", y)
+        for kind in ("x", "y"):
+            train_shape, test_shape = getattr(self, f"train_{kind}").shape[1:], getattr(self, f"test_{kind}").shape[1:]
+            if train_shape != test_shape:
+                raise DataError(
+                    f"{self.name}: one sample of train_{kind} has shape {train_shape}, of test_{kind} {test_shape}; "
+                    "give both the same"
+                )
+        if self.owners is not None:
+            object.__setattr__(self, "owners", _owners(self.owners, self.num_train, self.owner_names, self.name))
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+        return tuple(self.train_x.shape[1:])
+
+    @property
+    def num_train(self) -> int:
+        """How many training samples there are."""
+        return len(self.train_x)
+
+    @property
+    def num_test(self) -> int:
+        """How many test samples there are."""
+        return len(self.test_x)
+
+    def __repr__(self) -> str:
+        return (
+            f"Dataset({self.name!r}: {self.num_train} train, {self.num_test} test, "
+            f"samples {self.input_shape} {self.train_x.dtype}, {self.num_classes} classes)"
+        )
+
+
+def _features(given: Any, tokens: bool, what: str) -> Array:
+    x = np.asarray(given)
+    if tokens:
+        if x.dtype.kind not in "iu":
+            raise DataError(f"{what}: tokens are whole numbers, got {x.dtype}; cast them, or set tokens=False")
+        if x.size and x.min() < 0:
+            raise DataError(f"{what}: tokens are indices and cannot be negative: the smallest is {x.min()}")
+        return x
+    if x.dtype == np.uint8:
+        return x
+    if x.dtype.kind != "f":
+        raise DataError(f"{what}: features are uint8 or floats, got {x.dtype}; use .astype('float32')")
+    with np.errstate(over="ignore"):
+        x = x.astype(np.float32, copy=False)
+    # min and max see any NaN or Inf without a mask as large as the data.
+    if x.size and not (np.isfinite(x.min()) and np.isfinite(x.max())):
+        rows, nans = np.nonzero(~np.isfinite(x))[0], int(np.isnan(x).sum())
+        raise DataError(
+            f"{what}: {nans} NaN and {len(rows) - nans} Inf values, the first in row {rows[0]}; "
+            "drop those rows or fill them in"
+        )
+    return x
+
+
+def _labels(given: Any, num_classes: int, what: str) -> Array:
+    y = np.asarray(given)
+    if y.dtype.kind not in "iu":
+        raise DataError(f"{what}: labels are whole numbers, got {y.dtype}; use .astype('int64')")
+    if y.ndim not in (1, 2):
+        raise DataError(f"{what}: labels have shape (N,), or (N, T) for sequences: got {y.shape}")
+    wrong = np.argwhere((y < 0) | (y >= num_classes))
+    if len(wrong):
+        index = tuple(int(i) for i in wrong[0])
+        raise DataError(
+            f"{what}: labels must be in 0..{num_classes - 1}: got {y[index]} at index {', '.join(map(str, index))} "
+            f"({len(wrong)} such); renumber them or raise num_classes"
+        )
+    return y.astype(np.int64, copy=False)
+
+
+def _check_lengths(x: Array, y: Array, what: str) -> None:
+    if x.ndim == 0 or len(x) == 0:
+        raise DataError(f"{what}: there are no samples; give at least one for training and one for test")
+    if len(x) != len(y):
+        raise DataError(f"{what}: {len(x)} samples but {len(y)} labels; every sample needs exactly one label")
+
+
+def _owners(given: Any, num_train: int, owner_names: tuple[str, ...], name: str) -> Array:
+    owners = np.asarray(given)
+    if owners.dtype.kind not in "iu" or owners.shape != (num_train,):
+        raise DataError(
+            f"{name}: owners are {num_train} whole numbers, one a training sample: got {owners.dtype} {owners.shape}"
+        )
+    if owners.min() < 0 or (owner_names and owners.max() >= len(owner_names)):
+        allowed = f"in 0..{len(owner_names) - 1}, as many as owner_names," if owner_names else "0 or more"
+        raise DataError(f"{name}: owners must be {allowed}: got {owners.min()} to {owners.max()}")
+    return owners.astype(np.int64, copy=False)

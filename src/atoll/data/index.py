@@ -1,0 +1,155 @@
+"""Who holds which training samples. Shapes: C clients, N training samples, S samples of one client."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from atoll.core.errors import PlanError
+from atoll.data.dataset import Dataset
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Draw = Callable[[int], Array]
+
+
+@dataclass(frozen=True, eq=False)
+class Partition(ABC):
+    """Which training samples each client holds; make one with `dealt` or `drawn`."""
+
+    num_clients: int
+
+    @abstractmethod
+    def indices(self, client: int) -> Array:
+        """The training samples of one client, (S,) int64."""
+
+    @abstractmethod
+    def size(self, client: int) -> int:
+        """How many samples one client holds."""
+
+    @abstractmethod
+    def sizes(self) -> Array:
+        """How many samples every client holds, (C,) int64."""
+
+    def _check(self, client: int) -> None:
+        if not 0 <= client < self.num_clients:
+            raise PlanError(f"there is no client {client}: this partition has clients 0 to {self.num_clients - 1}")
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Dealt(Partition):
+    """Disjoint parts: client c holds `order[offsets[c]:offsets[c + 1]]`."""
+
+    order: Array
+    offsets: Array
+
+    def indices(self, client: int) -> Array:
+        self._check(client)
+        return self.order[self.offsets[client] : self.offsets[client + 1]].astype(np.int64)
+
+    def size(self, client: int) -> int:
+        self._check(client)
+        return int(self.offsets[client + 1] - self.offsets[client])
+
+    def sizes(self) -> Array:
+        return np.diff(self.offsets)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Drawn(Partition):
+    """Parts that are drawn when asked for, so that a million clients cost no more than one; they may overlap."""
+
+    samples_per_client: int
+    draw: Draw
+
+    def indices(self, client: int) -> Array:
+        self._check(client)
+        drawn_S = np.asarray(self.draw(client), dtype=np.int64)
+        if drawn_S.shape != (self.samples_per_client,):
+            raise PlanError(
+                f"draw({client}) gave shape {drawn_S.shape}; it must give {self.samples_per_client} indices, "
+                "as samples_per_client says"
+            )
+        return drawn_S
+
+    def size(self, client: int) -> int:
+        self._check(client)
+        return self.samples_per_client
+
+    def sizes(self) -> Array:
+        return np.full(self.num_clients, self.samples_per_client, dtype=np.int64)
+
+
+def dealt(order: Array, offsets: Array) -> Partition:
+    """Give client c the samples `order[offsets[c]:offsets[c + 1]]`.
+
+    >>> dealt(np.array([3, 1, 0, 2]), np.array([0, 1, 4])).indices(1)
+    array([1, 0, 2])
+    """
+    offsets = np.asarray(offsets, dtype=np.int64)
+    if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(order) or (np.diff(offsets) < 0).any():
+        raise PlanError(
+            f"offsets must rise from 0 to the {len(order)} samples dealt, one more than there are clients: "
+            f"got {len(offsets)} from {offsets[:1]} to {offsets[-1:]}"
+        )
+    return Dealt(num_clients=len(offsets) - 1, order=np.asarray(order), offsets=offsets)
+
+
+def drawn(num_clients: int, samples_per_client: int, draw: Draw) -> Partition:
+    """Let `draw(client)` give the samples of a client when they are asked for.
+
+    `draw` must give the same every time and be sendable to worker processes: a `functools.partial`, not a lambda.
+    """
+    return Drawn(num_clients=num_clients, samples_per_client=samples_per_client, draw=draw)
+
+
+def generator(seed: int, *purpose: int) -> np.random.Generator:
+    """The random numbers of one purpose: a function of the seed and of nothing else."""
+    return np.random.default_rng([whole("seed", seed, at_least=0), *purpose])
+
+
+def whole(name: str, value: Any, *, at_least: int) -> int:
+    """Return a whole number, or refuse it by name."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < at_least:
+        raise PlanError(f"{name} must be a whole number of at least {at_least}: got {value!r}")
+    return int(value)
+
+
+def even_offsets(num_samples: int, num_parts: int) -> Array:
+    """Where to cut samples into parts whose sizes differ by one at most."""
+    return np.arange(num_parts + 1, dtype=np.int64) * num_samples // num_parts
+
+
+def no_empty_clients(rule: str, dataset: Dataset, num_clients: int, *, way_out: str) -> None:
+    """Refuse to deal fewer samples than there are clients."""
+    if num_clients > dataset.num_train:
+        raise PlanError(
+            f"{rule} cannot deal the {dataset.num_train} training samples of {dataset.name} to {num_clients} clients: "
+            f"some would be empty; ask for at most {dataset.num_train} clients{way_out}"
+        )
+
+
+def drawable(dataset: Dataset, samples_per_client: int) -> int:
+    """Return samples_per_client if one client can draw that many different samples."""
+    whole("samples_per_client", samples_per_client, at_least=1)
+    if samples_per_client > dataset.num_train:
+        raise PlanError(
+            f"samples_per_client is {samples_per_client}, but {dataset.name} has {dataset.num_train} training samples, "
+            "and a client draws each at most once; lower it"
+        )
+    return samples_per_client
+
+
+def class_labels(rule: str, dataset: Dataset) -> Array:
+    """The training labels (N,), or a refusal where a sample has a sequence of labels."""
+    if dataset.train_y.ndim != 1:
+        raise PlanError(
+            f"{rule} deals by label, but each sample of {dataset.name} has {dataset.train_y.shape[1]} of them "
+            "(a sequence); use partition = 'natural' or 'iid'"
+        )
+    return dataset.train_y

@@ -1,0 +1,103 @@
+"""Label skew of any degree. Shapes: C clients, K classes, N training samples, S samples of one client."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+
+from atoll.core.errors import PlanError
+from atoll.data.dataset import Dataset
+from atoll.data.index import (
+    Array,
+    Partition,
+    class_labels,
+    dealt,
+    drawable,
+    drawn,
+    generator,
+    whole,
+)
+
+PURPOSE = 103
+MAX_DRAWS = 1000
+
+
+def dirichlet(
+    dataset: Dataset,
+    *,
+    num_clients: int = 10,
+    seed: int = 0,
+    alpha: float = 0.5,
+    min_samples: int = 1,
+    samples_per_client: int | None = None,
+) -> Partition:
+    """Skew labels by Dir(alpha): near 0 a client sees one class, at 100 nearly IID (Hsu et al. 2019, arXiv:1909.06335).
+
+    Dealt: each class goes to the clients in proportions p_k ~ Dir_C(alpha) (Yurochkin et al. 2019, arXiv:1905.12022,
+    sec. 4), redrawn until every client has `min_samples`. With `samples_per_client` each client draws its own mixture
+    q ~ Dir_K(alpha K prior) and samples from the classes, renormalising q when one runs out (Hsu, sec. 3), so that
+    there may be any number of clients. Either way a client's mixture is about Dir_K(alpha); Hsu's own alpha is K times
+    this one.
+    """
+    whole("num_clients", num_clients, at_least=1)
+    whole("min_samples", min_samples, at_least=0)
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
+        raise PlanError(f"alpha must be a number above 0 (0.1 is very skewed, 100 nearly IID): got {alpha!r}")
+    labels_N = class_labels("dirichlet", dataset)
+    rng = generator(seed, PURPOSE)
+    shuffled_N = rng.permutation(dataset.num_train)
+    pools_N = shuffled_N[np.argsort(labels_N[shuffled_N], kind="stable")]
+    counts_K = np.bincount(labels_N, minlength=dataset.num_classes)
+    if samples_per_client is not None:
+        drawable(dataset, samples_per_client)
+        draw = partial(_draw, pools_N.astype(np.int32), counts_K, float(alpha), samples_per_client, int(seed))
+        return drawn(num_clients, samples_per_client, draw)
+    if min_samples * num_clients > dataset.num_train:
+        raise PlanError(
+            f"dirichlet cannot give {num_clients} clients {min_samples} samples each: {dataset.name} has "
+            f"{dataset.num_train}; ask for fewer clients, lower min_samples (0 allows empty clients), or set "
+            "samples_per_client so that clients may overlap"
+        )
+    counts_KC = _split(counts_K, num_clients, alpha, min_samples, rng)
+    owner_N = np.concatenate([np.repeat(np.arange(num_clients), counts_C) for counts_C in counts_KC])
+    order_N = pools_N[np.argsort(owner_N, kind="stable")]
+    return dealt(order_N, np.concatenate([[0], np.cumsum(counts_KC.sum(axis=0))]))
+
+
+def _split(counts_K: Array, num_clients: int, alpha: float, min_samples: int, rng: np.random.Generator) -> Array:
+    """How many samples of each class go to each client, (K, C)."""
+    smallest = 0
+    for _ in range(MAX_DRAWS):
+        ends_KC = np.cumsum(rng.dirichlet(np.full(num_clients, alpha), size=len(counts_K)), axis=1)
+        ends_KC = np.floor(ends_KC * counts_K[:, None] + 0.5).astype(np.int64)
+        ends_KC[:, -1] = counts_K
+        counts_KC = np.diff(ends_KC, axis=1, prepend=0)
+        best = int(counts_KC.sum(axis=0).min())
+        if best >= min_samples:
+            return counts_KC
+        smallest = max(smallest, best)
+    raise PlanError(
+        f"dirichlet found no deal in {MAX_DRAWS} draws that gives each of {num_clients} clients {min_samples} samples "
+        f"with alpha = {alpha} (the best left one with {smallest}); raise alpha, ask for fewer clients, lower "
+        "min_samples (0 allows empty clients), or set samples_per_client so that clients may overlap"
+    )
+
+
+def _draw(pools_N: Array, counts_K: Array, alpha: float, samples_per_client: int, seed: int, client: int) -> Array:
+    rng = generator(seed, PURPOSE, client)
+    prior_K = counts_K / counts_K.sum()
+    present = np.flatnonzero(counts_K)
+    mixture_K = np.zeros(len(counts_K))
+    mixture_K[present] = rng.dirichlet(alpha * len(present) * prior_K[present])
+    taken_K = np.zeros_like(counts_K)
+    while (missing := samples_per_client - taken_K.sum()) > 0:
+        free_K = taken_K < counts_K
+        weights_K = np.where(free_K, mixture_K, 0.0)
+        if weights_K.sum() <= 0.0:
+            weights_K = np.where(free_K, prior_K, 0.0)
+        taken_K = np.minimum(taken_K + rng.multinomial(missing, weights_K / weights_K.sum()), counts_K)
+    starts_K = np.cumsum(counts_K) - counts_K
+    parts = [pools_N[starts_K[k] + rng.choice(counts_K[k], taken_K[k], replace=False)] for k in np.flatnonzero(taken_K)]
+    return np.concatenate(parts).astype(np.int64)

@@ -1,0 +1,40 @@
+"""One client for each natural owner. Shapes: N training samples, C clients, O owners."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from atoll.core.errors import PlanError
+from atoll.data.dataset import Dataset
+from atoll.data.index import Partition, dealt, generator, whole
+
+PURPOSE = 104
+WITH_OWNERS = ("shakespeare", "synthetic")
+
+
+def natural(dataset: Dataset, *, num_clients: int | None = None, seed: int = 0, min_samples: int = 1) -> Partition:
+    """Give each owner (speaker, device) its own samples, in their order (Caldas et al. 2018, arXiv:1812.01097).
+
+    Owners with fewer than `min_samples` are left out; `num_clients` picks that many of the others by the seed.
+    """
+    whole("min_samples", min_samples, at_least=1)
+    rng = generator(seed, PURPOSE)
+    if dataset.owners is None:
+        raise PlanError(
+            f"natural needs the owner of each sample, and {dataset.name} has none; "
+            f"use partition = 'iid' or 'dirichlet', or data that has owners: {', '.join(WITH_OWNERS)}"
+        )
+    owners_O, sizes_O = np.unique(dataset.owners, return_counts=True)
+    kept_C = owners_O[sizes_O >= min_samples]
+    wanted = 1 if num_clients is None else whole("num_clients", num_clients, at_least=1)
+    if len(kept_C) < wanted:
+        raise PlanError(
+            f"natural needs at least {wanted} owners with {min_samples} samples or more, and {dataset.name} has "
+            f"{len(kept_C)}; lower num_clients or min_samples"
+        )
+    if num_clients is not None:
+        kept_C = np.sort(rng.choice(kept_C, num_clients, replace=False))
+    by_owner_N = np.argsort(dataset.owners, kind="stable")
+    order = by_owner_N[np.isin(dataset.owners[by_owner_N], kept_C)]
+    sizes_C = sizes_O[np.isin(owners_O, kept_C)]
+    return dealt(order, np.concatenate([[0], np.cumsum(sizes_C)]))

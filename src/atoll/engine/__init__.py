@@ -1,0 +1,1 @@
+"""Where tasks are executed, and the driver of a simulated federation."""

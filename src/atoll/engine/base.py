@@ -1,0 +1,124 @@
+"""Engine: executes tasks and evaluations. Engines differ in where the work is done, never in what is computed."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.core.messages import Broadcast, State, Task
+from atoll.train.evaluate import SLICE
+from atoll.train.job import Job
+from atoll.train.metrics import Metrics, classification
+from atoll.train.trainer import Trainer, Work
+
+Progress = Callable[[int], None]
+"""Called with the number of clients that are done."""
+
+
+def silent(num_clients: int) -> None:
+    """Show nothing."""
+
+
+class Engine(ABC):
+    """What a driver needs: train a cohort, evaluate a model, close."""
+
+    def __init__(self, job: Job, trainer: Trainer) -> None:
+        self.job, self.trainer = job, trainer
+
+    @abstractmethod
+    def describe(self) -> dict[str, object]:
+        """The engine's name and settings, as a plan would give them, so that a resumed run repeats them."""
+
+    @abstractmethod
+    def works(
+        self, groups: list[list[Task]], sent: Mapping[int, Broadcast], states: Mapping[int, State]
+    ) -> Iterable[Work]:
+        """Do groups of tasks; results come in the order of the groups."""
+
+    @abstractmethod
+    def slices(self, params_D: Tensor, starts: list[int]) -> Iterable[State]:
+        """Evaluate slices of the test set; results come in order."""
+
+    @abstractmethod
+    def client_scores(self, params_D: Tensor, groups: list[list[int]]) -> Iterable[Tensor]:
+        """Evaluate groups of clients; results come in order."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back processes and threads."""
+
+    def train(
+        self,
+        tasks: Sequence[Task],
+        sent: Mapping[int, Broadcast],
+        states: Mapping[int, State],
+        progress: Progress = silent,
+    ) -> Work:
+        """Train a cohort and fold its updates in an order that depends on the tasks alone."""
+        merged = Work(self.trainer.fold.zero(), [], {})
+        for work in self.works(self.trainer.groups(tasks), sent, states):
+            folded = self.trainer.fold.merge(merged.folded, work.folded) if work.folded else merged.folded
+            merged = Work(folded, merged.reports + work.reports, merged.states | work.states)
+            progress(len(merged.reports))
+        return merged
+
+    def evaluate(self, params_D: Tensor) -> tuple[Metrics, np.ndarray]:
+        """Metrics and confusion matrix on the central test set."""
+        starts = list(range(0, self.job.federation.dataset.num_test, SLICE))
+        total: State = {}
+        for part in self.slices(params_D, starts):
+            total = {name: total[name] + value for name, value in part.items()} if total else part
+        confusion_KK = total["confusion"].numpy()
+        return classification(confusion_KK, float(total["loss"] / total["count"])), confusion_KK
+
+    def evaluate_clients(self, params_D: Tensor, clients: list[int]) -> np.ndarray:
+        """(C, 2): accuracy and loss of each client on its own data."""
+        groups = [clients[i : i + 20] for i in range(0, len(clients), 20)]
+        scores: np.ndarray = torch.cat(list(self.client_scores(params_D, groups))).numpy()
+        return scores
+
+
+class InProcess(Engine):
+    """Does everything here, one group after another."""
+
+    def __init__(self, job: Job, trainer: Trainer, description: dict[str, object]) -> None:
+        super().__init__(job, trainer)
+        self._description = description
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # sums then never depend on the number of cores
+
+    def describe(self) -> dict[str, object]:
+        """Name and settings."""
+        return self._description
+
+    def works(
+        self, groups: list[list[Task]], sent: Mapping[int, Broadcast], states: Mapping[int, State]
+    ) -> Iterable[Work]:
+        """Train group after group."""
+        return (self.trainer.train(group, sent, states) for group in groups)
+
+    def slices(self, params_D: Tensor, starts: list[int]) -> Iterable[State]:
+        """Evaluate slice after slice."""
+        return (self.trainer.evaluate(params_D, start) for start in starts)
+
+    def client_scores(self, params_D: Tensor, groups: list[list[int]]) -> Iterable[Tensor]:
+        """Evaluate group after group."""
+        return (self.trainer.evaluate_clients(params_D, group) for group in groups)
+
+    def close(self) -> None:
+        """Give torch its threads back."""
+        torch.set_num_threads(self._threads)
+
+
+def stack_size(job: Job, num_tasks: int) -> int:
+    """How many clients to stack: a matter of the model's size and the cohort, never of the number of workers.
+
+    Stacked parameters should stay within a few megabytes of cache, and there should be enough groups to share out.
+    """
+    by_memory = max(1, 4_000_000 // (job.spec.num_params * job.spec.dtype.itemsize))
+    groups = 2 if num_tasks < 32 else 4 if num_tasks < 256 else 8
+    return max(1, min(by_memory, 64, -(-num_tasks // groups)))

@@ -1,0 +1,30 @@
+"""From a plan to the things that run it."""
+
+from __future__ import annotations
+
+from atoll.core.coordinator import Coordinator, CoordinatorState, Policy
+from atoll.core.parts import Part
+from atoll.core.plan import Plan
+from atoll.engine.base import Engine
+from atoll.train.job import Job
+
+
+def build_coordinator(plan: Plan, num_clients: int) -> Coordinator:
+    """The round machine of a plan; a cohort that cannot be had is refused here."""
+    policy: Policy = plan.policy.build("rounds")
+    policy.goal(num_clients)
+    return Coordinator(
+        policy=policy,
+        sampler=plan.sampler.build("rounds.samplers"),
+        num_clients=num_clients,
+        rounds=plan.rounds,
+        seed=plan.seed,
+    )
+
+
+def build_engine(part: Part, job: Job, coordinator: Coordinator) -> Engine:
+    """The engine of a plan, told how many clients are trained between two commits."""
+    asked = coordinator.policy.num_wanted(CoordinatorState(), coordinator.num_clients)
+    cohort = min(asked, coordinator.policy.goal(coordinator.num_clients))
+    engine: Engine = part.build("engine", job, cohort=cohort)
+    return engine

@@ -1,0 +1,205 @@
+"""Worker processes on one machine: each has one thread, shares the data by copy-on-write, and folds its own clients."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atoll.core.errors import AtollError, PlanError, RunError, TrainingError
+from atoll.core.messages import Broadcast, State, Task
+from atoll.engine.base import Engine, stack_size
+from atoll.engine.pipes import grouped, joined, receive, send
+from atoll.train.job import Job
+from atoll.train.trainer import Report, Trainer, Work
+
+
+def processes(
+    job: Job, cohort: int = 10, workers: int | None = None, stack: int | None = None, compile: bool = False
+) -> Engine:
+    """Share groups of clients out to worker processes, one a core unless `workers` says otherwise.
+
+    `stack` is how many clients a worker trains as one (1: one after another). The result is the same to the bit for any
+    number of workers: groups and the order of folding depend on the cohort alone.
+    """
+    num_workers = workers if workers is not None else len(os.sched_getaffinity(0))
+    if num_workers < 1:
+        raise PlanError(f"engine.workers must be at least 1, got {num_workers}")
+    if stack is not None and stack < 1:
+        raise PlanError(f"engine.stack must be at least 1, got {stack}")
+    if not hasattr(os, "fork"):
+        raise PlanError('engine "processes" needs fork, which this system lacks: use engine = "vectorised"')
+    trainer = Trainer(job, stack=stack or stack_size(job, cohort), compile=compile)
+    return Processes(job, trainer, num_workers, compile)
+
+
+class Processes(Engine):
+    """A farm of forked workers; requests go out in order, a few ahead of the answers."""
+
+    def __init__(self, job: Job, trainer: Trainer, num_workers: int, compile: bool) -> None:
+        super().__init__(job, trainer)
+        self._threads, self._compile = torch.get_num_threads(), compile
+        torch.set_num_threads(1)
+        self._pipes: list[Connection] = []
+        self._workers: list[BaseProcess] = []
+        context = get_context("fork")
+        for _ in range(num_workers):
+            here, there = context.Pipe()
+            worker = context.Process(target=_serve, args=(there, [*self._pipes, here], trainer), daemon=True)
+            worker.start()
+            there.close()
+            self._pipes.append(here)
+            self._workers.append(worker)
+
+    def describe(self) -> dict[str, object]:
+        """Name and settings; the number of workers is left out because it changes nothing."""
+        return {"name": "processes", "stack": self.trainer.stack, "compile": self._compile}
+
+    def works(
+        self, groups: list[list[Task]], sent: Mapping[int, Broadcast], states: Mapping[int, State]
+    ) -> Iterable[Work]:
+        """Share groups out; what comes back is folded already."""
+        for version, each in sent.items():
+            self._tell({"do": "keep", "key": version, "among": list(sent)}, {"params": each.params_D, **each.aux})
+        requests = (
+            (
+                {"do": "train", "tasks": [list(task) for task in group]},
+                joined({str(task.client): states[task.client] for task in group if task.client in states}),
+            )
+            for group in groups
+        )
+        for header, tensors in self._farm(requests):
+            found = grouped(tensors)
+            folded = found.pop("folded", {})
+            reports = [Report(*report) for report in header["reports"]]
+            yield Work(folded, reports, {int(client): state for client, state in found.items()})
+
+    def slices(self, params_D: Tensor, starts: list[int]) -> Iterable[State]:
+        """Share slices of the test set out."""
+        self._tell({"do": "keep", "key": "evaluate"}, {"params": params_D})
+        for _, tensors in self._farm(({"do": "slice", "start": start}, {}) for start in starts):
+            yield tensors
+
+    def client_scores(self, params_D: Tensor, groups: list[list[int]]) -> Iterable[Tensor]:
+        """Share groups of clients out."""
+        self._tell({"do": "keep", "key": "evaluate"}, {"params": params_D})
+        for _, tensors in self._farm(({"do": "clients", "clients": group}, {}) for group in groups):
+            yield tensors["scores"]
+
+    def close(self) -> None:
+        """End the workers and give torch its threads back."""
+        for pipe in self._pipes:
+            pipe.close()
+        for worker in self._workers:
+            worker.join(timeout=2)
+            if worker.is_alive():
+                worker.kill()
+                worker.join()
+        self._pipes, self._workers = [], []
+        torch.set_num_threads(self._threads)
+
+    def _tell(self, header: dict[str, Any], tensors: State) -> None:
+        for pipe in self._pipes:
+            self._send(pipe, header, tensors)
+
+    def _send(self, pipe: Connection, header: dict[str, Any], tensors: State) -> None:
+        try:
+            send(pipe, header, tensors)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise self._death(pipe) from error
+
+    def _death(self, pipe: Connection) -> RunError:
+        worker = self._workers[self._pipes.index(pipe)]
+        worker.join(timeout=1)
+        return RunError(
+            f"a worker process died (exit code {worker.exitcode}): if memory ran out, use fewer workers or a smaller "
+            "stack with --set engine.workers=1; then continue with --resume"
+        )
+
+    def _farm(self, requests: Iterable[tuple[dict[str, Any], State]]) -> Iterator[tuple[dict[str, Any], State]]:
+        """Give each worker one request at a time; yield the answers in the order of the requests.
+
+        No request goes out that is far ahead of the oldest missing answer, so few answers are ever held back.
+        """
+        pending = enumerate(requests)
+        busy: dict[Connection, int] = {}
+        answers: dict[int, tuple[dict[str, Any], State]] = {}
+        next_out, exhausted = 0, False
+        while True:
+            for pipe in self._pipes:
+                newest = max([*busy.values(), *answers, next_out])
+                if exhausted or pipe in busy or newest - next_out > 2 * len(self._pipes):
+                    continue
+                item = next(pending, None)
+                if item is None:
+                    exhausted = True
+                    break
+                busy[pipe] = item[0]
+                self._send(pipe, *item[1])
+            if next_out in answers:
+                yield answers.pop(next_out)
+                next_out += 1
+                continue
+            if not busy:
+                return
+            for ready in wait(list(busy)):
+                pipe = ready  # type: ignore[assignment]
+                try:
+                    header, tensors = receive(pipe)
+                except (EOFError, ConnectionResetError) as error:
+                    raise self._death(pipe) from error
+                if "error" in header:
+                    raise TrainingError(header["error"])
+                answers[busy.pop(pipe)] = (header, tensors)
+
+
+def _serve(pipe: Connection, others: list[Connection], trainer: Trainer) -> None:
+    """A worker's life: answer requests until the pipe closes, which it does when the parent ends for any reason."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    for other in others:
+        other.close()
+    torch.set_num_threads(1)
+    kept: dict[int | str, Broadcast] = {}
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            header, tensors = receive(pipe)
+            if header["do"] == "keep":
+                if header["key"] != "evaluate":
+                    kept = {key: value for key, value in kept.items() if key in header["among"]}
+                kept[header["key"]] = Broadcast(tensors.pop("params"), tensors)
+                continue
+            try:
+                answer = _answer(trainer, kept, header, tensors)
+            except AtollError as error:
+                answer = ({"error": str(error)}, {})
+            except Exception as error:
+                detail = traceback.format_exc(limit=-3)
+                answer = ({"error": f"training failed in a worker: {type(error).__name__}: {error}\n{detail}"}, {})
+            send(pipe, *answer)
+    os._exit(0)
+
+
+def _answer(
+    trainer: Trainer, kept: dict[int | str, Broadcast], header: dict[str, Any], tensors: State
+) -> tuple[dict[str, Any], State]:
+    match header["do"]:
+        case "train":
+            tasks = [Task(*task) for task in header["tasks"]]
+            states = {int(client): state for client, state in grouped(tensors).items()}
+            versions = {key: value for key, value in kept.items() if isinstance(key, int)}
+            work = trainer.train(tasks, versions, states)
+            groups = {"folded": work.folded} | {str(client): state for client, state in work.states.items()}
+            return {"reports": [list(report) for report in work.reports]}, joined(groups)
+        case "slice":
+            return {}, trainer.evaluate(kept["evaluate"].params_D, header["start"])
+        case _:
+            return {}, {"scores": trainer.evaluate_clients(kept["evaluate"].params_D, header["clients"])}

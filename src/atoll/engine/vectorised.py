@@ -1,0 +1,21 @@
+"""Many clients as one, in this process."""
+
+from __future__ import annotations
+
+from atoll.core.errors import PlanError
+from atoll.engine.base import Engine, InProcess, stack_size
+from atoll.train.job import Job
+from atoll.train.trainer import Trainer
+
+
+def vectorised(job: Job, cohort: int = 10, stack: int | None = None, compile: bool = False) -> Engine:
+    """Stack clients and train them in one mapped step; models that cannot be stacked go one after another.
+
+    `cohort` is how many clients a round will have; `stack` overrides how many are stacked; `compile` hands the traced
+    step to torch.compile.
+    """
+    if stack is not None and stack < 1:
+        raise PlanError(f"engine.stack must be at least 1, got {stack}")
+    size = stack or stack_size(job, cohort)
+    trainer = Trainer(job, stack=size, compile=compile)
+    return InProcess(job, trainer, {"name": "vectorised", "stack": trainer.stack, "compile": compile})

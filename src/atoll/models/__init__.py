@@ -1,0 +1,1 @@
+"""The reference models that papers use."""

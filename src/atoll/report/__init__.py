@@ -1,0 +1,1 @@
+"""Run records, plots and the HTML report."""

@@ -1,0 +1,370 @@
+"""Figures of runs, drawn by matplotlib without a display. Shapes: C clients, K classes."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from atoll.core.errors import RunError
+from atoll.report.reading import Against, RunRecord, class_names, labels, series
+from atoll.train.metrics import spread
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
+    from matplotlib.figure import Figure
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+THEME = {
+    "ink": ("#1d2935", "#e6edf3"),
+    "muted": ("#5d6c7b", "#98a7b5"),
+    "line": ("#dbe2e8", "#2b3743"),
+    "paper": ("#ffffff", "#141c24"),
+    "ground": ("#f4f7f9", "#0c1218"),
+    "c0": ("#0072b2", "#4fa8e0"),
+    "c1": ("#d55e00", "#ff8b45"),
+    "c2": ("#009e73", "#35c79b"),
+    "c3": ("#c0609a", "#e79fc8"),
+    "c4": ("#c98500", "#f0b93a"),
+    "c5": ("#3fa7de", "#93d4f7"),
+    "c6": ("#6b58b0", "#a99bea"),
+}
+"""Colours in light and in dark, after Okabe and Ito (safe for the colour-blind); the page and its figures share them."""
+
+INK, MUTED, LINE = (THEME[name][0] for name in ("ink", "muted", "line"))
+PALETTE = tuple(light for name, (light, _) in THEME.items() if re.fullmatch(r"c\d", name))
+DASHES = ("-", (0, (6, 2)), (0, (2, 1.4)), (0, (7, 2, 1.5, 2)))
+HEAT = (0.125, 0.475, 0.78)
+
+STYLE: dict[str, Any] = {
+    "text.usetex": False,
+    "font.family": ["DejaVu Sans"],
+    "font.size": 10,
+    "text.color": INK,
+    "axes.labelcolor": MUTED,
+    "axes.edgecolor": LINE,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlecolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": False,
+    "axes.axisbelow": True,
+    "axes.facecolor": "none",
+    "grid.color": LINE,
+    "grid.linewidth": 0.8,
+    "xtick.color": LINE,
+    "ytick.color": LINE,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": MUTED,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "atoll",
+}
+
+MOST_BUBBLES = 900
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    """Matplotlib's settings for as long as a figure is drawn or saved; a name with a missing glyph is not worth a word."""
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        yield
+
+
+def _figure(width: float, height: float) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)  # type: ignore[union-attr,call-arg]
+    return figure
+
+
+def plain(text: str, most: int = 60) -> str:
+    r"""Any text as matplotlib can draw it: no formula in it, no control characters, not too long.
+
+    >>> plain("cost $5\n")
+    'cost \\$5↵'
+    """
+    visible = "".join(_visible(letter) for letter in text)
+    short = visible if len(visible) <= most else visible[: most - 1] + "…"
+    return short.replace("$", r"\$")
+
+
+def _visible(letter: str) -> str:
+    return {"\n": "↵", "\t": "⇥"}.get(letter, letter if letter.isprintable() else "\ufffd")
+
+
+def _class_label(name: str) -> str:
+    return "␣" if name == " " else plain(name, 16)
+
+
+def curves(records: Sequence[RunRecord], against: Against = "round") -> Figure:
+    """Test accuracy and loss of several runs, one colour a run; the training loss is the thin dotted line."""
+    with _style():
+        from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+        figure = _figure(10.5, 4.2 + 0.2 * ((len(records) + 2) // 3))
+        accuracy, loss = figure.subplots(1, 2)
+        unit, per_unit = _unit(records, against)
+        handles = []
+        for index, (record, label) in enumerate(zip(records, labels(records), strict=True)):
+            look: dict[str, Any] = {"color": PALETTE[index % len(PALETTE)]}
+            dash = DASHES[index // len(PALETTE) % len(DASHES)]
+            for panel, measure in ((accuracy, "test.accuracy"), (loss, "test.loss")):
+                xs, ys = series(record, measure, against)
+                marker = "o" if len(xs) <= 30 else ""
+                xs = [x / per_unit for x in xs]
+                (line,) = panel.plot(xs, ys, ls=dash, lw=1.9, marker=marker, ms=3.5, label=plain(label), **look)
+                handles += [line] if panel is accuracy else []
+            xs, ys = series(record, "train_loss", against)
+            loss.plot([x / per_unit for x in xs], ys, lw=1.1, ls=":", **look)
+        accuracy.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
+        accuracy.set_title("Test accuracy")
+        loss.set_title("Loss: test (line), training (dotted)")
+        for panel in (accuracy, loss):
+            panel.set_xlabel(unit)
+            panel.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=against == "round"))
+            panel.grid(axis="y")
+            panel.tick_params(length=0)
+            _say_if_empty(panel)
+        figure.legend(handles=handles, loc="outside lower left", ncols=3, labelcolor=INK, fontsize=9)
+    return figure
+
+
+def _say_if_empty(panel: Axes) -> None:
+    if not any(len(line.get_xdata()) for line in panel.lines):  # type: ignore[arg-type]
+        panel.text(0.5, 0.5, "not measured", ha="center", va="center", color=MUTED, transform=panel.transAxes)
+        panel.set(xticks=[], yticks=[])
+
+
+def _unit(records: Sequence[RunRecord], against: Against) -> tuple[str, float]:
+    """The label of the x axis, and what to divide by so that its numbers are readable."""
+    if against == "round":
+        return "Round", 1
+    largest = max((x for record in records for x in series(record, "round", against)[0]), default=0)
+    if against == "seconds":
+        return ("Wall time (h)", 3600) if largest >= 7200 else ("Wall time (s)", 1)
+    return ("Uplink, all clients (GB)", 1e9) if largest >= 1e10 else ("Uplink, all clients (MB)", 1e6)
+
+
+def partition_picture(counts_CK: Array, class_names: Sequence[str], title: str, num_clients: int) -> Figure:
+    """Who holds how much of what: clients x classes, with the total of each client above and of each class beside.
+
+    Circles, whose area is the count, where there is room for them; a heat map for many clients or classes.
+    """
+    counts_CK = np.asarray(counts_CK)
+    C, K = counts_CK.shape
+    with _style():
+        height = float(np.clip(0.27 * K, 2.0, 8.5))
+        figure = _figure(10.5, height + 2.1)
+        grid = figure.add_gridspec(2, 3, height_ratios=(1, height), width_ratios=(8, 1, 0.12))
+        main = figure.add_subplot(grid[1, 0])
+        above = figure.add_subplot(grid[0, 0], sharex=main)
+        beside = figure.add_subplot(grid[1, 1], sharey=main)
+        if C * K <= MOST_BUBBLES:
+            what = _bubbles(main, counts_CK, height)
+        else:
+            what = _heat(main, figure.add_subplot(grid[1, 2]), counts_CK)
+        above.bar(range(C), counts_CK.sum(1), width=0.8 if C <= 60 else 1.0, color=PALETTE[0], lw=0)
+        beside.barh(range(K), counts_CK.sum(0), height=0.8, color=PALETTE[0], lw=0)
+        shown = f"{C:,} clients" if num_clients <= C else f"only the first {C:,} of {num_clients:,} clients are shown"
+        figure.suptitle(plain(title, 90), x=0.01, ha="left", fontsize=12, fontweight="bold")
+        above.set_title(f"{shown}; {what}", fontsize=9.5, fontweight="normal", color=MUTED)
+        above.set_ylabel("samples", fontsize=8.5)
+        beside.set_xlabel("samples", fontsize=8.5)
+        main.set(xlim=(-0.6, C - 0.4), ylim=(K - 0.4, -0.6), xlabel="client", ylabel="class")
+        step = -(-C // 25)
+        main.set_xticks(range(0, C, step), [str(c) for c in range(0, C, step)])
+        _class_ticks(main.set_yticks, class_names, K)
+        for panel in (main, above, beside):
+            panel.tick_params(length=0)
+        above.tick_params(labelbottom=False, labelsize=8)
+        beside.tick_params(labelleft=False, labelsize=8)
+        above.locator_params(axis="y", nbins=2)
+        beside.locator_params(axis="x", nbins=1)
+    return figure
+
+
+def _class_ticks(set_ticks: Any, names: Sequence[str], K: int, **look: Any) -> None:
+    step = -(-K // 100)
+    size = 9 if K <= 30 else 7 if K <= 55 else 6.4
+    set_ticks(range(0, K, step), [_class_label(names[k]) for k in range(0, K, step)], fontsize=size, **look)
+
+
+def _bubbles(panel: Axes, counts_CK: Array, height: float) -> str:
+    C, K = counts_CK.shape
+    largest = max(counts_CK.max(), 1)
+    diameter = 0.92 * min(8.4 * 72 / C, height * 72 / K, 40)
+    client, label = np.nonzero(counts_CK)
+    area = np.maximum(diameter**2 * counts_CK[client, label] / largest, 0.8)
+    panel.scatter(client, label, s=area, color=PALETTE[0], lw=0)
+    panel.set_yticks(np.arange(K - 1) + 0.5, minor=True)
+    panel.grid(axis="y", which="minor")
+    panel.tick_params(which="minor", length=0)
+    return f"the area of a circle is the number of samples, the largest is {largest:,}"
+
+
+def _ramp() -> Colormap:
+    """From clear to blue, so that a heat map is right on white and on black."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("atoll", [(0, (*HEAT, 0.0)), (0.002, (*HEAT, 0.08)), (1, (*HEAT, 1.0))])
+
+
+def _heat(panel: Axes, bar: Axes, counts_CK: Array) -> str:
+    from matplotlib.colors import PowerNorm
+
+    norm = PowerNorm(0.5, vmin=0, vmax=max(float(counts_CK.max()), 1.0))
+    image = panel.imshow(counts_CK.T, cmap=_ramp(), norm=norm, aspect="auto", interpolation="none")
+    _colour_bar(image, "samples of a class", cax=bar)
+    return "colour is the number of samples of a class"
+
+
+def _colour_bar(image: Any, label: str, **where: Any) -> None:
+    bar = image.figure.colorbar(image, **where)
+    bar.set_label(label, fontsize=8.5, color=MUTED)
+    bar.ax.tick_params(length=0, labelsize=8)
+    bar.outline.set_visible(False)
+    bar.solids.set_rasterized(True)
+
+
+def client_spread(record: RunRecord) -> Figure:
+    """How unequal clients fare: their accuracies from worst to best, and how many have which."""
+    if record.clients is None:
+        raise RunError(
+            f"{record.path} has no clients.json: clients were not evaluated; set evaluation.clients_every to 1 or more"
+        )
+    accuracy_C = np.sort(np.asarray(record.clients["accuracy"], dtype=float))
+    C = len(accuracy_C)
+    tenth = max(1, C // 10)
+    stats = spread(accuracy_C, np.zeros(1))
+    with _style():
+        from matplotlib.ticker import PercentFormatter
+
+        figure = _figure(10.5, 3.9)
+        ranked, histogram = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
+        rank_C = np.arange(C) + 0.5
+        for part, colour in ((slice(0, tenth), PALETTE[1]), (slice(tenth, C), PALETTE[0])):
+            ranked.bar(rank_C[part], accuracy_C[part], width=0.82 if C <= 120 else 1.0, color=colour, lw=0)
+        bins = np.linspace(0, 1, 21)
+        num_in_bin, _ = np.histogram(accuracy_C, bins)
+        histogram.barh(bins[:-1] + 0.025, num_in_bin, height=0.043, color=PALETTE[0], lw=0)
+        worst = ("mean of the worst tenth", stats["worst_decile"], PALETTE[1], (0, (5, 2)))
+        for name, value, colour, dash in (("mean", stats["mean"], INK, "-"), worst):
+            for panel in (ranked, histogram):
+                panel.axhline(value, color=colour, lw=1.3, ls=dash, label=f"{name}: {100 * value:.1f} %")
+        ranked.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
+        at = f" after round {record.clients['round']}" if isinstance(record.clients.get("round"), int) else ""
+        ranked.set_title(f"Accuracy of {C:,} client{'s' * (C != 1)}{at}, on their own data")
+        ranked.set(xlabel="clients, from worst to best", xlim=(0, C), ylim=(0, 1.02))
+        histogram.set(xlabel="clients")
+        histogram.set_title("How many")
+        histogram.xaxis.get_major_locator().set_params(integer=True, nbins=4)
+        for panel in (ranked, histogram):
+            panel.grid(axis="y")
+            panel.tick_params(length=0)
+        handles, names = ranked.get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower left", ncols=2, labelcolor=INK, fontsize=9)
+    return figure
+
+
+def confusion(record: RunRecord) -> Figure:
+    """What was taken for what: each row is a true class, and its cells are the shares of what the model said."""
+    if record.confusion is None:
+        raise RunError(
+            f"{record.path} has no confusion.json: the model was not tested; set evaluation.every to 1 or more"
+        )
+    matrix_KK = np.asarray(record.confusion["matrix"], dtype=float)
+    share_KK = matrix_KK / np.maximum(matrix_KK.sum(1, keepdims=True), 1)
+    K = len(matrix_KK)
+    names = class_names(record, K)
+    with _style():
+        from matplotlib.colors import PowerNorm
+        from matplotlib.ticker import PercentFormatter
+
+        side = float(np.clip(0.62 * K, 4.2, 9.0))
+        figure = _figure(side + 1.2, side + 0.6)
+        panel = figure.subplots()
+        norm = PowerNorm(0.5, vmin=0, vmax=1)
+        image = panel.imshow(share_KK, cmap=_ramp(), norm=norm, interpolation="none")
+        shares = PercentFormatter(1.0, symbol=" %")
+        _colour_bar(image, "share of the true class", ax=panel, pad=0.02, fraction=0.03, aspect=30, format=shares)
+        at = f" after round {record.confusion['round']}" if isinstance(record.confusion.get("round"), int) else ""
+        panel.set_title(f"Confusion{at}, in % of each true class")
+        panel.set(xlabel="predicted class", ylabel="true class")
+        fits = 6.2 * min(max(map(len, names)), 16) <= 72 * side / K
+        _class_ticks(panel.set_yticks, names, K)
+        _class_ticks(panel.set_xticks, names, K, rotation=0 if fits else 90)
+        panel.tick_params(length=0)
+        panel.spines[:].set_visible(False)
+        for row, column in np.argwhere(share_KK >= 0.0005) if K <= 15 else ():
+            share = share_KK[row, column]
+            panel.text(
+                column, row, f"{100 * share:.1f}", ha="center", va="center", fontsize=8.5,
+                color="white" if share > 0.3 else INK,
+            )  # fmt: skip
+    return figure
+
+
+def save_png(figure: Figure, path: Path | str, dpi: int = 150) -> Path:
+    """Write a figure as PNG, whole or not at all."""
+    buffer = io.BytesIO()
+    with _style():
+        figure.savefig(buffer, format="png", dpi=dpi)
+    return write_whole(Path(path), buffer.getvalue())
+
+
+def to_svg(figure: Figure) -> str:
+    """A figure as SVG text that follows the reader's light or dark scheme and the reader's fonts."""
+    buffer = io.StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with _style():
+        figure.savefig(buffer, format="svg", facecolor="none", metadata=nothing)
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :].replace("'DejaVu Sans'", "system-ui, sans-serif")
+    for name, (light, _) in THEME.items():
+        if name not in ("paper", "ground"):
+            svg = svg.replace(light, f"var(--{name})")
+    opening, rest = svg.split(">", 1)
+    return f"{opening}><style>{theme_css('svg')}</style>{rest}"
+
+
+def theme_css(selector: str) -> str:
+    """The colours as CSS variables, in light and in dark."""
+    light, dark = (";".join(f"--{name}:{pair[side]}" for name, pair in THEME.items()) for side in (0, 1))
+    return f"{selector}{{{light}}}@media (prefers-color-scheme:dark){{{selector}{{{dark}}}}}"
+
+
+def write_whole(path: Path, content: bytes) -> Path:
+    """Write a file whole or not at all: first beside it, then in its place."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            beside.write_bytes(content)
+            os.replace(beside, path)
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError as error:
+        raise RunError(
+            f"cannot write {path}: {error.strerror or error}; choose another place for it, or free space and check rights"
+        ) from error
+    return path

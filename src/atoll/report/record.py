@@ -1,0 +1,210 @@
+"""The run directory: plan, metrics, checkpoint and results, written so that a kill at any moment loses nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from atoll.core.coordinator import CoordinatorState, Phase
+from atoll.core.errors import RunError
+from atoll.core.messages import State, Task
+from atoll.core.plan import Plan
+from atoll.engine.simulation import RunState
+
+CHECKPOINT = "checkpoint.safetensors"
+
+
+class RunDirectory:
+    """Where a run writes. Open one with `create` or `reopen`; it is locked until `close`."""
+
+    def __init__(self, path: Path, lock: IO[str]) -> None:
+        self.path, self._lock = path, lock
+
+    @classmethod
+    def create(cls, path: Path, plan: Plan) -> RunDirectory:
+        """Start a new run directory; one that holds a run already is refused."""
+        if (path / "plan.toml").exists():
+            raise RunError(f"{path} holds a run already: continue it with --resume {path}, or choose another --out")
+        with _explained(path):
+            path.mkdir(parents=True, exist_ok=True)
+        directory = cls(path, _locked(path))
+        directory.write_text("plan.toml", plan.to_toml())
+        return directory
+
+    @classmethod
+    def reopen(cls, path: Path) -> RunDirectory:
+        """Open the directory of a run that was stopped."""
+        if not (path / "plan.toml").exists():
+            raise RunError(f"{path} is not a run directory (no plan.toml in it): start one with --out {path}")
+        return cls(path, _locked(path))
+
+    def close(self) -> None:
+        """Let others use the directory."""
+        self._lock.close()
+
+    def plan(self) -> Plan:
+        """The plan that the run was started with."""
+        return Plan.from_toml((self.path / "plan.toml").read_text())
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a file at once: readers see the old one or the new one."""
+        self._write(name, text.encode())
+
+    def write_json(self, name: str, data: Any) -> None:
+        """Write plain data as JSON, at once."""
+        self.write_text(name, json.dumps(data, indent=1) + "\n")
+
+    def read_json(self, name: str) -> Any:
+        """Read plain data, or None if there is no such file."""
+        path = self.path / name
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def append(self, name: str, line: str) -> None:
+        """Add a line to a file."""
+        with _explained(self.path), (self.path / name).open("a") as file:
+            file.write(line + "\n")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The metrics written so far; a last line that was cut off is not one."""
+        path = self.path / "metrics.jsonl"
+        rows: list[dict[str, Any]] = []
+        for line in path.read_text().splitlines() if path.exists() else []:
+            with contextlib.suppress(json.JSONDecodeError):
+                rows.append(json.loads(line))
+        return rows
+
+    def keep_rows(self, version: int) -> list[dict[str, Any]]:
+        """Drop the metrics of rounds after a checkpoint, which will be run again, and return the rest."""
+        rows = [row for row in self.rows() if row["round"] <= version]
+        self.write_text("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        return rows
+
+    def save(self, state: RunState, identity: str) -> None:
+        """Write a checkpoint in place of the last one."""
+        self._write(CHECKPOINT, encode_state(state, identity))
+
+    def load(self, identity: str) -> RunState | None:
+        """Read the checkpoint, or None if the run was stopped before its first."""
+        path = self.path / CHECKPOINT
+        if not path.exists():
+            return None
+        try:
+            with safe_open(path, framework="pt") as file:
+                text = json.loads(file.metadata()["state"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, KeyError, TypeError, json.JSONDecodeError, OSError) as error:
+            raise RunError(f"the checkpoint {path} cannot be read ({error}): start again with another --out") from error
+        if text["identity"] != identity:
+            raise RunError(
+                f"{self.path} belongs to another plan: resume without a plan to go on with its own, "
+                "or choose another --out"
+            )
+        return _decode_state(text, tensors)
+
+    def _write(self, name: str, data: bytes) -> None:
+        final, temporary = self.path / name, self.path / f".{name}.new"
+        with _explained(self.path):
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(final)
+
+
+def save_model(path: Path, named: State) -> None:
+    """Write a model's tensors by name, for use elsewhere."""
+    path.write_bytes(save({name: tensor.contiguous() for name, tensor in named.items()}))
+
+
+def encode_state(state: RunState, identity: str) -> bytes:
+    """A run's state as one safetensors file with its plain part as JSON in the header."""
+    tensors: State = {"params": state.params_D}
+    tensors |= {f"server/{name}": tensor for name, tensor in state.server.items()}
+    tensors |= {f"rule/{name}": tensor for name, tensor in state.rule.items()}
+    for client, memory in state.clients.items():
+        tensors |= {f"client/{client}/{name}": tensor for name, tensor in memory.items()}
+    text = {
+        "identity": identity,
+        "coordinator": dataclasses.asdict(state.coordinator),
+        "bytes_up": state.bytes_up,
+        "bytes_down": state.bytes_down,
+        "seconds": state.seconds,
+    }
+    whole = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
+    return save(whole, metadata={"state": json.dumps(text)})
+
+
+def _decode_state(text: dict[str, Any], tensors: dict[str, torch.Tensor]) -> RunState:
+    groups: dict[str, State] = {"server": {}, "rule": {}}
+    clients: dict[int, State] = {}
+    for path, tensor in tensors.items():
+        kind, _, name = path.partition("/")
+        if kind == "client":
+            client, _, name = name.partition("/")
+            clients.setdefault(int(client), {})[name] = tensor
+        elif kind in groups:
+            groups[kind][name] = tensor
+    machine = dict(text["coordinator"])
+    for name in ("in_flight", "arrived", "committing"):
+        machine[name] = tuple(Task(*task) for task in machine[name])
+    machine["phase"] = Phase(machine["phase"])
+    return RunState(
+        params_D=tensors["params"],
+        server=groups["server"],
+        rule=groups["rule"],
+        clients=clients,
+        coordinator=CoordinatorState(**machine),
+        bytes_up=text["bytes_up"],
+        bytes_down=text["bytes_down"],
+        seconds=text["seconds"],
+    )
+
+
+def _locked(path: Path) -> IO[str]:
+    """Take the directory for this process; the lock goes with the process, however it ends."""
+    file = (path / ".lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise RunError(f"{path} is in use by another process: wait for it, or choose another --out") from error
+    return file
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turn a failed write into an error that says what to do; what was there before is still there."""
+    try:
+        yield
+    except OSError as error:
+        what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error.strerror)
+        raise RunError(
+            f"cannot write to {path}: {what}; make room or fix it, then continue with --resume {path} "
+            "(everything up to the last checkpoint is safe)"
+        ) from error
+
+
+def next_free(base: Path, name: str) -> Path:
+    """The first of base/name-1, base/name-2, ... that does not exist."""
+    number = 1
+    while (base / f"{name}-{number}").exists():
+        number += 1
+    return base / f"{name}-{number}"
+
+
+def plain(value: np.ndarray) -> list[Any]:
+    """An array as JSON wants it, with sensible precision."""
+    rounded: list[Any] = np.round(value, 6).tolist()
+    return rounded

@@ -1,0 +1,43 @@
+"""Synchronous rounds: a cohort is asked, and its updates make the next version."""
+
+from __future__ import annotations
+
+import math
+
+from atoll.core.coordinator import CoordinatorState, Policy
+from atoll.core.errors import PlanError
+
+
+def cohort(
+    size: int | None = None, fraction: float | None = None, over_selection: float = 1.0, min_reports: int = 1
+) -> Policy:
+    """Ask max(1, C*K) clients, or `size`, and commit when that many have reported (McMahan et al. 2017, algorithm 1).
+
+    `over_selection` asks more than are needed (Bonawitz et al. 2019, arXiv:1902.01046, section 4.2): the first to
+    arrive count. With neither size nor fraction every client is asked.
+    """
+    if size is not None and fraction is not None:
+        raise PlanError("policy: size and fraction are two ways to say one thing: leave one out")
+    if size is not None and size < 1:
+        raise PlanError(f"policy.size must be at least 1, got {size}")
+    if fraction is not None and not 0 <= fraction <= 1:
+        raise PlanError(f"policy.fraction must be in [0, 1], got {fraction}; 0 means one client, 1 all of them")
+    if over_selection < 1:
+        raise PlanError(f"policy.over_selection must be at least 1, got {over_selection}")
+    if min_reports < 1:
+        raise PlanError(f"policy.min_reports must be at least 1, got {min_reports}")
+
+    def goal(num_clients: int) -> int:
+        if size is None:
+            return max(1, round((1.0 if fraction is None else fraction) * num_clients))
+        if size > num_clients:
+            raise PlanError(
+                f"policy.size is {size} but the federation has {num_clients} clients: "
+                f"set policy.size to at most {num_clients}, or make more clients with partition.num_clients"
+            )
+        return size
+
+    def num_wanted(state: CoordinatorState, num_clients: int) -> int:
+        return min(num_clients, math.ceil(goal(num_clients) * over_selection))
+
+    return Policy(num_wanted, goal, min_reports=min_reports)

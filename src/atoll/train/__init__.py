@@ -1,0 +1,1 @@
+"""The local loop, evaluation and metrics."""

@@ -1,0 +1,53 @@
+"""Which samples a client sees at which step. Shapes: S steps, G clients, B samples a batch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from atoll.core.messages import Task
+from atoll.core.seeds import generator
+from atoll.train.job import Job
+
+
+def client_batches(job: Job, task: Task) -> list[np.ndarray]:
+    """Index lists, one a step: each epoch is a fresh permutation cut into batches, the last of them short.
+
+    With batch size "all" a step is every sample, in order.
+    """
+    indices = job.federation.train_indices(task.client)
+    steps = job.num_steps(task.client)
+    if job.local.batch_size == "all":
+        return [indices] * steps
+    size = min(job.batch_size, len(indices))
+    rng = generator(job.seed, "batches", task.attempt, task.client)
+    batches: list[np.ndarray] = []
+    while len(batches) < steps:
+        order = rng.permutation(indices)
+        batches.extend(order[start : start + size] for start in range(0, len(order), size))
+    return batches[:steps]
+
+
+class Stacked(NamedTuple):
+    """The batches of several clients, padded to one shape; weight is 0 for padding, `live` 0 for a finished client."""
+
+    index_SGB: np.ndarray
+    weight_SGB: np.ndarray
+    live_SG: np.ndarray
+
+
+def stacked_batches(job: Job, tasks: list[Task], width: int) -> Stacked:
+    """Lay the batches of several clients side by side; short batches and clients are padded and masked."""
+    per_client = [client_batches(job, task) for task in tasks]
+    steps = max(len(batches) for batches in per_client)
+    index_SGB = np.zeros((steps, len(tasks), width), dtype=np.int64)
+    weight_SGB = np.zeros((steps, len(tasks), width), dtype=np.float32)
+    live_SG = np.zeros((steps, len(tasks)), dtype=np.float32)
+    for g, batches in enumerate(per_client):
+        live_SG[: len(batches), g] = 1
+        sizes = np.array([len(batch) for batch in batches])
+        filled = np.arange(width) < sizes[:, None]
+        weight_SGB[: len(batches), g] = filled
+        index_SGB[: len(batches), g][filled] = np.concatenate(batches)
+    return Stacked(index_SGB, weight_SGB, live_SG)

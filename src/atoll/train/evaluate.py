@@ -1,0 +1,73 @@
+"""Evaluation: the central test set in slices, and every client's own data. Shapes: K classes, C clients, B samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from atoll.core.messages import State
+from atoll.train.job import Job
+from atoll.train.loop import Workspace
+
+SLICE = 1000
+"""Samples that are evaluated together: fixed, so that sums do not depend on who adds them."""
+
+
+def evaluate_slice(job: Job, space: Workspace, params_D: Tensor, start: int) -> State:
+    """Confusion matrix and summed loss of one slice of the test set."""
+    federation = job.federation
+    x, y = federation.test_x[start : start + SLICE], federation.test_y[start : start + SLICE]
+    with evaluating(job, space, params_D):
+        predicted_B, loss_B, num_outputs = _predict(job, space, x, y)
+    num_classes = max(federation.dataset.num_classes, num_outputs)
+    pairs = y.reshape(-1) * num_classes + predicted_B.reshape(-1)
+    confusion_KK = torch.bincount(pairs, minlength=num_classes**2).view(num_classes, num_classes)
+    return {"confusion": confusion_KK, "loss": loss_B.double().sum(), "count": torch.tensor(len(y))}
+
+
+def evaluate_clients(job: Job, space: Workspace, params_D: Tensor, clients: list[int]) -> Tensor:
+    """(C, 2): accuracy and mean loss of each client on its own evaluation samples, several clients in one pass."""
+    indices = [job.federation.evaluation_indices(client) for client in clients]
+    owner = torch.from_numpy(np.repeat(np.arange(len(clients)), [len(i) for i in indices]))
+    joined = torch.from_numpy(np.concatenate(indices))
+    sums_C3 = torch.zeros(len(clients), 3, dtype=torch.float64)
+    with evaluating(job, space, params_D):
+        for start in range(0, len(joined), SLICE):
+            part, who = joined[start : start + SLICE], owner[start : start + SLICE]
+            x, y = job.federation.train_x[part], job.federation.train_y[part]
+            predicted_B, loss_B, _ = _predict(job, space, x, y)
+            right_B = (predicted_B == y).double().reshape(len(y), -1).mean(1)
+            sums_C3.index_add_(0, who, torch.stack([right_B, loss_B.double(), torch.ones_like(right_B)], dim=1))
+    return sums_C3[:, :2] / sums_C3[:, 2:]
+
+
+def _predict(job: Job, space: Workspace, raw: Tensor, y: Tensor) -> tuple[Tensor, Tensor, int]:
+    x = job.federation.features(raw)
+    outputs = space.model(x.to(job.spec.dtype) if x.dtype.is_floating_point else x)
+    return outputs.argmax(-1), job.loss(outputs, y), outputs.shape[-1]
+
+
+@contextmanager
+def evaluating(job: Job, space: Workspace, params_D: Tensor) -> Iterator[None]:
+    """Put parameters into the workspace and the model into evaluation mode, and back.
+
+    Where batch-norm statistics stay with the clients, the server has none: the batch's own are used instead.
+    """
+    space.params_D.copy_(params_D)
+    space.model.eval()
+    kept = {name: space.model.get_buffer(name).clone() for name in job.local_buffers}
+    if kept:
+        for module in space.model.modules():
+            if isinstance(module, nn.modules.batchnorm._NormBase):
+                module.train()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        for name, value in kept.items():
+            space.model.get_buffer(name).copy_(value)
+        space.model.train()

@@ -1,0 +1,183 @@
+"""Job: everything that a client's training needs, built once from a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from atoll.core.aggregator import Aggregator
+from atoll.core.algorithm import Algorithm
+from atoll.core.attack import Attack
+from atoll.core.errors import AtollError, PlanError
+from atoll.core.optimizer import Optimizer
+from atoll.core.params import ParamSpec, flatten, float_buffers, spec_of
+from atoll.core.parts import find
+from atoll.core.plan import Attackers, Local, Plan
+from atoll.core.seeds import derive, generator
+from atoll.core.transform import Chain, chain
+from atoll.train.dropout import use_counter_dropout
+from atoll.train.federation import Federation, build_federation
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The built parts of a plan that turn a task into an update."""
+
+    seed: int
+    federation: Federation
+    model: nn.Module
+    spec: ParamSpec
+    first_D: Tensor
+    """The parameters that the run starts from."""
+    loss: Loss
+    algorithm: Algorithm
+    local: Local
+    optimizer: Optimizer
+    lr_of: Callable[[int], float]
+    """Version -> the clients' learning rate."""
+    uplink: Chain
+    aggregator: Aggregator
+    attack: Attack | None
+    attackers: frozenset[int]
+    attack_start: int
+    dropout_seeds: list[str]
+    local_buffers: list[str]
+    """Buffers that each client keeps for itself."""
+
+    def trainable(self, vector: Tensor) -> Tensor:
+        """The part of a flat vector, or of a stack of them, that the optimiser moves."""
+        return vector if self.spec.num_trainable == self.spec.num_params else vector[..., : self.spec.num_trainable]
+
+    @property
+    def batch_size(self) -> int:
+        """Samples a step; no client can fill more than the largest has."""
+        wanted = self.local.batch_size
+        return min(wanted, self.federation.max_samples) if isinstance(wanted, int) else self.federation.max_samples
+
+    def num_steps(self, client: int) -> int:
+        """How many steps a client takes for a task."""
+        if self.local.steps is not None:
+            return self.local.steps
+        num_samples = self.federation.num_samples(client)
+        return (self.local.epochs or 1) * -(-num_samples // min(self.batch_size, num_samples))
+
+    def attacks(self, client: int, version: int) -> bool:
+        """Whether this client misbehaves in this round."""
+        return self.attack is not None and client in self.attackers and version >= self.attack_start
+
+
+def build_job(plan: Plan, federation: Federation | None = None) -> Job:
+    """Build every part of a plan; parts refuse options that cannot be right."""
+    federation = federation or build_federation(plan)
+    algorithm: Algorithm = plan.algorithm.build("algorithms")
+    model = build_model(plan, federation)
+    spec = spec_of(model, buffers=plan.local.buffers)
+    local = _settle(plan.local, algorithm, plan.algorithm.name)
+    schedule: Callable[[int], float] = local.schedule.build("train.schedules")
+    return Job(
+        seed=plan.seed,
+        federation=federation,
+        model=model,
+        spec=spec,
+        first_D=flatten(model, spec),
+        loss=find("train.losses", plan.loss),
+        algorithm=algorithm,
+        local=local,
+        optimizer=local.optimizer.build("train.optimizers"),
+        lr_of=lambda version: local.lr * schedule(version),
+        uplink=chain(*(part.build("transforms") for part in plan.uplink)),
+        aggregator=plan.aggregator.build("aggregators"),
+        attack=plan.attack.build("attacks") if plan.attack else None,
+        attackers=_attackers(plan.attackers, federation.num_clients, plan.seed) if plan.attack else frozenset(),
+        attack_start=plan.attackers.start_round,
+        dropout_seeds=use_counter_dropout(model),
+        local_buffers=[name for name, _ in float_buffers(model)] if plan.local.buffers == "local" else [],
+    )
+
+
+def build_model(plan: Plan, federation: Federation) -> nn.Module:
+    """Make the model with seeded first weights; a factory gets `input_shape` and `num_classes` if it names them."""
+    dataset = federation.dataset
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(plan.seed, "model"))
+        try:
+            model = plan.model.build("models", input_shape=dataset.input_shape, num_classes=dataset.num_classes)
+        except AtollError:
+            raise
+        except Exception as error:
+            raise PlanError(
+                f"model '{plan.model.name}' cannot be made for samples of shape {dataset.input_shape}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+    if not isinstance(model, nn.Module):
+        raise PlanError(f"model '{plan.model.name}' gave {type(model).__name__}: a factory must return an nn.Module")
+    model.train()
+    _try_model(model, plan, federation)
+    return model
+
+
+def _try_model(model: nn.Module, plan: Plan, federation: Federation) -> None:
+    """Run two samples through the model and the loss, so that misfits are named before training starts."""
+    probe = model.training
+    model.eval()
+    dtype = next(model.parameters()).dtype
+    x = federation.features(federation.train_x[:2])
+    x = x.to(dtype) if x.dtype.is_floating_point else x
+    y = federation.train_y[:2]
+    loss = find("train.losses", plan.loss)
+    try:
+        with torch.no_grad():
+            outputs = model(x)
+            losses = loss(outputs, y)
+    except Exception as error:
+        raise PlanError(
+            f"model '{plan.model.name}' with loss '{plan.loss}' does not fit samples of shape "
+            f"{federation.dataset.input_shape} with {federation.dataset.num_classes} classes: {error}"
+        ) from error
+    finally:
+        model.train(probe)
+    if losses.shape != (len(y),):
+        raise PlanError(
+            f"loss '{plan.loss}' must give one number a sample, shape ({len(y)},), but gave {tuple(losses.shape)}: "
+            "reduce over everything but the first dimension"
+        )
+    classes = federation.dataset.num_classes
+    if plan.loss == "cross_entropy" and outputs.shape[-1] < classes:
+        raise PlanError(
+            f"the model has {outputs.shape[-1]} outputs for {classes} classes: pass num_classes to the model"
+        )
+
+
+def _settle(local: Local, algorithm: Algorithm, name: str) -> Local:
+    """Fill in what the plan leaves open, and refuse what contradicts the algorithm."""
+    fixed = dict(algorithm.local)
+    for key, value in fixed.items():
+        given = getattr(local, key)
+        given = given.name if key == "optimizer" else given
+        if given is not None and given != value:
+            raise PlanError(f"{name} fixes local.{key} = {value!r} but the plan says {given!r}: leave it out")
+    if "epochs" in fixed and local.steps is not None:
+        raise PlanError(f"{name} fixes local.epochs = {fixed['epochs']}: leave local.steps out")
+    if "optimizer" in fixed and local.optimizer.options:
+        raise PlanError(f"{name} takes plain steps: leave out the options of local.optimizer {local.optimizer.options}")
+    epochs = fixed.get("epochs", local.epochs or (None if local.steps else 1))
+    batch_size = fixed.get("batch_size", local.batch_size or 10)
+    return replace(local, epochs=epochs, batch_size=batch_size)  # type: ignore[arg-type]
+
+
+def _attackers(who: Attackers, num_clients: int, seed: int) -> frozenset[int]:
+    """The bad clients: named, or picked by seed."""
+    for client in who.clients:
+        if not 0 <= client < num_clients:
+            raise PlanError(f"attackers.clients names client {client}, but there are only 0 to {num_clients - 1}")
+    if who.clients:
+        return frozenset(who.clients)
+    num = who.num if who.num is not None else round((who.fraction or 0.0) * num_clients)
+    if num > num_clients:
+        raise PlanError(f"attackers.num is {num} but the federation has {num_clients} clients: lower it")
+    return frozenset(generator(seed, "attackers").choice(num_clients, size=num, replace=False).tolist())

@@ -1,0 +1,153 @@
+"""The local loop, one client after another: the readable reference. Shapes: D parameters, B samples a batch.
+
+The working model's parameters and buffers are views of the client's flat vector, so that a step in place moves the
+vector and nothing is copied. Any nn.Module works here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from atoll.core.algorithm import Batch, LocalTask, Params
+from atoll.core.attack import Knowledge
+from atoll.core.messages import Broadcast, State, Task, Update
+from atoll.core.seeds import derive, generator
+from atoll.train.batches import client_batches
+from atoll.train.dropout import set_seed
+from atoll.train.job import Job
+
+
+class Trained(NamedTuple):
+    """What came of one client's task."""
+
+    update: Update
+    state: State
+    loss: float
+    """Mean training loss over the steps."""
+
+
+class Workspace(NamedTuple):
+    """A model whose tensors are views of one flat vector, reused from client to client."""
+
+    model: nn.Module
+    params_D: Tensor
+    leaves: list[Tensor]
+
+
+def workspace(job: Job) -> Workspace:
+    """Bind the job's model to a fresh flat vector."""
+    params_D = job.first_D.clone()
+    views = job.spec.views(params_D)
+    for name, parameter in job.model.named_parameters():
+        if name in views:
+            parameter.data = views[name]
+    for slot in job.spec.buffers:
+        owner, _, leaf = slot.name.rpartition(".")
+        job.model.get_submodule(owner)._buffers[leaf] = views[slot.name]
+    parameters = dict(job.model.named_parameters())
+    return Workspace(job.model, params_D, [parameters[slot.name] for slot in job.spec.trainable])
+
+
+def train_client(job: Job, space: Workspace, task: Task, sent: Broadcast, state: State) -> Trained:
+    """Do one task: batches, gradients, slots, optimiser, and what the algorithm sends up."""
+    space.params_D.copy_(sent.params_D)
+    _restore_local_buffers(job, space.model, state)
+    lr = torch.tensor(job.lr_of(task.version), dtype=job.spec.dtype)
+    batches = client_batches(job, task)
+    memory: list[Tensor] | None = None
+    losses: list[Tensor] = []
+    base = derive(job.seed, "dropout", task.attempt, task.client) >> 2
+    with torch.random.fork_rng(devices=[]):  # for modules that draw from torch's own generator
+        torch.manual_seed(base)
+        for number, indices in enumerate(batches):
+            set_seed(space.model, job.dropout_seeds, base + number)
+            batch = load_batch(job, torch.from_numpy(indices), task, sent.params_D)
+            order = _order(job, space, sent, state, lr, len(batches), batch, task)
+            loss, grads = _gradient(job, space, batch, order)
+            targets: list[Tensor] = [leaf.data for leaf in space.leaves]
+            if job.algorithm.local_grad is not None:
+                grad_D = job.algorithm.local_grad(_flat(job, space, grads), space.params_D, order)
+                targets, grads = [job.trainable(space.params_D)], [job.trainable(grad_D)]
+            memory = job.optimizer.init(targets) if memory is None else memory
+            with torch.no_grad():
+                job.optimizer.step_(targets, grads, memory, lr, torch.tensor(float(number + 1)))
+            losses.append(loss)
+    delta_D = space.params_D - sent.params_D
+    update, after = job.algorithm.finish(delta_D, order)
+    return Trained(update, after | _local_buffers(job, space.model), float(torch.stack(losses).mean()))
+
+
+def load_batch(job: Job, indices: Tensor, task: Task, params_D: Tensor) -> Batch:
+    """Gather samples, poisoned if the client attacks its data."""
+    federation = job.federation
+    x, y = federation.features(federation.train_x[indices]), federation.train_y[indices]
+    x = x.to(job.spec.dtype) if x.dtype.is_floating_point else x
+    if job.attack is not None and job.attack.data is not None and job.attacks(task.client, task.version):
+        x, y = job.attack.data(x, y, knowledge(job, task, params_D))
+    return Batch(x, y, torch.ones(len(y), dtype=job.spec.dtype))
+
+
+def knowledge(job: Job, task: Task, params_D: Tensor) -> Knowledge:
+    """What an attacking client may look at."""
+    rng = generator(job.seed, "attack", task.attempt, task.client)
+    return Knowledge(params_D, job.federation.dataset.num_classes, task.attempt, rng)
+
+
+def mean_loss(job: Job, outputs: Tensor, batch: Batch) -> Tensor:
+    """The mean loss over the samples of a batch that are not padding."""
+    return (job.loss(outputs, batch.y) * batch.weight).sum() / batch.weight.sum().clamp(min=1)
+
+
+def _order(
+    job: Job, space: Workspace, sent: Broadcast, state: State, lr: Tensor, num_steps: int, batch: Batch, task: Task
+) -> LocalTask:
+    def outputs(params: Params, x: Tensor) -> Tensor:
+        named = params if isinstance(params, Mapping) else job.spec.views(params)
+        found: Tensor = functional_call(space.model, dict(named), (x,))
+        return found
+
+    def grad_at(params_D: Tensor) -> Tensor:
+        with torch.enable_grad():
+            leaf_D = params_D.detach().clone().requires_grad_()
+            loss = mean_loss(job, outputs(leaf_D, batch.x), batch)
+            return torch.autograd.grad(loss, leaf_D)[0]
+
+    return LocalTask(
+        broadcast=sent,
+        state=state,
+        lr=lr,
+        num_steps=torch.tensor(float(num_steps), dtype=job.spec.dtype),
+        num_samples=torch.tensor(float(job.federation.num_samples(task.client)), dtype=job.spec.dtype),
+        outputs=outputs,
+        grad_at=grad_at,
+    )
+
+
+def _gradient(job: Job, space: Workspace, batch: Batch, order: LocalTask) -> tuple[Tensor, list[Tensor]]:
+    loss = mean_loss(job, space.model(batch.x), batch)
+    if job.algorithm.local_loss is not None:
+        named = {slot.name: leaf for slot, leaf in zip(job.spec.trainable, space.leaves, strict=True)}
+        loss = job.algorithm.local_loss(loss, named, batch, order)
+    grads = torch.autograd.grad(loss, space.leaves, allow_unused=True)
+    filled = [torch.zeros_like(p) if g is None else g for p, g in zip(space.leaves, grads, strict=True)]
+    return loss.detach(), filled
+
+
+def _flat(job: Job, space: Workspace, grads: list[Tensor]) -> Tensor:
+    padding = job.spec.num_params - job.spec.num_trainable
+    return torch.cat([*(grad.reshape(-1) for grad in grads), space.params_D.new_zeros(padding)])
+
+
+def _restore_local_buffers(job: Job, model: nn.Module, state: State) -> None:
+    for name in job.local_buffers:
+        if f"buffer.{name}" in state:
+            model.get_buffer(name).copy_(state[f"buffer.{name}"])
+
+
+def _local_buffers(job: Job, model: nn.Module) -> State:
+    return {f"buffer.{name}": model.get_buffer(name).clone() for name in job.local_buffers}

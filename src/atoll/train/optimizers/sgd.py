@@ -1,0 +1,32 @@
+"""Stochastic gradient descent."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from atoll.core.errors import PlanError
+from atoll.core.optimizer import Optimizer, remember_nothing, spread
+
+
+def sgd(momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False) -> Optimizer:
+    """Step w <- w - lr * v, v <- momentum * v + (grad + weight_decay * w), as torch.optim.SGD does."""
+    if not 0 <= momentum < 1:
+        raise PlanError(f"sgd: momentum must be in [0, 1), got {momentum}")
+    if weight_decay < 0:
+        raise PlanError(f"sgd: weight_decay must be 0 or more, got {weight_decay}")
+    if nesterov and momentum == 0:
+        raise PlanError("sgd: nesterov needs a momentum above 0")
+
+    def init(tensors: list[Tensor]) -> list[Tensor]:
+        return [torch.zeros_like(tensor) for tensor in tensors]
+
+    def step_(tensors: list[Tensor], grads: list[Tensor], memory: list[Tensor], lr: Tensor, number: Tensor) -> None:
+        for position, (tensor, given) in enumerate(zip(tensors, grads, strict=True)):
+            grad = given.add(tensor, alpha=weight_decay) if weight_decay else given
+            if momentum:
+                velocity = memory[position].mul_(momentum).add_(grad)
+                grad = grad.add(velocity, alpha=momentum) if nesterov else velocity
+            tensor.addcmul_(grad, spread(-lr, tensor))
+
+    return Optimizer(step_, init if momentum else remember_nothing)

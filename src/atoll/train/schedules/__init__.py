@@ -1,0 +1,1 @@
+"""How the learning rate changes with the rounds."""

@@ -1,0 +1,246 @@
+"""The local loop for many clients at once. Shapes: S steps, G clients, D parameters, B samples a batch.
+
+Clients' vectors are stacked (G, D) and one mapped step moves them all. The step is recorded once as a flat list of
+tensor operations (no compiler needed), tidied, and its updates are fused into the products that make the gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.utils._pytree import tree_leaves
+
+from atoll.core.algorithm import Batch, LocalTask, Params
+from atoll.core.messages import Broadcast, State, Task, Update
+from atoll.core.seeds import derive
+from atoll.train.batches import stacked_batches
+from atoll.train.fuse import tidy
+from atoll.train.job import Job
+from atoll.train.loop import knowledge, mean_loss
+from atoll.train.trace import record
+
+Step = Callable[..., Any]
+
+
+class StackedTrained(NamedTuple):
+    """What came of several clients' tasks, stacked."""
+
+    update: Update
+    states: State
+    loss_G: Tensor
+
+
+class Fixed(NamedTuple):
+    """What does not change from step to step."""
+
+    sent: Broadcast
+    """Shared (D,), or one a client (G, D) when clients train from different versions."""
+    state: State
+    lr_G: Tensor
+    num_steps_G: Tensor
+    num_samples_G: Tensor
+
+
+def local_task(fixed: Fixed, outputs: Callable[..., Tensor], grad_at: Callable[[Tensor], Tensor]) -> LocalTask:
+    """What one client's slots may look at."""
+    sent, state, lr, num_steps, num_samples = fixed
+    return LocalTask(sent, state, lr, num_steps, num_samples, outputs, grad_at)
+
+
+def why_not(job: Job) -> str | None:
+    """Say why clients of this job cannot be stacked, or None if they can."""
+    for module in job.model.modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
+            return f"{type(module).__name__} mixes the samples of a batch, so padding would change it"
+        if isinstance(module, nn.RNNBase):
+            return f"{type(module).__name__} has no stacked kernel"
+    return None
+
+
+def make_step(job: Job) -> Step:
+    """One step of G clients, in place: (batch, seed_G, live_G, number, params_GD, leaves, memory, fixed) -> loss_G."""
+    names = [slot.name for slot in job.spec.trainable]
+
+    def outputs_for(seed: Tensor) -> Callable[[Params, Tensor], Tensor]:
+        seeds = dict.fromkeys(job.dropout_seeds, seed)
+
+        def outputs(params: Params, x: Tensor) -> Tensor:
+            named = params if isinstance(params, Mapping) else job.spec.views(params)
+            found: Tensor = functional_call(job.model, {**named, **seeds}, (x,))
+            return found
+
+        return outputs
+
+    def order(fixed: Fixed, batch: Batch, seed: Tensor) -> LocalTask:
+        outputs = outputs_for(seed)
+
+        def grad_at(params_D: Tensor) -> Tensor:
+            found: Tensor = grad(lambda p_D: mean_loss(job, outputs(p_D, batch.x), batch))(params_D)
+            return found
+
+        return local_task(fixed, outputs, grad_at)
+
+    def loss_of(leaves: list[Tensor], batch: Batch, seed: Tensor, fixed: Fixed) -> Tensor:
+        named = dict(zip(names, leaves, strict=True))
+        loss = mean_loss(job, outputs_for(seed)(named, batch.x), batch)
+        if job.algorithm.local_loss is not None:
+            loss = job.algorithm.local_loss(loss, named, batch, order(fixed, batch, seed))
+        return loss
+
+    def slot(grad_D: Tensor, params_D: Tensor, batch: Batch, seed: Tensor, fixed: Fixed) -> Tensor:
+        assert job.algorithm.local_grad is not None
+        return job.algorithm.local_grad(grad_D, params_D, order(fixed, batch, seed))
+
+    def step(
+        batch: Batch,
+        seed_G: Tensor,
+        live_G: Tensor,
+        number: Tensor,
+        params_GD: Tensor,
+        leaves: list[Tensor],
+        memory: list[Tensor],
+        fixed: Fixed,
+    ) -> Tensor:
+        dims = _dims(fixed)
+        with torch.enable_grad():  # a client's loss depends on its own row alone: one backward pass serves all
+            rows = [leaf.detach().requires_grad_() for leaf in leaves]
+            loss_G = vmap(loss_of, in_dims=(0, 0, 0, dims))(rows, batch, seed_G, fixed)
+            grads = list(torch.autograd.grad(loss_G.sum(), rows, materialize_grads=True))
+        targets = leaves
+        if job.algorithm.local_grad is not None:
+            constants = params_GD.new_zeros(len(params_GD), job.spec.num_params - job.spec.num_trainable)
+            grad_GD = torch.cat([*(g.flatten(1) for g in grads), constants], dim=1)
+            grad_GD = vmap(slot, in_dims=(0, 0, 0, 0, dims))(grad_GD, params_GD, batch, seed_G, fixed)
+            targets, grads = [job.trainable(params_GD)], [job.trainable(grad_GD)]
+        job.optimizer.step_(targets, grads, memory, fixed.lr_G * live_G, number)
+        return loss_G.detach()
+
+    return step
+
+
+def _dims(fixed: Fixed) -> Fixed:
+    """Which inputs have a dimension for clients."""
+    each = 0 if fixed.sent.params_D.dim() == 2 else None
+    sent: Any = Broadcast(each, dict.fromkeys(fixed.sent.aux, each))  # type: ignore[arg-type]
+    return Fixed(sent, dict.fromkeys(fixed.state, 0), 0, 0, 0)  # type: ignore[arg-type]
+
+
+class StackedTrainer:
+    """Trains up to `size` clients at once; recorded steps are kept for each shape that occurs."""
+
+    def __init__(self, job: Job, *, size: int, compile: bool = False) -> None:
+        self.job, self.size, self.compile = job, size, compile
+        self._steps: dict[tuple[object, ...], Step] = {}
+
+    def train(self, tasks: list[Task], sent: list[Broadcast], states: list[State]) -> StackedTrained:
+        """Do several tasks; fewer than `size` are padded with idle copies of the first."""
+        job, num = self.job, len(tasks)
+        idle = self.size - num
+        padded = tasks + tasks[:1] * idle
+        batches = stacked_batches(job, padded, self._width(tasks))
+        batches.live_SG[:, num:] = 0
+        fixed = self._fixed(padded, sent + sent[:1] * idle, states + states[:1] * idle)
+        params_GD = fixed.sent.params_D.expand(self.size, -1).clone()
+        leaves = self._leaves(params_GD)
+        memory = job.optimizer.init([job.trainable(params_GD)] if job.algorithm.local_grad is not None else leaves)
+        losses_SG = self._run(padded, batches, params_GD, leaves, memory, fixed, sent)
+        live_SG = torch.from_numpy(batches.live_SG)
+        loss_G = (losses_SG * live_SG).sum(0) / live_SG.sum(0).clamp(min=1)
+        delta_GD = params_GD.sub_(fixed.sent.params_D)
+        update, after = vmap(
+            lambda delta_D, each: job.algorithm.finish(delta_D, local_task(each, _none, _none)),
+            in_dims=(0, _dims(fixed)),
+        )(delta_GD, fixed)
+        keep = slice(0, num)
+        kept = Update(update.delta_D[keep], update.weight[keep], {k: v[keep] for k, v in update.aux.items()})
+        return StackedTrained(kept, {k: v[keep] for k, v in after.items()}, loss_G[keep])
+
+    def _run(
+        self,
+        tasks: list[Task],
+        batches: Any,
+        params_GD: Tensor,
+        leaves: list[Tensor],
+        memory: list[Tensor],
+        fixed: Fixed,
+        sent: list[Broadcast],
+    ) -> Tensor:
+        job, federation = self.job, self.job.federation
+        base_G = torch.tensor([derive(job.seed, "dropout", t.attempt, t.client) >> 2 for t in tasks])
+        index_SGB, weight_SGB = torch.from_numpy(batches.index_SGB), torch.from_numpy(batches.weight_SGB)
+        weight_SGB, live_SG = weight_SGB.to(job.spec.dtype), torch.from_numpy(batches.live_SG).to(job.spec.dtype)
+        losses_SG = torch.empty(live_SG.shape, dtype=job.spec.dtype)
+        attack = job.attack.data if job.attack is not None else None
+        bad = [g for g, task in enumerate(tasks) if attack and job.attacks(task.client, task.version)]
+        numbers = torch.arange(1, len(index_SGB) + 1, dtype=job.spec.dtype).unbind()
+        lasting = tree_leaves((params_GD, leaves, memory, fixed))
+        step: Step | None = None
+        with torch.no_grad():
+            for s, index_GB in enumerate(index_SGB):
+                x = federation.features(federation.train_x[index_GB])
+                x = x.to(job.spec.dtype) if x.dtype.is_floating_point else x
+                y = federation.train_y[index_GB]
+                for g in bad:
+                    assert attack is not None
+                    x[g], y[g] = attack(x[g], y[g], knowledge(job, tasks[g], sent[g].params_D))
+                batch = Batch(x, y, weight_SGB[s])
+                fresh = (batch, base_G + s, live_SG[s], numbers[s])
+                step = step or self._step_for(fresh, params_GD, memory, fixed)
+                losses_SG[s] = step(*batch, *fresh[1:], *lasting)[0]
+        return losses_SG
+
+    def _step_for(self, fresh: tuple[Any, ...], params_GD: Tensor, memory: list[Tensor], fixed: Fixed) -> Step:
+        """The recorded step for arguments of these shapes; recording runs it once, on copies of what it changes."""
+        batch: Batch = fresh[0]
+        key = (batch.x.shape, batch.y.shape, fixed.sent.params_D.dim())
+        if key not in self._steps:
+            copy_GD = params_GD.clone()
+            args = (*fresh, copy_GD, self._leaves(copy_GD), [each.clone() for each in memory], fixed)
+            graph = record(make_step(self.job), args)
+            tidy(graph)
+            self._steps[key] = torch.compile(graph, dynamic=False) if self.compile else graph
+        return self._steps[key]
+
+    def _leaves(self, params_GD: Tensor) -> list[Tensor]:
+        views = self.job.spec.views(params_GD)
+        return [views[slot.name] for slot in self.job.spec.trainable]
+
+    def _fixed(self, tasks: list[Task], sent: list[Broadcast], states: list[State]) -> Fixed:
+        job = self.job
+        dtype = job.spec.dtype
+        one_version = all(each is sent[0] for each in sent)
+        shared = (
+            sent[0]
+            if one_version
+            else Broadcast(
+                torch.stack([each.params_D for each in sent]),
+                {name: torch.stack([each.aux[name] for each in sent]) for name in sent[0].aux},
+            )
+        )
+        return Fixed(
+            shared,
+            {name: torch.stack([state[name] for state in states]) for name in states[0]},
+            torch.tensor([job.lr_of(task.version) for task in tasks], dtype=dtype),
+            torch.tensor([float(job.num_steps(task.client)) for task in tasks], dtype=dtype),
+            torch.tensor([float(job.federation.num_samples(task.client)) for task in tasks], dtype=dtype),
+        )
+
+    def _width(self, tasks: list[Task]) -> int:
+        """How wide the batches are: few distinct widths, so that few steps are traced."""
+        if self.job.local.batch_size != "all":
+            return self.job.batch_size
+        return _round_up(max(self.job.federation.num_samples(task.client) for task in tasks))
+
+
+def _round_up(number: int) -> int:
+    """The next width of the form m * 2^k with m in 4..8: at most a quarter is padding."""
+    unit: int = 1 << max(0, number.bit_length() - 3)
+    return -(-number // unit) * unit
+
+
+def _none(*args: Any) -> Any:
+    raise RuntimeError("outputs and grad_at are for training, not for `finish`")

@@ -1,0 +1,156 @@
+"""Trainer: does tasks and evaluations in this process; engines are made of them. Shapes: C clients, D parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from atoll.core.aggregator import Aggregator, stacked
+from atoll.core.messages import Broadcast, State, Task, Update, stack
+from atoll.core.seeds import generator
+from atoll.core.transform import Encoding
+from atoll.train.evaluate import evaluate_clients, evaluate_slice
+from atoll.train.job import Job
+from atoll.train.loop import Workspace, knowledge, train_client, workspace
+from atoll.train.stack import StackedTrainer, why_not
+
+
+class Report(NamedTuple):
+    """What is known of one client's task, beside its vectors."""
+
+    client: int
+    num_samples: int
+    num_steps: int
+    loss: float
+    bytes_up: int
+    bytes_down: int
+    valid: bool
+    """Whether the update was finite; others are left out."""
+
+
+class Work(NamedTuple):
+    """What came of some tasks: their updates folded, a report each, and what clients remember."""
+
+    folded: State
+    reports: list[Report]
+    states: dict[int, State]
+
+
+def fold_of(job: Job) -> Aggregator:
+    """How updates are folded where they are made: by the rule, or as rows if colluding attackers must see them all."""
+    if job.attack is not None and job.attack.collude is not None:
+        return stacked(lambda updates_CD, weight_C: updates_CD)
+    return job.aggregator
+
+
+class Trainer:
+    """Trains groups of clients, stacked if `stack` is above 1 and the model allows it, else one after another."""
+
+    def __init__(self, job: Job, *, stack: int = 1, compile: bool = False) -> None:
+        self.job = job
+        self.fold = fold_of(job)
+        self.stack = stack if why_not(job) is None else 1
+        self._stacked = StackedTrainer(job, size=self.stack, compile=compile) if self.stack > 1 else None
+        self._space: Workspace | None = None
+
+    def rebind(self, job: Job) -> None:
+        """Work on another job that differs in how much is trained only; what was traced stays good."""
+        self.job = job
+        if self._stacked is not None:
+            self._stacked.job = job
+
+    @property
+    def space(self) -> Workspace:
+        """The working model, bound to its vector when first used."""
+        if self._space is None:
+            self._space = workspace(self.job)
+        return self._space
+
+    def groups(self, tasks: Sequence[Task]) -> list[list[Task]]:
+        """Tasks that are trained together: alike in length, and the same however many workers there are."""
+        ordered = sorted(tasks, key=lambda task: (-self.job.num_steps(task.client), task))
+        return [ordered[i : i + self.stack] for i in range(0, len(ordered), self.stack)]
+
+    def train(self, tasks: list[Task], sent: Mapping[int, Broadcast], states: Mapping[int, State]) -> Work:
+        """Do the tasks of one group; `sent` holds the broadcast of each version."""
+        before = [states.get(task.client, {}) for task in tasks]
+        memories = [self._algorithm_state(state, sent[task.version]) for task, state in zip(tasks, before, strict=True)]
+        broadcasts = [sent[task.version] for task in tasks]
+        if self._stacked is not None:
+            done = self._stacked.train(tasks, broadcasts, memories)
+            updates, losses = done.update, done.loss_G.tolist()
+            after = [{name: rows[i] for name, rows in done.states.items()} for i in range(len(tasks))]
+        else:
+            ones = [train_client(self.job, self.space, *each) for each in zip(tasks, broadcasts, memories, strict=True)]
+            updates, losses = stack([one.update for one in ones]), [one.loss for one in ones]
+            after = [one.state for one in ones]
+        return self._send(tasks, broadcasts, before, updates, losses, after)
+
+    def evaluate(self, params_D: Tensor, start: int) -> State:
+        """Evaluate one slice of the test set."""
+        return evaluate_slice(self.job, self.space, params_D, start)
+
+    def evaluate_clients(self, params_D: Tensor, clients: list[int]) -> Tensor:
+        """Evaluate some clients on their own data."""
+        return evaluate_clients(self.job, self.space, params_D, clients)
+
+    def _algorithm_state(self, state: State, sent: Broadcast) -> State:
+        kept = {name: value for name, value in state.items() if not name.startswith("uplink.")}
+        fresh = self.job.algorithm.init_client(sent.params_D)
+        return fresh | kept if fresh or kept else {}
+
+    def _send(
+        self,
+        tasks: list[Task],
+        broadcasts: list[Broadcast],
+        before: list[State],
+        updates: Update,
+        losses: list[float],
+        after: list[State],
+    ) -> Work:
+        """The way up: attacks, the uplink, the check for NaN and Inf, and the fold."""
+        job = self.job
+        num_bytes = [(updates.delta_D[0].nbytes + sum(v[0].nbytes for v in updates.aux.values()))] * len(tasks)
+        bad = [job.attacks(task.client, task.version) for task in tasks]
+        if job.uplink.transforms or (job.attack is not None and job.attack.update is not None and any(bad)):
+            rows = []
+            for i, task in enumerate(tasks):
+                row = updates.rows(torch.tensor(i))
+                if bad[i] and job.attack is not None and job.attack.update is not None:
+                    row = job.attack.update(row, knowledge(job, task, broadcasts[i].params_D))
+                memory = {k.removeprefix("uplink."): v for k, v in before[i].items() if k.startswith("uplink.")}
+                rng = generator(job.seed, "uplink", task.attempt, task.client)
+                payload, memory = job.uplink.encode(row.packed(), memory, Encoding(job.spec, task.attempt, rng))
+                num_bytes[i] = payload.num_bytes
+                after[i] |= {f"uplink.{k}": v for k, v in memory.items()}
+                rows.append(row.unpacked(job.uplink.decode(payload)))
+            updates = stack(rows)
+        valid_C = finite(updates)
+        reports = [
+            Report(
+                client=task.client,
+                num_samples=job.federation.num_samples(task.client),
+                num_steps=job.num_steps(task.client),
+                loss=losses[i],
+                bytes_up=num_bytes[i],
+                bytes_down=broadcasts[i].params_D.nbytes + sum(v.nbytes for v in broadcasts[i].aux.values()),
+                valid=bool(valid_C[i]),
+            )
+            for i, task in enumerate(tasks)
+        ]
+        usable = updates if bool(valid_C.all()) else updates.rows(valid_C)
+        folded = self.fold.add(self.fold.zero(), usable) if bool(valid_C.any()) else self.fold.zero()
+        states = {task.client: state for task, state in zip(tasks, after, strict=True) if state}
+        return Work(folded, reports, states)
+
+
+def finite(updates: Update) -> Tensor:
+    """Which clients of a stacked update sent finite numbers only, and a weight that is not negative."""
+    good_C = updates.delta_D.sum(1).isfinite() | updates.delta_D.isfinite().all(1)
+    good_C &= updates.weight.isfinite() & (updates.weight >= 0)
+    for rows in updates.aux.values():
+        good_C &= rows.reshape(len(rows), -1).isfinite().all(1)
+    return good_C

@@ -1,0 +1,24 @@
+"""Bound the norm of an update."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from atoll.core.errors import PlanError
+from atoll.core.messages import State
+from atoll.core.transform import Encoding, Transform
+
+
+def clip(norm: float) -> Transform:
+    """Scale the vector down to an L2 norm of at most `norm`: v * min(1, norm / |v|)."""
+    if not norm > 0:
+        raise PlanError(f"clip needs a norm above 0: got {norm}; to send nothing at all, leave the client out")
+
+    def encode(vector_V: Tensor, memory: State, encoding: Encoding) -> tuple[Tensor, State, State]:
+        length = float(vector_V.double().norm())
+        return vector_V * (norm / length) if length > norm else vector_V, {}, memory
+
+    def decode(carrier: Tensor, side: State) -> Tensor:
+        return carrier
+
+    return Transform(encode, decode, linear=True, sensitivity=lambda l2_in: min(l2_in, norm))
