@@ -14,8 +14,9 @@ from atoll.train.job import Job
 from atoll.train.trainer import Trainer
 
 PROBE_STEPS = 8
-MARGIN = 1.1
-"""Stacking must be this much faster than one by one, so that noise does not decide."""
+PROBE_SECONDS = 0.15
+MARGIN = 1.2
+"""One by one must be this much faster than stacked to be chosen, so that noise does not decide."""
 
 
 def auto(job: Job, cohort: int = 10, workers: int | None = None) -> Engine:
@@ -43,18 +44,19 @@ def _faster(job: Job, cohort: int) -> Trainer:
         raise
     except Exception:  # a model may hold operations that cannot be mapped over clients: then there is no choice
         return alone
-    return together if stacked * MARGIN < _seconds(job, alone, 1) else alone
+    return alone if _seconds(job, alone, 1) * MARGIN < stacked else together
 
 
 def _seconds(job: Job, trainer: Trainer, num_clients: int) -> float:
-    """Seconds for a few steps of some clients: the least of three timings, after one that warms up."""
+    """Seconds for a few steps of some clients: the least of several timings, after one that warms up."""
     trainer.rebind(replace(job, local=replace(job.local, epochs=None, steps=PROBE_STEPS), attack=None))
     tasks = [Task(client, 0, 0) for client in range(num_clients)]
     sent = {0: Broadcast(job.first_D, job.algorithm.broadcast(job.first_D, job.algorithm.init_server(job.first_D)))}
-    times = []
-    for _ in range(4):
+    trainer.train(tasks, sent, {})
+    times: list[float] = []
+    while len(times) < 3 or sum(times) < PROBE_SECONDS:
         started = time.perf_counter()
         trainer.train(tasks, sent, {})
         times.append(time.perf_counter() - started)
     trainer.rebind(job)
-    return min(times[1:])
+    return min(times)

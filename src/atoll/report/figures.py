@@ -38,14 +38,14 @@ THEME = {
     "c5": ("#3fa7de", "#93d4f7"),
     "c6": ("#6b58b0", "#a99bea"),
 }
-"""Colours in light and in dark, after Okabe and Ito (safe for the colour-blind); the page and its figures share them."""
+"""Colours in light and in dark, after Okabe and Ito (safe for the colour-blind); page and figures share them."""
 
 INK, MUTED, LINE = (THEME[name][0] for name in ("ink", "muted", "line"))
 PALETTE = tuple(light for name, (light, _) in THEME.items() if re.fullmatch(r"c\d", name))
 DASHES = ("-", (0, (6, 2)), (0, (2, 1.4)), (0, (7, 2, 1.5, 2)))
 HEAT = (0.125, 0.475, 0.78)
 
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "text.usetex": False,
     "font.family": ["DejaVu Sans"],
     "font.size": 10,
@@ -79,7 +79,7 @@ MOST_BUBBLES = 900
 
 @contextmanager
 def _style() -> Iterator[None]:
-    """Matplotlib's settings for as long as a figure is drawn or saved; a name with a missing glyph is not worth a word."""
+    """Matplotlib's settings while a figure is drawn or saved; a name that the font cannot write is no cause to warn."""
     import matplotlib
 
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
@@ -168,10 +168,12 @@ def _unit(records: Sequence[RunRecord], against: Against) -> tuple[str, float]:
 def partition_picture(counts_CK: Array, class_names: Sequence[str], title: str, num_clients: int) -> Figure:
     """Who holds how much of what: clients x classes, with the total of each client above and of each class beside.
 
-    Circles, whose area is the count, where there is room for them; a heat map for many clients or classes.
+    Circles, whose area is the count, where there is room for them; a heat map for many clients or classes. Classes
+    without names go by their numbers.
     """
     counts_CK = np.asarray(counts_CK)
     C, K = counts_CK.shape
+    names = class_names if len(class_names) == K else [str(k) for k in range(K)]
     with _style():
         height = float(np.clip(0.27 * K, 2.0, 8.5))
         figure = _figure(10.5, height + 2.1)
@@ -193,7 +195,7 @@ def partition_picture(counts_CK: Array, class_names: Sequence[str], title: str, 
         main.set(xlim=(-0.6, C - 0.4), ylim=(K - 0.4, -0.6), xlabel="client", ylabel="class")
         step = -(-C // 25)
         main.set_xticks(range(0, C, step), [str(c) for c in range(0, C, step)])
-        _class_ticks(main.set_yticks, class_names, K)
+        _class_ticks(main.set_yticks, names, K)
         for panel in (main, above, beside):
             panel.tick_params(length=0)
         above.tick_params(labelbottom=False, labelsize=8)
@@ -300,7 +302,7 @@ def confusion(record: RunRecord) -> Figure:
         from matplotlib.colors import PowerNorm
         from matplotlib.ticker import PercentFormatter
 
-        side = float(np.clip(0.62 * K, 4.2, 9.0))
+        side = float(np.clip(0.62 * K, 5.0, 9.0))
         figure = _figure(side + 1.2, side + 0.6)
         panel = figure.subplots()
         norm = PowerNorm(0.5, vmin=0, vmax=1)
@@ -365,6 +367,6 @@ def write_whole(path: Path, content: bytes) -> Path:
             beside.unlink(missing_ok=True)
     except OSError as error:
         raise RunError(
-            f"cannot write {path}: {error.strerror or error}; choose another place for it, or free space and check rights"
+            f"cannot write {path}: {error.strerror or error}; choose another place, or make room and check your rights"
         ) from error
     return path

@@ -1,4 +1,4 @@
-"""The report: one self-contained HTML file about one run, or about several side by side. Shapes: C clients, K classes."""
+"""The report: one self-contained HTML file about one run, or about several. Shapes: C clients, K classes."""
 
 from __future__ import annotations
 
@@ -6,40 +6,47 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from atoll.core.errors import RunError
 from atoll.core.parts import Part
 from atoll.report import figures
+from atoll.report.compare import comparison, table_of
 from atoll.report.reading import (
     AXES,
+    NONE,
     Against,
     RunRecord,
     class_names,
+    count_text,
     dig,
+    diverged,
+    ended,
     human_bytes,
     human_seconds,
     labels,
+    lost_tasks,
     number,
+    part_text,
     read_run,
     rounds_to,
     series,
+    share_text,
+    targets_of,
 )
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TARGETS = (0.90, 0.95, 0.97, 0.99)
-NONE = "–"
 LAST_ROUNDS = 10
 
 MEASURES = {
@@ -97,7 +104,7 @@ def page(records: Sequence[RunRecord]) -> str:
         "style": style,
         "script": script,
         "script_hash": "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        "top": (_warning(records[0]) + _cards(records[0])) if one else _comparison(records, names),
+        "top": (_warning(records[0]) + _cards(records[0])) if one else comparison(records, names),
         "still": _image(figures.curves(records), "Test accuracy and loss by round"),
         "data": _data(records, names),
         "runs": "".join(
@@ -144,24 +151,23 @@ def _rounded(value: float | None, axis: str = "") -> float | None:
 def _lead(record: RunRecord) -> str:
     """One sentence about what was run, and how it ended."""
     plan, info = record.plan, record.info
-    clients = _count(info.get("num_clients"))
-    what = f"{plan.algorithm.name} on {plan.data.name} with {clients} clients ({plan.partition.name}), model {plan.model.name}."
+    clients = count_text(info.get("num_clients"))
+    what = (
+        f"{plan.algorithm.name} on {plan.data.name}, {plan.partition.name}, {clients} clients, model {plan.model.name}."
+    )
     rounds = record.rows[-1]["round"] if record.rows else 0
-    if record.result is not None:
-        return f"{what} Finished after {rounds:,} rounds: {record.result.get('reason', 'no reason given')}."
-    return f"{what} Not finished: {rounds:,} of {plan.rounds:,} rounds are recorded; it is running or was stopped."
+    if why := ended(record):
+        return f"{what} Ended after {rounds:,} of {plan.rounds:,} rounds: {why}."
+    return f"{what} Not finished: {rounds:,} of {plan.rounds:,} rounds are recorded; it is running or was killed."
 
 
 def _warning(record: RunRecord) -> str:
     """What a reader must not miss."""
     said = []
-    bad = [
-        row for row in record.rows if row.get("clients") and "train_loss" in row and number(row, "train_loss") is None
-    ]
-    if bad:
+    if bad := diverged(record):
         said.append(
             f"The training loss is not a finite number in {len(bad)} of {len(record.rows)} rounds, first in round "
-            f"{bad[0]['round']}: training diverged; a lower local.lr may help."
+            f"{bad[0]}: training diverged; a lower local.lr may help."
         )
     if not record.rows:
         said.append("No round is recorded yet.")
@@ -176,38 +182,32 @@ def _cards(record: RunRecord) -> str:
     cards = []
     if xs:
         best = ys.index(max(ys))
-        final = "Final accuracy" if record.result is not None else "Latest accuracy"
+        final = "Final accuracy" if ended(record) else "Latest accuracy"
         cards.append(_card(final, f"{100 * ys[-1]:.2f} %", f"test set, round {xs[-1]:,.0f}", main=True))
         cards.append(_card("Best accuracy", f"{100 * ys[best]:.2f} %", f"test set, round {xs[best]:,.0f}", main=True))
     cards.append(_card("Rounds", f"{last.get('round', 0):,}", f"of {record.plan.rounds:,} planned"))
     if seconds is not None:
-        a_round = seconds / max(len(record.rows), 1)
-        cards.append(_card("Wall time", human_seconds(seconds), f"{human_seconds(a_round)} a round"))
+        pace = human_seconds(seconds / max(len(record.rows), 1))
+        cards.append(_card("Wall time", human_seconds(seconds), f"{pace} a round"))
     for title, amount in (("Uplink", up), ("Downlink", down)):
         if amount is not None:
             cards.append(_card(title, human_bytes(amount), "all clients, all rounds"))
-    a_round = number(last, "clients")
-    asked = f"{a_round:,.0f} updates in the last round" if a_round is not None else ""
-    cards.append(_card("Clients", _count(record.info.get("num_clients")), asked))
+    updates = number(last, "clients")
+    asked = f"{updates:,.0f} updates in the last round" if updates is not None else ""
+    cards.append(_card("Clients", count_text(record.info.get("num_clients")), asked))
     params = dig(record.info, "model.num_params")
-    cards.append(_card("Parameters", _count(params), record.plan.model.name))
-    if lost := _lost(record):
+    cards.append(_card("Parameters", count_text(params), record.plan.model.name))
+    if lost := lost_tasks(record):
         total = sum(lost.values())
         cards.append(_card("Lost tasks", f"{total:,}", ", ".join(f"{n:,} {kind}" for kind, n in lost.items())))
     targets = [
-        _card(f"To {_share(target)} accuracy", f"{rounds:,.1f} rounds", "")
-        for target in _targets([record])
+        _card(f"To {share_text(target)} accuracy", f"{rounds:,.1f} rounds", "on the test set")
+        for target in targets_of([record])
         if (rounds := rounds_to(record, target)) is not None
     ]
     rule = "Rounds to a target: best test accuracy so far, linear between evaluated rounds (McMahan et al. 2017)."
-    reached = f'<dl class="cards targets">{"".join(targets)}</dl><p class="note">{rule}</p>' if targets else ""
-    return f'<dl class="cards">{"".join(cards)}</dl>{reached}'
-
-
-def _lost(record: RunRecord) -> dict[str, int]:
-    """How many tasks gave no update, by what became of them."""
-    last = record.rows[-1] if record.rows else {}
-    return {kind: int(n) for kind in ("failed", "rejected", "abandoned") if (n := number(last, kind))}
+    note = f'<p class="note">{rule}</p>' if targets else ""
+    return f'<dl class="cards">{"".join(cards + targets)}</dl>{note}'
 
 
 def _card(title: str, value: str, small: str, main: bool = False) -> str:
@@ -241,25 +241,29 @@ def _facts(record: RunRecord) -> str:
     amount, what = (plan.local.steps, "step") if plan.local.steps else (plan.local.epochs or 1, "epoch")
     work = f"{amount:,} {what}{'s' * (amount != 1)}"
     batch = f", batch {plan.local.batch_size}" if plan.local.batch_size else ""
-    train, test, classes = (_count(dig(info, f"data.{key}")) for key in ("num_train", "num_test", "num_classes"))
+    train, test, classes = (count_text(dig(info, f"data.{key}")) for key in ("num_train", "num_test", "num_classes"))
     facts = [
-        ("Data", f"{_part(plan.data)}\n{train} training and {test} test samples, {classes} classes"),
-        ("Partition", f"{_part(plan.partition)}\n{_count(info.get('num_clients'))} clients"),
-        ("Model", f"{_part(plan.model)}\n{_count(dig(info, 'model.num_params'))} parameters"),
-        ("Algorithm", _part(plan.algorithm)),
+        ("Data", f"{part_text(plan.data)}\n{train} training and {test} test samples, {classes} classes"),
+        ("Partition", f"{part_text(plan.partition)}\n{count_text(info.get('num_clients'))} clients"),
+        ("Model", f"{part_text(plan.model)}\n{count_text(dig(info, 'model.num_params'))} parameters"),
+        ("Algorithm", part_text(plan.algorithm)),
         (
             "Local work",
-            f"{work}{batch}\n{_part(plan.local.optimizer)}, lr {plan.local.lr:g} ({_part(plan.local.schedule)})",
+            f"{work}{batch}\n{part_text(plan.local.optimizer)}, lr {plan.local.lr:g}, {part_text(plan.local.schedule)}",
         ),
-        ("Who is asked", f"{_part(plan.sampler)}\n{_part(plan.policy)}"),
-        ("Aggregation", f"{_part(plan.aggregator)}, server lr {plan.server.lr:g}"),
-        ("Uplink", ", ".join(map(_part, plan.uplink)) or "nothing is transformed"),
+        ("Who is asked", f"{part_text(plan.sampler)}\n{part_text(plan.policy)}"),
+        ("Aggregation", f"{part_text(plan.aggregator)}, server lr {plan.server.lr:g}"),
+        ("Uplink", ", ".join(map(part_text, plan.uplink)) or "no transform"),
     ]
     if plan.attack is not None:
         who = ", ".join(f"{key} {value}" for key, value in plan.attackers.to_dict().items() if value)
-        facts.append(("Attack", f"{_part(plan.attack)}\n{who}"))
+        facts.append(("Attack", f"{part_text(plan.attack)}\n{who}"))
     engine = dig(info, "engine")
-    ran = _part(Part.of(engine)) if isinstance(engine, dict) and engine.get("name") else str(engine or plan.engine.name)
+    ran = (
+        part_text(Part.of(engine))
+        if isinstance(engine, dict) and engine.get("name")
+        else str(engine or plan.engine.name)
+    )
     facts += [
         ("Engine", ran),
         ("Seed", str(plan.seed)),
@@ -274,10 +278,14 @@ def _pictures(record: RunRecord) -> list[tuple[str, Callable[[], Figure], tuple[
     """The figures that a run has data for: a file name, how to draw it, a title and a caption."""
     found: list[tuple[str, Callable[[], Figure], tuple[str, str]]] = []
     if record.clients is not None:
-        note = "The worst tenth is orange. Each client is tested on its own samples."
+        held = record.plan.evaluation.holdout
+        where = (
+            f"the {share_text(held)} of its samples that it does not train on" if held else "its own training samples"
+        )
+        note = f"The worst tenth is orange. Each client is tested on {where}."
         found.append(("clients", lambda: figures.client_spread(record), ("Spread over clients", note)))
     if record.confusion is not None:
-        note = "Rows are true classes, columns what the model said. Colour grows with the root of the share: small errors show."
+        note = "Rows are true classes, columns what the model said. Colour grows with the root of the share."
         found.append(("confusion", lambda: figures.confusion(record), ("Confusion", note)))
     if record.partition is not None:
         counts_CK = np.asarray(record.partition["counts"])
@@ -289,7 +297,7 @@ def _pictures(record: RunRecord) -> list[tuple[str, Callable[[], Figure], tuple[
             f"Of the clients shown, the median holds {np.median(sizes_C):,.0f} samples (from {sizes_C.min():,} to "
             f"{sizes_C.max():,}) of {np.median(held_C):.0f} classes (from {held_C.min()} to {held_C.max()})."
         )
-        title = f"{record.plan.data.name}, dealt by {_part(record.plan.partition)}"
+        title = f"{record.plan.data.name}, dealt by {part_text(record.plan.partition)}"
         names = class_names(record, K)
         found.append((
             "partition",
@@ -318,7 +326,7 @@ def _last_rounds(record: RunRecord) -> str:
         ("round time", "round_seconds", human_seconds),
         ("total time", "seconds", human_seconds),
         ("uplink so far", "bytes_up", human_bytes),
-        *((f"{kind} so far", kind, lambda v: f"{v:,.0f}") for kind in _lost(record)),
+        *((f"{kind} so far", kind, lambda v: f"{v:,.0f}") for kind in lost_tasks(record)),
     ]
     rows = record.rows[-LAST_ROUNDS:]
     used = [column for column in columns if any(number(row, column[1]) is not None for row in rows)]
@@ -326,133 +334,10 @@ def _last_rounds(record: RunRecord) -> str:
         [NONE if (value := number(row, key)) is None else show(value) for _, key, show in used]
         for row in reversed(rows)
     ]
-    return _table([title for title, _, _ in used], [[escape(cell) for cell in line] for line in cells])
-
-
-# ---- several runs
-
-
-def _comparison(records: Sequence[RunRecord], names: Sequence[str]) -> str:
-    """Runs side by side: what they reached and cost, and how their plans differ."""
-    last = [record.rows[-1] if record.rows else {} for record in records]
-    accuracy = [series(record, "test.accuracy")[1] for record in records]
-    targets = _targets(records)
-    columns: list[tuple[str, list[float | None], Callable[[float], str], int]] = [
-        ("final accuracy", [ys[-1] if ys else None for ys in accuracy], lambda v: f"{100 * v:.2f} %", 1),
-        ("best accuracy", [max(ys, default=None) for ys in accuracy], lambda v: f"{100 * v:.2f} %", 1),
-        *(
-            (
-                f"rounds to {_share(target)}",
-                [rounds_to(record, target) for record in records],
-                lambda v: f"{v:,.1f}",
-                -1,
-            )
-            for target in targets
-        ),
-        ("rounds", [number(row, "round") for row in last], lambda v: f"{v:,.0f}", 0),
-        ("wall time", [number(row, "seconds") for row in last], human_seconds, -1),
-        ("uplink", [number(row, "bytes_up") for row in last], human_bytes, -1),
-    ]
-    lost = [sum(_lost(record).values()) for record in records]
-    if any(lost):
-        columns.append(("lost tasks", [float(n) for n in lost], lambda v: f"{v:,.0f}", -1))
-    told = [_marked(values, show, better) for _, values, show, better in columns]
-    rows = [
-        [
-            f'<span class="key" style="background:var(--c{index % len(figures.PALETTE)})"></span>{escape(names[index])}'
-            + ("" if record.result is not None else '<br><span class="note">not finished</span>'),
-            *(escape(_part(part)) for part in (record.plan.data, record.plan.algorithm, record.plan.model)),
-            escape(_count(record.info.get("num_clients"))),
-            *(column[index] for column in told),
-        ]
-        for index, record in enumerate(records)
-    ]
-    head = ["run", "data", "algorithm", "model", "clients", *(title for title, *_ in columns)]
-    warnings = "".join(
-        text.replace('class="warning">', f'class="warning"><b>{escape(name)}:</b> ')
-        for record, name in zip(records, names, strict=True)
-        if (text := _warning(record))
-    )
-    note = "Green is best. Rounds to a target follow McMahan et al. 2017: best so far, linear between evaluated rounds."
-    return (
-        f'{warnings}<section><h2>Side by side</h2>{_table(head, rows, text=4)}<p class="note">{note}</p></section>'
-        f"<section><h2>What differs between the plans</h2>{_differences(records, names)}</section>"
-    )
-
-
-def _marked(values: Sequence[float | None], show: Callable[[float], str], better: int) -> list[str]:
-    """Cells of a column, the best of them marked; `better` is 1 for more, -1 for less, 0 where neither is."""
-    known = [better * value for value in values if value is not None]
-    mark = better and len(set(known)) > 1
-    return [
-        NONE if value is None
-        else f'<span class="best">{escape(show(value))}</span>' if mark and better * value == max(known)
-        else escape(show(value))
-        for value in values
-    ]  # fmt: skip
-
-
-def _differences(records: Sequence[RunRecord], names: Sequence[str]) -> str:
-    flat = [dict(_flat(record.plan.to_dict())) for record in records]
-    for table, record in zip(flat, records, strict=True):
-        table["name"] = ""
-        table["ran on engine"] = json.dumps(dig(record.info, "engine.name"))
-    keys = list(dict.fromkeys(key for table in flat for key in table))
-    differing = [key for key in keys if len({table.get(key) for table in flat}) > 1]
-    if not differing:
-        return "<p>Nothing but their names: the plans are the same.</p>"
-    rows = [
-        [f"<code>{escape(key)}</code>", *(f"<code>{escape(table.get(key, NONE))}</code>" for table in flat)]
-        for key in differing
-    ]
-    return _table(["setting", *map(str, names)], rows, text=len(names) + 1)
-
-
-def _flat(table: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _targets(records: Sequence[RunRecord]) -> list[float]:
-    """The accuracies worth asking for: the usual ones that some run reached, and those that plans stop at.
-
-    Where none of these was reached, the highest multiple of 5 % that every tested run reached.
-    """
-    best = [max(ys) for record in records if (ys := series(record, "test.accuracy")[1])]
-    asked = {*TARGETS, *(record.plan.stop.accuracy for record in records if record.plan.stop.accuracy)}
-    reached = sorted(target for target in asked if any(b >= target for b in best))
-    fallback = np.floor(20 * min(best, default=0.0) + 1e-9) / 20
-    return reached or ([float(fallback)] if fallback > 0 else [])
+    return table_of([title for title, _, _ in used], [[escape(cell) for cell in line] for line in cells])
 
 
 # ---- small things
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], text: int = 0) -> str:
-    """A table of cells that are HTML already, under titles that are not; the first `text` columns hold words."""
-    kind = [' class="text"' if column < text else "" for column in range(len(head))]
-    top = "".join(f"<th{kind[n]}>{escape(title)}</th>" for n, title in enumerate(head))
-    body = "".join(
-        "<tr>" + "".join(f"<td{kind[n]}>{cell}</td>" for n, cell in enumerate(row)) + "</tr>" for row in rows
-    )
-    return f'<div class="scroll"><table class="num"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _part(part: Part) -> str:
-    """A part as one reads it: fedprox (mu 0.1)."""
-    options = ", ".join(f"{key} {value}" for key, value in part.options.items())
-    return f"{part.name} ({options})" if options else part.name
-
-
-def _count(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else NONE
-
-
-def _share(target: float) -> str:
-    return f"{100 * target:.4g} %"
 
 
 def _when(started: object) -> str:

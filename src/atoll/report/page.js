@@ -117,7 +117,7 @@
 
     const xAt = (pixel) => x0 + ((pixel - EDGE.left) / (right - EDGE.left)) * (x1 - x0);
 
-    const yTicks = log ? logTicks(y0, y1) : ticks(y0, y1, 7);
+    const yTicks = log ? logTicks(y0, y1) : ticks(y0, y1, 8);
     const digits = yTicks.length > 1 ? Math.max(0, Math.min(3, Math.ceil(-Math.log10(100 * (yTicks[1] - yTicks[0])) - 1e-9))) : 1;
     for (const y of yTicks) {
       make("line", { class: "grid", x1: EDGE.left, x2: right, y1: py(y), y2: py(y) }, svg);
@@ -203,7 +203,7 @@
       const main = mine[0].points[nearest(mine[0].points, x)];
       const name = make("td", {}, line);
       make("span", { class: "key" }, name).style.background = colour(index);
-      name.append(run.label.length > 36 ? `${run.label.slice(0, 35)}…` : run.label);
+      name.append(run.label.length > 28 ? `${run.label.slice(0, 27)}…` : run.label);
       make("td", {}, line, grouped(run.x.round[main.row]));
       for (const key of keys) {
         const s = mine.find((one) => one.key === key);
@@ -255,10 +255,12 @@
       });
     });
 
-  let width = 0;
-  new ResizeObserver(([entry]) => {
-    if (Math.abs(entry.contentRect.width - width) < 1) return;
-    width = entry.contentRect.width;
-    redraw();
-  }).observe(document.querySelector(".charts"));
+  redraw();
+  const charts = document.querySelector(".charts");
+  let width = charts.clientWidth;
+  new ResizeObserver(() => {
+    if (charts.clientWidth === width) return;
+    width = charts.clientWidth;
+    requestAnimationFrame(redraw);
+  }).observe(charts);
 })();

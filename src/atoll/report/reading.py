@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from atoll.core.errors import PlanError, RunError, nearest
+from atoll.core.parts import Part
 from atoll.core.plan import Plan
 
 Json = dict[str, Any]
@@ -17,6 +18,12 @@ Against = Literal["round", "seconds", "bytes"]
 
 AXES: dict[str, str] = {"round": "round", "seconds": "seconds", "bytes": "bytes_up"}
 """What a curve is drawn against, and the column of metrics.jsonl that holds it."""
+
+TARGETS = (0.90, 0.95, 0.97, 0.99)
+"""Test accuracies that are asked for everywhere."""
+
+NONE = "–"
+"""Stands for a number that is not there."""
 
 HOLDS = "a run directory holds plan.toml, run.json and metrics.jsonl; make one with: atoll run plan.toml --out DIR"
 
@@ -105,6 +112,38 @@ def rounds_to(record: RunRecord, accuracy: float) -> float | None:
     return None
 
 
+def targets_of(records: Sequence[RunRecord]) -> list[float]:
+    """The accuracies worth asking for: the usual ones that some run reached, and those that plans stop at.
+
+    Where none of these was reached, the highest multiple of 5 % that every tested run reached.
+    """
+    best = [max(ys) for record in records if (ys := series(record, "test.accuracy")[1])]
+    asked = {*TARGETS, *(record.plan.stop.accuracy for record in records if record.plan.stop.accuracy)}
+    reached = sorted(target for target in asked if any(b >= target for b in best))
+    fallback = math.floor(20 * min(best, default=0.0) + 1e-9) / 20
+    return reached or ([fallback] if fallback > 0 else [])
+
+
+def lost_tasks(record: RunRecord) -> dict[str, int]:
+    """How many tasks gave no update, by what became of them."""
+    last = record.rows[-1] if record.rows else {}
+    return {kind: int(n) for kind in ("failed", "rejected", "abandoned") if (n := number(last, kind))}
+
+
+def diverged(record: RunRecord) -> list[int]:
+    """The rounds that had updates but no finite training loss."""
+    had_updates = [row for row in record.rows if row.get("clients") and "train_loss" in row]
+    return [row["round"] for row in had_updates if number(row, "train_loss") is None]
+
+
+def ended(record: RunRecord) -> str:
+    """Why the run ended, or "" where it goes on or was killed; an end from before a resume is none."""
+    done = record.rows[-1]["round"] if record.rows else 0
+    if record.result is None or (number(record.result, "rounds") or 0) < done:
+        return ""
+    return str(record.result.get("reason") or "no reason given")
+
+
 def labels(records: Sequence[RunRecord]) -> list[str]:
     """What to call each run: its name, with the directory or a number where names repeat."""
     names = [record.plan.name or str(record.info.get("name") or "") or _folder(record) for record in records]
@@ -135,13 +174,10 @@ def human_bytes(count: float) -> str:
     >>> human_bytes(7968400)
     '7.97 MB'
     """
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(count) < 999.5:
-            break
-        count /= 1000
-    else:
-        unit = "PB"
-    return f"{count:.0f} B" if unit == "B" else f"{_three_digits(count)} {unit}"
+    power = 0
+    while abs(count) >= 999.5 and power < 5:
+        count, power = count / 1000, power + 1
+    return f"{_three_digits(count)} {('kB', 'MB', 'GB', 'TB', 'PB')[power - 1]}" if power else f"{count:.0f} B"
 
 
 def human_seconds(seconds: float) -> str:
@@ -162,6 +198,22 @@ def human_seconds(seconds: float) -> str:
         return f"{minutes // 60} h {minutes % 60:02d} min"
     hours = round(seconds / 3600)
     return f"{hours // 24} d {hours % 24:02d} h"
+
+
+def part_text(part: Part) -> str:
+    """A part as one reads it: fedprox (mu 0.1)."""
+    options = ", ".join(f"{key} {value}" for key, value in part.options.items())
+    return f"{part.name} ({options})" if options else part.name
+
+
+def count_text(value: object) -> str:
+    """A whole number with its thousands apart, or a dash."""
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else NONE
+
+
+def share_text(target: float) -> str:
+    """A share in per cent, such as 97.5 %."""
+    return f"{100 * target:.4g} %"
 
 
 def _three_digits(value: float) -> str:

@@ -189,7 +189,7 @@ class StackedTrainer:
                     x[g], y[g] = attack(x[g], y[g], knowledge(job, tasks[g], sent[g].params_D))
                 batch = Batch(x, y, weight_SGB[s])
                 fresh = (batch, base_G + s, live_SG[s], numbers[s])
-                step = step or self._step_for(fresh, params_GD, memory, fixed)
+                step = self._step_for(fresh, params_GD, memory, fixed) if step is None else step
                 losses_SG[s] = step(*batch, *fresh[1:], *lasting)[0]
         return losses_SG
 

@@ -1,0 +1,104 @@
+"""Engines agree, workers do not matter, the order of clients does not matter, and a stopped run ends the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import dropped, normed
+
+from atoll.api import run
+from atoll.core.messages import Broadcast, Task
+from atoll.core.parts import members
+from atoll.core.plan import Plan
+from atoll.engine.inline import inline
+from atoll.engine.vectorised import vectorised
+from atoll.train.job import build_job
+
+OPTIMIZERS = ["sgd", {"name": "sgd", "momentum": 0.9, "weight_decay": 1e-3}, "adam"]
+
+
+def plan_with(base: Plan, **changes: Any) -> Plan:
+    return Plan(**{**{name: getattr(base, name) for name in base.to_dict() if name != "stop"}, **changes})
+
+
+def final(plan: Plan, engine: Any) -> torch.Tensor:
+    return run(plan_with(plan, engine=engine)).params_D
+
+
+@pytest.mark.parametrize("algorithm", members("algorithms"))
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["sgd", "momentum", "adam"])
+def test_stacked_equals_one_by_one(digits_plan: Plan, algorithm: str, optimizer: Any) -> None:
+    if algorithm == "fedsgd" and optimizer != "sgd":
+        pytest.skip("fedsgd takes plain steps by definition")
+    batch = None if algorithm == "fedsgd" else 16
+    local = {"lr": 0.01 if optimizer == "adam" else 0.1, "optimizer": optimizer, "batch_size": batch}
+    plan = plan_with(digits_plan, algorithm=algorithm, local=local)
+    one_by_one = final(plan, "inline")
+    together = final(plan, {"name": "vectorised", "stack": 3})
+    assert (one_by_one - together).abs().max() < 2e-5
+    assert (one_by_one - build_job(plan).first_D).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("algorithm", members("algorithms"))
+def test_any_number_of_workers_gives_the_same_bits(digits_plan: Plan, algorithm: str) -> None:
+    local = {"lr": 0.1} if algorithm == "fedsgd" else {"lr": 0.1, "batch_size": 16}
+    plan = plan_with(digits_plan, algorithm=algorithm, local=local, policy={"size": 7})
+    ends = [final(plan, {"name": "processes", "workers": n, "stack": 2}) for n in (1, 2, 3)]
+    ends.append(final(plan, {"name": "vectorised", "stack": 2}))
+    assert all(torch.equal(ends[0], end) for end in ends)
+
+
+@pytest.mark.parametrize("engine", ["inline", "vectorised"])
+def test_the_order_of_clients_changes_nothing(digits_plan: Plan, engine: str) -> None:
+    job = build_job(digits_plan)
+    worker = inline(job) if engine == "inline" else vectorised(job, stack=3)
+    sent = {0: Broadcast(job.first_D, {})}
+    tasks = [Task(client, 0, 0) for client in (3, 1, 7, 11, 0)]
+    forth, back = worker.train(tasks, sent, {}), worker.train(tasks[::-1], sent, {})
+    assert torch.equal(forth.folded["delta"], back.folded["delta"])
+    worker.close()
+
+
+def test_dropout_is_the_same_stacked_or_not(digits_plan: Plan) -> None:
+    plan = plan_with(digits_plan, model=dropped)
+    one_by_one, together = final(plan, "inline"), final(plan, {"name": "vectorised", "stack": 5})
+    assert (one_by_one - together).abs().max() < 2e-5
+    plain = final(plan_with(plan, model={"name": "mlp_2nn", "hidden": 20}), "inline")
+    assert plain.shape != one_by_one.shape  # another model altogether: the comparison above is not trivial
+
+
+@pytest.mark.parametrize("buffers", ["average", "local"])
+def test_batch_norm_trains_in_every_engine(digits_plan: Plan, buffers: str) -> None:
+    local = {"lr": 0.1, "batch_size": 16, "buffers": buffers}
+    plan = plan_with(digits_plan, model=normed, local=local, rounds=4, policy={"size": 12})
+    inline_end = final(plan, "inline")
+    assert torch.equal(inline_end, final(plan, {"name": "processes", "workers": 2, "stack": 4}))
+    result = run(plan)
+    assert result.accuracy > 0.5
+    mean = dict(result.model.named_buffers())["norm.running_mean"]
+    assert bool(mean.any()) == (buffers == "average")
+
+
+def test_clients_on_different_versions_train_together(digits_plan: Plan) -> None:
+    """Asynchronous rounds: each client starts from the version that it was sent."""
+    job = build_job(plan_with(digits_plan, algorithm={"name": "fedprox", "mu": 0.1}))
+    sent = {0: Broadcast(job.first_D, {}), 1: Broadcast(job.first_D * 1.5, {})}
+    tasks = [Task(client, client % 2, client) for client in range(4)]
+    one_by_one = inline(job).train(tasks, sent, {}).folded["delta"]
+    together = vectorised(job, stack=4).train(tasks, sent, {}).folded["delta"]
+    assert (one_by_one - together).abs().max() / one_by_one.abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("algorithm", members("algorithms"))
+def test_resume_equals_uninterrupted(digits_plan: Plan, algorithm: str, tmp_path: Path) -> None:
+    local = {"lr": 0.1} if algorithm == "fedsgd" else {"lr": 0.1, "batch_size": 16}
+    plan = plan_with(digits_plan, algorithm=algorithm, local=local, rounds=6, uplink=[{"name": "clip", "norm": 1.0}])
+    whole = run(plan)
+    run(plan_with(plan, rounds=2), out=tmp_path / "run")
+    resumed = run(plan, out=tmp_path / "run", resume=True)
+    assert torch.equal(whole.params_D, resumed.params_D)
+    timeless = [{k: v for k, v in row.items() if "seconds" not in k} for row in resumed.history]
+    assert timeless == [{k: v for k, v in row.items() if "seconds" not in k} for row in whole.history]
