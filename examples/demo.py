@@ -32,7 +32,7 @@ def main() -> None:
     print(f"""
 After {last["round"]} rounds in {human_seconds(last["seconds"])}, with no client's data ever leaving it:
   test accuracy        {100 * result.accuracy:.2f} %
-  clients' own data    {100 * clients["mean"]:.1f} % on average, {100 * clients["worst_decile"]:.1f} % for the worst tenth
+  clients' own data    {100 * clients["mean"]:.1f} % on average, worst tenth {100 * clients["worst_decile"]:.1f} %
   sent                 {human_bytes(last["bytes_up"])} up, {human_bytes(last["bytes_down"])} down
 
 Look at the report:  {write_report([out])}

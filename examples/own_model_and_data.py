@@ -13,7 +13,13 @@ def hospitals() -> atoll.Dataset:
     x = rng.normal(size=(1000, 12)).astype("float32") + owners[:, None] * 0.3
     y = (x[:, :3].sum(1) + rng.normal(size=1000) > owners * 0.9).astype("int64")
     return atoll.Dataset(
-        name="hospitals", train_x=x[::2], train_y=y[::2], test_x=x[1::2], test_y=y[1::2], num_classes=2, owners=owners[::2]
+        name="hospitals",
+        train_x=x[::2],
+        train_y=y[::2],
+        test_x=x[1::2],
+        test_y=y[1::2],
+        num_classes=2,
+        owners=owners[::2],
     )
 
 

@@ -115,10 +115,12 @@ def _run(plan: Plan, directory: RunDirectory | None, watcher: Watcher, checkpoin
     coordinator = build_coordinator(plan, federation.num_clients)
     job = build_job(plan, federation)
     state, history, engine_part = _where_it_stands(plan, directory)
-    engine = build_engine(engine_part, job, coordinator)
+    started = time.perf_counter()
+    engine = build_engine(engine_part, job, coordinator, state.coordinator.version if state else 0)
+    setup_seconds = time.perf_counter() - started
     try:
         if directory is not None:
-            _describe(directory, plan, job, engine)
+            _describe(directory, plan, job, engine, setup_seconds)
         simulation = Simulation(plan, engine, coordinator, state)
         recorder = _Recorder(directory, plan.identity(), simulation.state, history, checkpoint_seconds)
         watcher.begin(_title(plan, job, engine), simulation.state.coordinator.version, plan.rounds)
@@ -218,7 +220,7 @@ def _where_it_stands(plan: Plan, directory: RunDirectory | None) -> tuple[RunSta
     return state, history, part
 
 
-def _describe(directory: RunDirectory, plan: Plan, job: Job, engine: Engine) -> None:
+def _describe(directory: RunDirectory, plan: Plan, job: Job, engine: Engine, setup_seconds: float) -> None:
     """Write what is known before the first round: the choice of engine above all."""
     dataset = job.federation.dataset
     info = {
@@ -226,6 +228,7 @@ def _describe(directory: RunDirectory, plan: Plan, job: Job, engine: Engine) -> 
         "name": plan.name,
         "identity": plan.identity(),
         "engine": engine.describe(),
+        "setup_seconds": round(setup_seconds, 3),
         "model": {"name": plan.model.name, "num_params": job.spec.num_params},
         "data": {
             "name": dataset.name,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
 
 from atoll.core.errors import AtollError
-from atoll.core.messages import Broadcast, Task
-from atoll.engine.base import Engine, InProcess, stack_size
+from atoll.engine.base import Engine, InProcess, rehearse, stack_size
 from atoll.engine.processes import Processes
 from atoll.train.job import Job
 from atoll.train.trainer import Trainer
@@ -16,47 +14,57 @@ from atoll.train.trainer import Trainer
 PROBE_STEPS = 8
 PROBE_SECONDS = 0.15
 MARGIN = 1.2
-"""One by one must be this much faster than stacked to be chosen, so that noise does not decide."""
+"""One by one, or compiled, must be this much faster than stacked to be chosen, so that noise does not decide."""
+WORTH_COMPILING = 120.0
+"""Seconds of training ahead from which on compiling is tried; it takes five to thirty."""
 
 
-def auto(job: Job, cohort: int = 10, workers: int | None = None) -> Engine:
+def auto(job: Job, cohort: int = 10, workers: int | None = None, rounds: int = 1) -> Engine:
     """Time a few steps one by one and stacked, take the faster way, and use as many processes as there are cores.
 
-    The choice is written into the run directory, so that a resumed run repeats it.
+    A step is compiled if the run is long enough to repay it and the compiled step proves faster. The choice is written
+    into the run directory, so that a resumed run repeats it.
     """
     num_workers = workers if workers is not None else len(os.sched_getaffinity(0))
-    trainer = _faster(job, cohort)
+    trainer, seconds = _faster(job, cohort)
+    steps = sum(job.num_steps(client) for client in range(min(cohort, job.federation.num_clients)))
+    if trainer.stack > 1 and rounds * steps * seconds / num_workers > WORTH_COMPILING:
+        trainer = _compiled(job, trainer, seconds)
     if num_workers > 1 and cohort > trainer.stack and hasattr(os, "fork"):
-        return Processes(job, trainer, num_workers, compile=False)
-    settings: dict[str, object] = {"name": "vectorised", "stack": trainer.stack, "compile": False}
-    return InProcess(job, trainer, settings if trainer.stack > 1 else {"name": "inline"})
+        return Processes(job, trainer, num_workers)
+    return InProcess(job, trainer)
 
 
-def _faster(job: Job, cohort: int) -> Trainer:
-    """Train some clients for a few steps one by one and stacked, and keep the way that takes less time a client."""
+def _faster(job: Job, cohort: int) -> tuple[Trainer, float]:
+    """Whichever takes less time a client and step, one by one or stacked, and that time."""
     alone, together = Trainer(job), Trainer(job, stack=stack_size(job, cohort))
+    by_one = _seconds(alone)
     if together.stack == 1:
-        return alone
-    clients = min(together.stack, job.federation.num_clients)
+        return alone, by_one
     try:
-        stacked = _seconds(job, together, clients) / clients
+        stacked = _seconds(together)
     except AtollError:
         raise
     except Exception:  # a model may hold operations that cannot be mapped over clients: then there is no choice
-        return alone
-    return alone if _seconds(job, alone, 1) * MARGIN < stacked else together
+        return alone, by_one
+    return (alone, by_one) if by_one * MARGIN < stacked else (together, stacked)
 
 
-def _seconds(job: Job, trainer: Trainer, num_clients: int) -> float:
-    """Seconds for a few steps of some clients: the least of several timings, after one that warms up."""
-    trainer.rebind(replace(job, local=replace(job.local, epochs=None, steps=PROBE_STEPS), attack=None))
-    tasks = [Task(client, 0, 0) for client in range(num_clients)]
-    sent = {0: Broadcast(job.first_D, job.algorithm.broadcast(job.first_D, job.algorithm.init_server(job.first_D)))}
-    trainer.train(tasks, sent, {})
+def _compiled(job: Job, trainer: Trainer, seconds: float) -> Trainer:
+    """The same trainer with a compiled step, if there is a compiler and it helps."""
+    candidate = Trainer(job, stack=trainer.stack, compile=True)
+    try:
+        return candidate if _seconds(candidate) * MARGIN < seconds else trainer
+    except Exception:  # no compiler, or one that fails: compiling is never needed
+        return trainer
+
+
+def _seconds(trainer: Trainer) -> float:
+    """Seconds a client and step: the least of several timings, after a first that warms up."""
+    num_clients = rehearse(trainer, PROBE_STEPS)
     times: list[float] = []
     while len(times) < 3 or sum(times) < PROBE_SECONDS:
         started = time.perf_counter()
-        trainer.train(tasks, sent, {})
+        rehearse(trainer, PROBE_STEPS)
         times.append(time.perf_counter() - started)
-    trainer.rebind(job)
-    return min(times)
+    return min(times) / num_clients / PROBE_STEPS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from atoll.core.messages import Broadcast, State, Task
 from atoll.train.evaluate import SLICE
 from atoll.train.job import Job
 from atoll.train.metrics import Metrics, classification
-from atoll.train.trainer import Trainer, Work
+from atoll.train.trainer import Trainer, Work, explained
 
 Progress = Callable[[int], None]
 """Called with the number of clients that are done."""
@@ -31,7 +32,10 @@ class Engine(ABC):
 
     @abstractmethod
     def describe(self) -> dict[str, object]:
-        """The engine's name and settings, as a plan would give them, so that a resumed run repeats them."""
+        """The engine's name and settings, as a plan would give them, so that a resumed run repeats them.
+
+        The number of workers is left out, because it changes nothing.
+        """
 
     @abstractmethod
     def works(
@@ -85,29 +89,37 @@ class Engine(ABC):
 class InProcess(Engine):
     """Does everything here, one group after another."""
 
-    def __init__(self, job: Job, trainer: Trainer, description: dict[str, object]) -> None:
+    def __init__(self, job: Job, trainer: Trainer) -> None:
         super().__init__(job, trainer)
-        self._description = description
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)  # sums then never depend on the number of cores
 
     def describe(self) -> dict[str, object]:
         """Name and settings."""
-        return self._description
+        return settings_of("vectorised", self.trainer) if self.trainer.stack > 1 else {"name": "inline"}
 
     def works(
         self, groups: list[list[Task]], sent: Mapping[int, Broadcast], states: Mapping[int, State]
     ) -> Iterable[Work]:
         """Train group after group."""
-        return (self.trainer.train(group, sent, states) for group in groups)
+        for group in groups:
+            with explained():
+                work = self.trainer.train(group, sent, states)
+            yield work
 
     def slices(self, params_D: Tensor, starts: list[int]) -> Iterable[State]:
         """Evaluate slice after slice."""
-        return (self.trainer.evaluate(params_D, start) for start in starts)
+        for start in starts:
+            with explained():
+                found = self.trainer.evaluate(params_D, start)
+            yield found
 
     def client_scores(self, params_D: Tensor, groups: list[list[int]]) -> Iterable[Tensor]:
         """Evaluate group after group."""
-        return (self.trainer.evaluate_clients(params_D, group) for group in groups)
+        for group in groups:
+            with explained():
+                found = self.trainer.evaluate_clients(params_D, group)
+            yield found
 
     def close(self) -> None:
         """Give torch its threads back."""
@@ -122,3 +134,25 @@ def stack_size(job: Job, num_tasks: int) -> int:
     by_memory = max(1, 4_000_000 // (job.spec.num_params * job.spec.dtype.itemsize))
     groups = 2 if num_tasks < 32 else 4 if num_tasks < 256 else 8
     return max(1, min(by_memory, 64, -(-num_tasks // groups)))
+
+
+def settings_of(name: str, trainer: Trainer) -> dict[str, object]:
+    """An engine's name and how its trainer works."""
+    return {"name": name, "stack": trainer.stack, "compile": trainer.compile}
+
+
+def rehearse(trainer: Trainer, steps: int) -> int:
+    """Train one group of clients for a few steps and forget it, so that what is made once is made; return its size.
+
+    Done before workers are forked, all of them inherit the recorded or compiled step.
+    """
+    job = trainer.job
+    tasks = [Task(client, 0, 0) for client in range(min(trainer.stack, job.federation.num_clients))]
+    server = job.algorithm.init_server(job.first_D)
+    sent = {0: Broadcast(job.first_D, job.algorithm.broadcast(job.first_D, server))}
+    trainer.rebind(replace(job, local=replace(job.local, epochs=None, steps=steps), attack=None))
+    try:
+        trainer.train(tasks, sent, {})
+    finally:
+        trainer.rebind(job)
+    return len(tasks)

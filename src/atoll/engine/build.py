@@ -22,9 +22,9 @@ def build_coordinator(plan: Plan, num_clients: int) -> Coordinator:
     )
 
 
-def build_engine(part: Part, job: Job, coordinator: Coordinator) -> Engine:
-    """The engine of a plan, told how many clients are trained between two commits."""
+def build_engine(part: Part, job: Job, coordinator: Coordinator, done: int = 0) -> Engine:
+    """The engine of a plan, told how many clients are trained between two commits and how many rounds are left."""
     asked = coordinator.policy.num_wanted(CoordinatorState(), coordinator.num_clients)
     cohort = min(asked, coordinator.policy.goal(coordinator.num_clients))
-    engine: Engine = part.build("engine", job, cohort=cohort)
+    engine: Engine = part.build("engine", job, cohort=cohort, rounds=coordinator.rounds - done)
     return engine

@@ -9,4 +9,4 @@ from atoll.train.trainer import Trainer
 
 def inline(job: Job) -> Engine:
     """Train one client after another with a plain PyTorch loop."""
-    return InProcess(job, Trainer(job), {"name": "inline"})
+    return InProcess(job, Trainer(job))

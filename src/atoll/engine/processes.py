@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import traceback
+import threading
 from collections.abc import Iterable, Iterator, Mapping
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -17,10 +17,10 @@ from torch import Tensor
 
 from atoll.core.errors import AtollError, PlanError, RunError, TrainingError
 from atoll.core.messages import Broadcast, State, Task
-from atoll.engine.base import Engine, stack_size
+from atoll.engine.base import Engine, rehearse, settings_of, stack_size
 from atoll.engine.pipes import grouped, joined, receive, send
 from atoll.train.job import Job
-from atoll.train.trainer import Report, Trainer, Work
+from atoll.train.trainer import Report, Trainer, Work, explained
 
 
 def processes(
@@ -39,15 +39,17 @@ def processes(
     if not hasattr(os, "fork"):
         raise PlanError('engine "processes" needs fork, which this system lacks: use engine = "vectorised"')
     trainer = Trainer(job, stack=stack or stack_size(job, cohort), compile=compile)
-    return Processes(job, trainer, num_workers, compile)
+    if trainer.stack > 1:
+        rehearse(trainer, 1)
+    return Processes(job, trainer, num_workers)
 
 
 class Processes(Engine):
     """A farm of forked workers; requests go out in order, a few ahead of the answers."""
 
-    def __init__(self, job: Job, trainer: Trainer, num_workers: int, compile: bool) -> None:
+    def __init__(self, job: Job, trainer: Trainer, num_workers: int) -> None:
         super().__init__(job, trainer)
-        self._threads, self._compile = torch.get_num_threads(), compile
+        self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
         self._pipes: list[Connection] = []
         self._workers: list[BaseProcess] = []
@@ -61,8 +63,8 @@ class Processes(Engine):
             self._workers.append(worker)
 
     def describe(self) -> dict[str, object]:
-        """Name and settings; the number of workers is left out because it changes nothing."""
-        return {"name": "processes", "stack": self.trainer.stack, "compile": self._compile}
+        """Name and settings."""
+        return settings_of("processes", self.trainer)
 
     def works(
         self, groups: list[list[Task]], sent: Mapping[int, Broadcast], states: Mapping[int, State]
@@ -164,7 +166,9 @@ class Processes(Engine):
 
 def _serve(pipe: Connection, others: list[Connection], trainer: Trainer) -> None:
     """A worker's life: answer requests until the pipe closes, which it does when the parent ends for any reason."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # to stop is the parent's business, also when all are told at once
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     for other in others:
         other.close()
     torch.set_num_threads(1)
@@ -178,14 +182,20 @@ def _serve(pipe: Connection, others: list[Connection], trainer: Trainer) -> None
                 kept[header["key"]] = Broadcast(tensors.pop("params"), tensors)
                 continue
             try:
-                answer = _answer(trainer, kept, header, tensors)
+                with explained():
+                    answer = _answer(trainer, kept, header, tensors)
             except AtollError as error:
                 answer = ({"error": str(error)}, {})
-            except Exception as error:
-                detail = traceback.format_exc(limit=-3)
-                answer = ({"error": f"training failed in a worker: {type(error).__name__}: {error}\n{detail}"}, {})
             send(pipe, *answer)
     os._exit(0)
+
+
+def _end_with_parent() -> None:
+    """End at once when the parent is killed: a worker in the middle of a long task would go on and hold its locks."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _answer(

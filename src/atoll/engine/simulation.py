@@ -125,7 +125,7 @@ class Simulation:
         if not valid:
             raise TrainingError(
                 f"round {version + 1}: all {len(work.reports)} updates hold NaN or Inf: lower local.lr "
-                f'(now {job.lr_of(version):g}), clip with uplink = ["clip"], or check the data and the model'
+                f"(now {job.lr_of(version):g}), take fewer local steps, or check the data and the model"
             )
         state = replace(
             state,

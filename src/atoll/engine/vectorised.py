@@ -17,5 +17,4 @@ def vectorised(job: Job, cohort: int = 10, stack: int | None = None, compile: bo
     if stack is not None and stack < 1:
         raise PlanError(f"engine.stack must be at least 1, got {stack}")
     size = stack or stack_size(job, cohort)
-    trainer = Trainer(job, stack=size, compile=compile)
-    return InProcess(job, trainer, {"name": "vectorised", "stack": trainer.stack, "compile": compile})
+    return InProcess(job, Trainer(job, stack=size, compile=compile))

@@ -37,6 +37,8 @@ class Workspace(NamedTuple):
     model: nn.Module
     params_D: Tensor
     leaves: list[Tensor]
+    kept: State
+    """The first values of the buffers that do not travel: every client starts from these or from its own."""
 
 
 def workspace(job: Job) -> Workspace:
@@ -50,13 +52,15 @@ def workspace(job: Job) -> Workspace:
         owner, _, leaf = slot.name.rpartition(".")
         job.model.get_submodule(owner)._buffers[leaf] = views[slot.name]
     parameters = dict(job.model.named_parameters())
-    return Workspace(job.model, params_D, [parameters[slot.name] for slot in job.spec.trainable])
+    travels = {slot.name for slot in job.spec.buffers}
+    kept = {name: buffer.clone() for name, buffer in job.model.named_buffers() if name not in travels}
+    return Workspace(job.model, params_D, [parameters[slot.name] for slot in job.spec.trainable], kept)
 
 
 def train_client(job: Job, space: Workspace, task: Task, sent: Broadcast, state: State) -> Trained:
     """Do one task: batches, gradients, slots, optimiser, and what the algorithm sends up."""
     space.params_D.copy_(sent.params_D)
-    _restore_local_buffers(job, space.model, state)
+    _restore_buffers(space, state)
     lr = torch.tensor(job.lr_of(task.version), dtype=job.spec.dtype)
     batches = client_batches(job, task)
     memory: list[Tensor] | None = None
@@ -75,7 +79,7 @@ def train_client(job: Job, space: Workspace, task: Task, sent: Broadcast, state:
                 targets, grads = [job.trainable(space.params_D)], [job.trainable(grad_D)]
             memory = job.optimizer.init(targets) if memory is None else memory
             with torch.no_grad():
-                job.optimizer.step_(targets, grads, memory, lr, torch.tensor(float(number + 1)))
+                job.optimizer.step_(targets, grads, memory, lr, torch.tensor(float(number + 1), dtype=job.spec.dtype))
             losses.append(loss)
     delta_D = space.params_D - sent.params_D
     update, after = job.algorithm.finish(delta_D, order)
@@ -143,10 +147,10 @@ def _flat(job: Job, space: Workspace, grads: list[Tensor]) -> Tensor:
     return torch.cat([*(grad.reshape(-1) for grad in grads), space.params_D.new_zeros(padding)])
 
 
-def _restore_local_buffers(job: Job, model: nn.Module, state: State) -> None:
-    for name in job.local_buffers:
-        if f"buffer.{name}" in state:
-            model.get_buffer(name).copy_(state[f"buffer.{name}"])
+def _restore_buffers(space: Workspace, state: State) -> None:
+    """Give the model the client's own buffers, or the first ones, and nothing of the client before."""
+    for name, first in space.kept.items():
+        space.model.get_buffer(name).copy_(state.get(f"buffer.{name}", first))
 
 
 def _local_buffers(job: Job, model: nn.Module) -> State:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from atoll.core.aggregator import Aggregator, stacked
+from atoll.core.errors import AtollError, TrainingError
 from atoll.core.messages import Broadcast, State, Task, Update, stack
 from atoll.core.seeds import generator
 from atoll.core.transform import Encoding
@@ -16,6 +20,10 @@ from atoll.train.evaluate import evaluate_clients, evaluate_slice
 from atoll.train.job import Job
 from atoll.train.loop import Workspace, knowledge, train_client, workspace
 from atoll.train.stack import StackedTrainer, why_not
+
+
+NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+"""Where the code of torch and of Atoll lies: a line in there tells a user little."""
 
 
 class Report(NamedTuple):
@@ -53,6 +61,7 @@ class Trainer:
         self.job = job
         self.fold = fold_of(job)
         self.stack = stack if why_not(job) is None else 1
+        self.compile = compile and self.stack > 1
         self._stacked = StackedTrainer(job, size=self.stack, compile=compile) if self.stack > 1 else None
         self._space: Workspace | None = None
 
@@ -84,7 +93,9 @@ class Trainer:
             updates, losses = done.update, done.loss_G.tolist()
             after = [{name: rows[i] for name, rows in done.states.items()} for i in range(len(tasks))]
         else:
-            ones = [train_client(self.job, self.space, *each) for each in zip(tasks, broadcasts, memories, strict=True)]
+            each = zip(tasks, broadcasts, memories, strict=True)
+            with explained():
+                ones = [train_client(self.job, self.space, *one) for one in each]
             updates, losses = stack([one.update for one in ones]), [one.loss for one in ones]
             after = [one.state for one in ones]
         return self._send(tasks, broadcasts, before, updates, losses, after)
@@ -143,8 +154,31 @@ class Trainer:
         ]
         usable = updates if bool(valid_C.all()) else updates.rows(valid_C)
         folded = self.fold.add(self.fold.zero(), usable) if bool(valid_C.any()) else self.fold.zero()
-        states = {task.client: state for task, state in zip(tasks, after, strict=True) if state}
+        kept = zip(tasks, after, valid_C.tolist(), strict=True)  # who is rejected remembers nothing: it may be NaN too
+        states = {task.client: state for task, state, valid in kept if state and valid}
         return Work(folded, reports, states)
+
+
+def failed(error: Exception) -> TrainingError:
+    """What a model, a loss or another part raised while it was at work, as one line with the place and what to try."""
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(NOT_THE_USERS)]
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    advice = (
+        'this model cannot be stacked, so set engine = "inline"' if "vmap" in what else "check the model and the data"
+    )
+    return TrainingError(f"training failed: {what}{where}; {advice}")
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Turn whatever is raised into an error that says what to do."""
+    try:
+        yield
+    except AtollError:
+        raise
+    except Exception as error:
+        raise failed(error) from error
 
 
 def finite(updates: Update) -> Tensor:
