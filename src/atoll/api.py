@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import time
@@ -91,6 +92,10 @@ def run(
     directory = _directory(plan, out, resume)
     try:
         return _run(plan, directory, watcher, checkpoint_seconds)
+    except BaseException:
+        if directory is not None:
+            _forget_if_nothing_ran(directory)
+        raise
     finally:
         if directory is not None:
             directory.close()
@@ -107,7 +112,17 @@ def _directory(plan: Plan, out: str | Path | None, resume: bool) -> RunDirectory
     if directory.plan().identity() != plan.identity():
         directory.close()
         raise RunError(f"{out} belongs to another plan: resume it with its own plan, or choose another directory")
+    directory.write_text("plan.toml", plan.to_toml())  # it may go on for longer than it was started for
     return directory
+
+
+def _forget_if_nothing_ran(directory: RunDirectory) -> None:
+    """Leave no run behind whose plan was refused, so that the corrected plan may use the directory."""
+    if not (directory.path / "run.json").exists():
+        for name in ("plan.toml", ".lock"):
+            (directory.path / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            directory.path.rmdir()  # it stays if it holds anything else
 
 
 def _run(plan: Plan, directory: RunDirectory | None, watcher: Watcher, checkpoint_seconds: float) -> Result:
@@ -122,6 +137,8 @@ def _run(plan: Plan, directory: RunDirectory | None, watcher: Watcher, checkpoin
         if directory is not None:
             _describe(directory, plan, job, engine, setup_seconds)
         simulation = Simulation(plan, engine, coordinator, state)
+        if _target_reached(plan, history):
+            simulation.reason = Reason.TARGET
         recorder = _Recorder(directory, plan.identity(), simulation.state, history, checkpoint_seconds)
         watcher.begin(_title(plan, job, engine), simulation.state.coordinator.version, plan.rounds)
         try:
@@ -137,9 +154,10 @@ def _run(plan: Plan, directory: RunDirectory | None, watcher: Watcher, checkpoin
         reason = str(simulation.reason)
         recorder.finish(reason)
         params_D = recorder.state.params_D
-        model = load(build_model(plan, federation), job.spec, params_D)
+        model = load(build_model(plan, federation), job.spec, params_D).eval()
         if directory is not None and simulation.reason is not Reason.INTERRUPTED:
-            save_model(directory.path / "model.safetensors", model.state_dict())
+            whole = {name: tensor.clone() for name, tensor in model.state_dict().items()}  # tied weights share memory
+            save_model(directory.path / "model.safetensors", whole)
         return Result(
             plan=plan,
             model=model,
@@ -151,6 +169,12 @@ def _run(plan: Plan, directory: RunDirectory | None, watcher: Watcher, checkpoin
         )
     finally:
         engine.close()
+
+
+def _target_reached(plan: Plan, history: list[dict[str, Any]]) -> bool:
+    """Whether a run that is continued had reached its target already."""
+    last = history[-1] if history else {}
+    return plan.stop.accuracy is not None and last.get("test", {}).get("accuracy", 0.0) >= plan.stop.accuracy
 
 
 class _Recorder:
@@ -166,14 +190,19 @@ class _Recorder:
     ) -> None:
         self.directory, self.identity, self.state, self.history = directory, identity, state, history
         self._every, self._saved_at = checkpoint_seconds, time.monotonic()
+        self._confusion: dict[str, Any] | None = None
 
     def record(self, state: RunState, done: Round) -> None:
-        """Write down a round, and now and then a checkpoint."""
-        self.state = state
+        """Write down a round, and now and then a checkpoint.
+
+        The line comes before the state: whatever interrupts this, no checkpoint is ahead of the metrics.
+        """
+        if self.directory is not None:
+            self.directory.append("metrics.jsonl", json.dumps(done.row))
         self.history.append(done.row)
+        self.state = state
         if self.directory is None:
             return
-        self.directory.append("metrics.jsonl", json.dumps(done.row))
         if done.scores_C2 is not None:
             accuracy_C, loss_C = plain(done.scores_C2.T)
             scores = {"round": done.row["round"], "clients": done.clients, "accuracy": accuracy_C, "loss": loss_C}
@@ -186,6 +215,8 @@ class _Recorder:
     def save(self) -> None:
         """Write a checkpoint of the last recorded round."""
         if self.directory is not None:
+            if self._confusion is not None:
+                self.directory.write_json("confusion.json", self._confusion)
             self.directory.save(self.state, self.identity)
             self._saved_at = time.monotonic()
 
@@ -194,8 +225,6 @@ class _Recorder:
         if self.directory is None:
             return
         self.save()
-        if hasattr(self, "_confusion"):
-            self.directory.write_json("confusion.json", self._confusion)
         last = self.history[-1] if self.history else {}
         test = next((row["test"] for row in reversed(self.history) if "test" in row), None)
         summary = {
@@ -241,10 +270,10 @@ def _describe(directory: RunDirectory, plan: Plan, job: Job, engine: Engine, set
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
     if directory.read_json("run.json") is None:
-        directory.write_json("run.json", info)
         picture = partition_counts(job.federation)
         if picture is not None:
             directory.write_json("partition.json", picture)
+        directory.write_json("run.json", info)  # last: where it is, all is
 
 
 def partition_counts(federation: Federation, most: int = SHOWN_CLIENTS) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.core.errors import AtollError, PlanError, RunError
+from atoll.core.errors import AtollError, PlanError, RunError, TrainingError
 
 if TYPE_CHECKING:
     from atoll.core.plan import Plan
@@ -81,13 +81,20 @@ def _run_and_tell(plan: Plan, directory: Path, *, resume: bool, quiet: bool) -> 
     from atoll.report.html import write_report
     from atoll.report.reading import human_bytes, human_seconds
 
-    result = run_plan(plan, out=directory, resume=resume, progress=not quiet)
+    try:
+        result = run_plan(plan, out=directory, resume=resume, progress=not quiet)
+    except KeyboardInterrupt:  # before the first round
+        again = f"go on with: atoll run --resume {directory}" if resume else "nothing is kept: start it again"
+        print(f"stopped before a round began; {again}")
+        raise typer.Exit(130) from None
     last = result.history[-1] if result.history else None
     if result.reason == Reason.INTERRUPTED:
         done = last["round"] if last else 0
         print(f"stopped after round {done} of {plan.rounds}; everything is kept. Go on with:")
         print(f"\n    atoll run --resume {directory}\n")
         raise typer.Exit(130)
+    if result.reason == Reason.GAVE_UP:
+        raise TrainingError(f"{result.reason}; see the report of {directory}, and lower policy.min_reports")
     page = write_report([directory])
     if last is not None:
         test = result.test
@@ -195,7 +202,15 @@ def _plan(source: str | None, settings: dict[str, object]) -> Plan:
     if source is None:
         found: Any = Plan()
     elif ":" in source and not Path(source).exists():
-        found = imported(source)()
+        function = imported(source)
+        try:
+            found = function()
+        except AtollError:
+            raise
+        except Exception as error:
+            raise PlanError(
+                f"{source} raised {type(error).__name__}: {error}; it must return an atoll.Plan and need no arguments"
+            ) from error
         if not isinstance(found, Plan):
             raise PlanError(f"{source} returned {type(found).__name__}: it must return an atoll.Plan")
     else:
@@ -227,8 +242,11 @@ def main() -> None:
     try:
         app()
     except AtollError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
+    except OSError as error:
+        print(f"error: {error}; make room or fix it, and try again", file=sys.stderr)
+        raise SystemExit(RunError.exit_code) from None
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         raise SystemExit(130) from None

@@ -33,7 +33,7 @@ class LocalTask(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Samples of one step; `weight` is 0 for padding."""
+    """Samples of one step; `weight` is each one's share in the mean, 0 for padding."""
 
     x: Tensor
     y: Tensor

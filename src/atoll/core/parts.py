@@ -30,6 +30,10 @@ class Part:
 
     def __init__(self, name: str | Callable[..., Any], /, **options: Any) -> None:
         call = None if isinstance(name, str) else name
+        if call is not None and not hasattr(call, "__qualname__"):
+            raise PlanError(
+                f"a part is a name, a function or a class, got {call!r}: give its options beside it instead"
+            )
         label = name if isinstance(name, str) else f"{name.__module__}:{name.__qualname__}"
         self.name: str = label
         self.options: dict[str, Any] = options
@@ -73,6 +77,11 @@ class Part:
             raise
         except (TypeError, ValueError) as error:
             raise PlanError(f"{family}: {self.name} refused its options {self.options}: {error}") from error
+        except Exception as error:
+            raise PlanError(
+                f"{family}: {self.name} failed with {type(error).__name__}: {error}; "
+                f"correct it or its options {self.options}"
+            ) from error
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Part) and self.to_dict() == other.to_dict()
@@ -85,16 +94,23 @@ class Part:
 
 
 def members(family: str) -> list[str]:
-    """The names of a family, such as `algorithms`, by listing its folder."""
+    """The names of a family, such as `algorithms`, by listing its folder; helpers that lie there are none."""
     package = importlib.import_module(f"atoll.{family}")
-    return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
+    return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if _is_member(family, m.name))
+
+
+def _is_member(family: str, name: str) -> bool:
+    """Whether the file of this name defines a function of this name; it is not imported, which may be slow."""
+    spec = importlib.util.find_spec(f"atoll.{family}.{name}") if name.isidentifier() else None
+    loader: Any = spec.loader if spec else None
+    return loader is not None and f"\ndef {name}(" in (loader.get_source(f"atoll.{family}.{name}") or "")
 
 
 def find(family: str, name: str) -> Callable[..., Any]:
     """Find a member of a family by name, or the user's own as `module:function`."""
     if ":" in name:
         return imported(name)
-    if not name.isidentifier() or importlib.util.find_spec(f"atoll.{family}.{name}") is None:
+    if not _is_member(family, name):
         raise PlanError(
             f"there is no '{name}' in {family}: {nearest(name, members(family))}; yours is 'module:function'"
         )

@@ -28,9 +28,9 @@ def auto(job: Job, cohort: int = 10, workers: int | None = None, rounds: int = 1
     num_workers = workers if workers is not None else len(os.sched_getaffinity(0))
     trainer, seconds = _faster(job, cohort)
     steps = sum(job.num_steps(client) for client in range(min(cohort, job.federation.num_clients)))
-    if trainer.stack > 1 and rounds * steps * seconds / num_workers > WORTH_COMPILING:
+    if trainer.stack and rounds * steps * seconds / num_workers > WORTH_COMPILING:
         trainer = _compiled(job, trainer, seconds)
-    if num_workers > 1 and cohort > trainer.stack and hasattr(os, "fork"):
+    if num_workers > 1 and cohort > max(1, trainer.stack) and hasattr(os, "fork"):
         return Processes(job, trainer, num_workers)
     return InProcess(job, trainer)
 
@@ -39,7 +39,7 @@ def _faster(job: Job, cohort: int) -> tuple[Trainer, float]:
     """Whichever takes less time a client and step, one by one or stacked, and that time."""
     alone, together = Trainer(job), Trainer(job, stack=stack_size(job, cohort))
     by_one = _seconds(alone)
-    if together.stack == 1:
+    if not together.stack:
         return alone, by_one
     try:
         stacked = _seconds(together)

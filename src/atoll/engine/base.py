@@ -96,7 +96,7 @@ class InProcess(Engine):
 
     def describe(self) -> dict[str, object]:
         """Name and settings."""
-        return settings_of("vectorised", self.trainer) if self.trainer.stack > 1 else {"name": "inline"}
+        return settings_of("vectorised", self.trainer) if self.trainer.stack else {"name": "inline"}
 
     def works(
         self, groups: list[list[Task]], sent: Mapping[int, Broadcast], states: Mapping[int, State]
@@ -147,7 +147,7 @@ def rehearse(trainer: Trainer, steps: int) -> int:
     Done before workers are forked, all of them inherit the recorded or compiled step.
     """
     job = trainer.job
-    tasks = [Task(client, 0, 0) for client in range(min(trainer.stack, job.federation.num_clients))]
+    tasks = [Task(client, 0, 0) for client in range(min(max(1, trainer.stack), job.federation.num_clients))]
     server = job.algorithm.init_server(job.first_D)
     sent = {0: Broadcast(job.first_D, job.algorithm.broadcast(job.first_D, server))}
     trainer.rebind(replace(job, local=replace(job.local, epochs=None, steps=steps), attack=None))

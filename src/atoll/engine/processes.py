@@ -28,19 +28,20 @@ def processes(
 ) -> Engine:
     """Share groups of clients out to worker processes, one a core unless `workers` says otherwise.
 
-    `stack` is how many clients a worker trains as one (1: one after another). The result is the same to the bit for any
-    number of workers: groups and the order of folding depend on the cohort alone.
+    `stack` is how many clients a worker trains as one; 0 is a plain loop, one after another. The result is the same to
+    the bit for any number of workers: groups and the order of folding depend on the cohort alone.
     """
     num_workers = workers if workers is not None else len(os.sched_getaffinity(0))
     if num_workers < 1:
         raise PlanError(f"engine.workers must be at least 1, got {num_workers}")
-    if stack is not None and stack < 1:
-        raise PlanError(f"engine.stack must be at least 1, got {stack}")
+    if stack is not None and stack < 0:
+        raise PlanError(f"engine.stack must be 0 (a plain loop) or more, got {stack}")
     if not hasattr(os, "fork"):
         raise PlanError('engine "processes" needs fork, which this system lacks: use engine = "vectorised"')
     trainer = Trainer(job, stack=stack or stack_size(job, cohort), compile=compile)
     if trainer.stack > 1:
-        rehearse(trainer, 1)
+        with explained():
+            rehearse(trainer, 1)
     return Processes(job, trainer, num_workers)
 
 

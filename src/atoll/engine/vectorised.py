@@ -11,10 +11,10 @@ from atoll.train.trainer import Trainer
 def vectorised(job: Job, cohort: int = 10, stack: int | None = None, compile: bool = False) -> Engine:
     """Stack clients and train them in one mapped step; models that cannot be stacked go one after another.
 
-    `cohort` is how many clients a round will have; `stack` overrides how many are stacked; `compile` hands the traced
+    `cohort` is how many clients a round will have; `stack` overrides how many are stacked; `compile` hands the recorded
     step to torch.compile.
     """
-    if stack is not None and stack < 1:
-        raise PlanError(f"engine.stack must be at least 1, got {stack}")
-    size = stack or stack_size(job, cohort)
+    if stack is not None and stack < 0:
+        raise PlanError(f"engine.stack must be 0 (a plain loop) or more, got {stack}")
+    size = stack if stack is not None else stack_size(job, cohort)
     return InProcess(job, Trainer(job, stack=size, compile=compile))

@@ -28,14 +28,18 @@ def cohort(
         raise PlanError(f"policy.min_reports must be at least 1, got {min_reports}")
 
     def goal(num_clients: int) -> int:
-        if size is None:
-            return max(1, round((1.0 if fraction is None else fraction) * num_clients))
-        if size > num_clients:
+        if size is not None and size > num_clients:
             raise PlanError(
                 f"policy.size is {size} but the federation has {num_clients} clients: "
                 f"set policy.size to at most {num_clients}, or make more clients with partition.num_clients"
             )
-        return size
+        wanted = size or max(1, round((1.0 if fraction is None else fraction) * num_clients))
+        if min_reports > wanted:
+            raise PlanError(
+                f"policy.min_reports is {min_reports} but a cohort is {wanted} clients: no round could ever be "
+                f"committed; set policy.min_reports to at most {wanted}"
+            )
+        return wanted
 
     def num_wanted(state: CoordinatorState, num_clients: int) -> int:
         return min(num_clients, math.ceil(goal(num_clients) * over_selection))

@@ -30,10 +30,11 @@ def client_batches(job: Job, task: Task) -> list[np.ndarray]:
 
 
 class Stacked(NamedTuple):
-    """The batches of several clients, padded to one shape; weight is 0 for padding, `live` 0 for a finished client."""
+    """The batches of several clients, padded to one shape; `live` is 0 for a client that has finished."""
 
     index_SGB: np.ndarray
     weight_SGB: np.ndarray
+    """A sample's share in the mean of its batch; 0 for padding."""
     live_SG: np.ndarray
 
 
@@ -42,12 +43,12 @@ def stacked_batches(job: Job, tasks: list[Task], width: int) -> Stacked:
     per_client = [client_batches(job, task) for task in tasks]
     steps = max(len(batches) for batches in per_client)
     index_SGB = np.zeros((steps, len(tasks), width), dtype=np.int64)
-    weight_SGB = np.zeros((steps, len(tasks), width), dtype=np.float32)
+    weight_SGB = np.zeros((steps, len(tasks), width))
     live_SG = np.zeros((steps, len(tasks)), dtype=np.float32)
     for g, batches in enumerate(per_client):
         live_SG[: len(batches), g] = 1
         sizes = np.array([len(batch) for batch in batches])
         filled = np.arange(width) < sizes[:, None]
-        weight_SGB[: len(batches), g] = filled
+        weight_SGB[: len(batches), g] = filled / sizes[:, None]
         index_SGB[: len(batches), g][filled] = np.concatenate(batches)
     return Stacked(index_SGB, weight_SGB, live_SG)

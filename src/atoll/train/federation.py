@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.core.errors import DataError
+from atoll.core.errors import DataError, PlanError
 from atoll.core.plan import Plan
 from atoll.core.seeds import generator
-
-if TYPE_CHECKING:
-    from atoll.data.dataset import Dataset
-    from atoll.data.index import Partition
+from atoll.data.dataset import Dataset
+from atoll.data.index import Partition
 
 
 class Federation:
@@ -24,8 +22,8 @@ class Federation:
     def __init__(self, dataset: Dataset, partition: Partition, *, seed: int = 0, holdout: float = 0.0) -> None:
         self.dataset, self.partition = dataset, partition
         self.num_clients = partition.num_clients
-        self.train_x, self.train_y = torch.from_numpy(dataset.train_x), torch.from_numpy(dataset.train_y)
-        self.test_x, self.test_y = torch.from_numpy(dataset.test_x), torch.from_numpy(dataset.test_y)
+        self.train_x, self.train_y = _tensor(dataset.train_x), _tensor(dataset.train_y)
+        self.test_x, self.test_y = _tensor(dataset.test_x), _tensor(dataset.test_y)
         self._seed, self._holdout = seed, holdout
         sizes = partition.sizes()
         if sizes.min() < 1:
@@ -66,8 +64,22 @@ class Federation:
         return x + self.dataset.shift if self.dataset.shift else x
 
 
+def _tensor(array: np.ndarray) -> Tensor:
+    """The same numbers as a tensor, without a copy if torch can take them as they lie."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nothing here writes to it
+        return torch.from_numpy(array if all(stride >= 0 for stride in array.strides) else array.copy())
+
+
 def build_federation(plan: Plan) -> Federation:
     """Load the plan's data and deal them out."""
     dataset = plan.data.build("data.catalog")
+    if not isinstance(dataset, Dataset):
+        raise PlanError(f"data '{plan.data.name}' gave {type(dataset).__name__}: it must return an atoll.Dataset")
     partition = plan.partition.build("data.partition", dataset, seed=plan.seed)
+    if not isinstance(partition, Partition):
+        raise PlanError(
+            f"partition '{plan.partition.name}' gave {type(partition).__name__}: "
+            "make one with dealt or drawn of atoll.data.index"
+        )
     return Federation(dataset, partition, seed=plan.seed, holdout=plan.evaluation.holdout)

@@ -1,65 +1,128 @@
 """Tidy a recorded step: drop operations that do nothing, and fuse updates into the products that make the gradients.
 
 `W += -lr * (A @ B)` as two operations writes and reads a gradient as large as W; `W.baddbmm_(-lr * A, B)` does not.
-For small batches that is most of a step's memory traffic.
+For small batches that is most of a step's memory traffic; for small models the number of operations is what counts.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 aten = torch.ops.aten
 SAME_IF_SAME_SHAPE = {aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.reshape.default}
+REPEATABLE = {aten.neg.default, aten.mul.Tensor, aten.view.default, aten.unsqueeze.default}
+"""Cheap operations that algorithms and optimisers tend to repeat for every layer."""
 
 
 def tidy(graph: GraphModule) -> None:
     """Improve a recorded step in place; what it computes stays the same up to rounding."""
-    _drop_no_ops(graph)
+    _drop_no_ops(graph.graph)
     for node in list(graph.graph.nodes):
         if node.target is aten.addcmul_.default and len(node.args) == 3 and not node.kwargs:
-            _fuse_update(graph, node)
+            _fuse_update(graph.graph, node)
+        elif node.target is aten.add.Tensor and not node.kwargs:
+            _fuse_bias(graph.graph, node)
+    _drop_no_ops(graph.graph)
+    _share_repeated(graph.graph)
     graph.graph.eliminate_dead_code()
     for node in graph.graph.nodes:
         node.meta.clear()  # let go of the recorded tensors
     graph.recompile()
 
 
-def _shape(node: object) -> tuple[int, ...] | None:
+def _shape(node: object) -> tuple[int, ...]:
     value = node.meta.get("val") if isinstance(node, Node) else None
-    return tuple(value.shape) if isinstance(value, Tensor) else None
+    return tuple(value.shape) if isinstance(value, Tensor) else ()
 
 
-def _drop_no_ops(graph: GraphModule) -> None:
-    for node in list(graph.graph.nodes):
+def _drop_no_ops(graph: Graph) -> None:
+    """Drop views of the same shape, products with 1, detached copies and pairs of transpositions."""
+    for node in list(graph.nodes):
         source = node.args[0] if node.args else None
-        if not isinstance(source, Node) or _shape(source) is None:
+        if not isinstance(source, Node):
             continue
-        same = node.target in SAME_IF_SAME_SHAPE and _shape(node) == _shape(source)
+        same = node.target in SAME_IF_SAME_SHAPE and _shape(node) == _shape(source) and "val" in source.meta
         times_one = node.target is aten.mul.Scalar and node.args[1] == 1
         if same or times_one or node.target is aten.detach.default:
             node.replace_all_uses_with(source)
-            graph.graph.erase_node(node)
+        elif _transposes(node) and _transposes(source):
+            node.replace_all_uses_with(source.args[0])
+    graph.eliminate_dead_code()
 
 
-def _fuse_update(graph: GraphModule, update: Node) -> None:
-    """Turn weight.addcmul_(product, rate) into weight.baddbmm_(rate * left, right)."""
-    weight, product, rate = update.args
-    transposed = False
-    while isinstance(product, Node) and len(product.users) == 1 and product.target is aten.transpose.int:
-        if set(product.args[1:]) not in ({1, 2}, {-1, -2}):
-            return
-        transposed, product = not transposed, product.args[0]
+def _share_repeated(graph: Graph) -> None:
+    """Compute equal things once, as long as nothing that they read is changed in between."""
+    changed = {node.args[0] for node in graph.nodes if getattr(node.target, "_schema", None) and _mutates(node)}
+    seen: dict[object, Node] = {}
+    for node in list(graph.nodes):
+        if node.target not in REPEATABLE or node.kwargs or changed & set(node.all_input_nodes):
+            continue
+        key = (node.target, repr(node.args))
+        if key in seen:
+            node.replace_all_uses_with(seen[key])
+            graph.erase_node(node)
+        else:
+            seen[key] = node
+
+
+def _mutates(node: Node) -> bool:
+    return bool(node.target._schema.is_mutable)  # type: ignore[union-attr]
+
+
+def _fuse_bias(graph: Graph, node: Node) -> None:
+    """Turn bias + left @ right of stacked clients into one operation."""
+    bias, product = node.args[:2]
     if not (isinstance(product, Node) and product.target is aten.bmm.default and len(product.users) == 1):
         return
-    if len(_shape(weight) or ()) != 3 or len(_shape(rate) or ()) != 3:
+    if len(_shape(bias)) == 3 and _shape(bias)[-1] == _shape(product)[-1] and _shape(product) == _shape(node):
+        with graph.inserting_before(node):
+            fused = graph.call_function(aten.baddbmm.default, (bias, *product.args))
+        fused.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(fused)
+
+
+def _fuse_update(graph: Graph, update: Node) -> None:
+    """Turn weight.addcmul_(product, rate) into weight.baddbmm_(rate * left, right), or addmm_ for a single client."""
+    weight, product, rate = update.args
+    if len(_shape(weight)) != 3 or len(_shape(rate)) != 3:
+        return
+    alone = isinstance(product, Node) and product.target is aten.unsqueeze.default and product.args[1] == 0
+    if alone:
+        product = product.args[0]  # type: ignore[union-attr]
+    transposed = False
+    while isinstance(product, Node) and len(product.users) == 1 and _transposes(product):
+        transposed, product = not transposed, product.args[0]
+    wanted = aten.mm.default if alone else aten.bmm.default
+    if not (isinstance(product, Node) and product.target is wanted and len(product.users) == 1):
         return
     left, right = product.args
-    with graph.graph.inserting_before(update):
+    with graph.inserting_before(update):
         if transposed:  # (L R)^T = R^T L^T
-            left, right = (graph.graph.call_function(aten.transpose.int, (m, 1, 2)) for m in (right, left))
-        scaled = graph.graph.call_function(aten.mul.Tensor, (left, rate))
-        fused = graph.graph.call_function(aten.baddbmm_.default, (weight, scaled, right))
-    update.replace_all_uses_with(fused)
-    graph.graph.erase_node(update)
+            left, right = _transposed(graph, right), _transposed(graph, left)
+        if alone:
+            scaled = graph.call_function(aten.mul.Tensor, (left, graph.call_function(aten.select.int, (rate, 0, 0))))
+            row = graph.call_function(aten.select.int, (weight, 0, 0))
+            graph.call_function(aten.addmm_.default, (row, scaled, right))
+        else:
+            scaled = graph.call_function(aten.mul.Tensor, (left, rate))
+            graph.call_function(aten.baddbmm_.default, (weight, scaled, right))
+    graph.erase_node(update)
+
+
+def _transposed(graph: Graph, matrix: Any) -> Node:
+    node = graph.call_function(aten.transpose.int, (matrix, -2, -1))
+    node.meta["val"] = matrix.meta["val"].transpose(-2, -1)
+    return node
+
+
+def _transposes(node: Node) -> bool:
+    """Whether a node swaps the last two dimensions."""
+    num_dims = len(_shape(node))
+    if node.target is aten.transpose.int:
+        first, second = (int(str(dim)) % num_dims for dim in node.args[1:])
+        return {first, second} == {num_dims - 2, num_dims - 1}
+    return node.target is aten.t.default and num_dims == 2

@@ -116,6 +116,8 @@ def build_model(plan: Plan, federation: Federation) -> nn.Module:
             ) from error
     if not isinstance(model, nn.Module):
         raise PlanError(f"model '{plan.model.name}' gave {type(model).__name__}: a factory must return an nn.Module")
+    if next(model.parameters(), None) is None:
+        raise PlanError(f"model '{plan.model.name}' has no parameters: there is nothing to train")
     model.train()
     _try_model(model, plan, federation)
     return model
@@ -141,9 +143,10 @@ def _try_model(model: nn.Module, plan: Plan, federation: Federation) -> None:
         ) from error
     finally:
         model.train(probe)
-    if losses.shape != (len(y),):
+    if not isinstance(losses, Tensor) or losses.shape != (len(y),):
+        gave = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise PlanError(
-            f"loss '{plan.loss}' must give one number a sample, shape ({len(y)},), but gave {tuple(losses.shape)}: "
+            f"loss '{plan.loss}' must give one number a sample, shape ({len(y)},), but gave {gave}: "
             "reduce over everything but the first dimension"
         )
     classes = federation.dataset.num_classes
@@ -177,6 +180,10 @@ def _attackers(who: Attackers, num_clients: int, seed: int) -> frozenset[int]:
             raise PlanError(f"attackers.clients names client {client}, but there are only 0 to {num_clients - 1}")
     if who.clients:
         return frozenset(who.clients)
+    if who.num is None and who.fraction is None:
+        raise PlanError(
+            "there is an attack but nobody attacks: set attackers.num, attackers.fraction or attackers.clients"
+        )
     num = who.num if who.num is not None else round((who.fraction or 0.0) * num_clients)
     if num > num_clients:
         raise PlanError(f"attackers.num is {num} but the federation has {num_clients} clients: lower it")

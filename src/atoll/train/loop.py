@@ -93,7 +93,7 @@ def load_batch(job: Job, indices: Tensor, task: Task, params_D: Tensor) -> Batch
     x = x.to(job.spec.dtype) if x.dtype.is_floating_point else x
     if job.attack is not None and job.attack.data is not None and job.attacks(task.client, task.version):
         x, y = job.attack.data(x, y, knowledge(job, task, params_D))
-    return Batch(x, y, torch.ones(len(y), dtype=job.spec.dtype))
+    return Batch(x, y, torch.full((len(y),), 1 / len(y), dtype=job.spec.dtype))
 
 
 def knowledge(job: Job, task: Task, params_D: Tensor) -> Knowledge:
@@ -104,7 +104,7 @@ def knowledge(job: Job, task: Task, params_D: Tensor) -> Knowledge:
 
 def mean_loss(job: Job, outputs: Tensor, batch: Batch) -> Tensor:
     """The mean loss over the samples of a batch that are not padding."""
-    return (job.loss(outputs, batch.y) * batch.weight).sum() / batch.weight.sum().clamp(min=1)
+    return (job.loss(outputs, batch.y) * batch.weight).sum()
 
 
 def _order(

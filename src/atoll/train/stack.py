@@ -51,17 +51,17 @@ def local_task(fixed: Fixed, outputs: Callable[..., Tensor], grad_at: Callable[[
     return LocalTask(sent, state, lr, num_steps, num_samples, outputs, grad_at)
 
 
-def why_not(job: Job) -> str | None:
-    """Say why clients of this job cannot be stacked, or None if they can."""
+def why_not(job: Job, size: int) -> str | None:
+    """Say why the step of so many clients of this job cannot be recorded, or None if it can."""
     for module in job.model.modules():
         if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
             return f"{type(module).__name__} mixes the samples of a batch, so padding would change it"
-        if isinstance(module, nn.RNNBase):
+        if isinstance(module, nn.RNNBase) and size > 1:
             return f"{type(module).__name__} has no stacked kernel"
     return None
 
 
-def make_step(job: Job) -> Step:
+def make_step(job: Job, size: int) -> Step:
     """One step of G clients, in place: (batch, seed_G, live_G, number, params_GD, leaves, memory, fixed) -> loss_G."""
     names = [slot.name for slot in job.spec.trainable]
 
@@ -106,10 +106,15 @@ def make_step(job: Job) -> Step:
         fixed: Fixed,
     ) -> Tensor:
         dims = _dims(fixed)
-        with torch.enable_grad():  # a client's loss depends on its own row alone: one backward pass serves all
-            rows = [leaf.detach().requires_grad_() for leaf in leaves]
-            loss_G = vmap(loss_of, in_dims=(0, 0, 0, dims))(rows, batch, seed_G, fixed)
-            grads = list(torch.autograd.grad(loss_G.sum(), rows, materialize_grads=True))
+        with torch.enable_grad():
+            if size == 1:
+                rows = [leaf[0].detach().requires_grad_() for leaf in leaves]
+                loss_G = loss_of(rows, *_only((batch, seed_G, fixed), (0, 0, dims))).unsqueeze(0)
+            else:  # a client's loss depends on its own row alone: one backward pass serves all
+                rows = [leaf.detach().requires_grad_() for leaf in leaves]
+                loss_G = vmap(loss_of, in_dims=(0, 0, 0, dims))(rows, batch, seed_G, fixed)
+            grads = list(torch.autograd.grad(loss_G, rows, torch.ones_like(loss_G), materialize_grads=True))
+        grads = [grad.unsqueeze(0) for grad in grads] if size == 1 else grads
         targets = leaves
         if job.algorithm.local_grad is not None:
             constants = params_GD.new_zeros(len(params_GD), job.spec.num_params - job.spec.num_trainable)
@@ -120,6 +125,18 @@ def make_step(job: Job) -> Step:
         return loss_G.detach()
 
     return step
+
+
+def _only(values: Any, dims: Any) -> Any:
+    """Of values with a dimension for clients, where `dims` is 0, take the only client's."""
+    if dims is None:
+        return values
+    if isinstance(values, Tensor):
+        return values[0]
+    if isinstance(values, dict):
+        return {name: _only(value, dims if dims == 0 else dims[name]) for name, value in values.items()}
+    inner = [_only(value, dims if dims == 0 else dims[i]) for i, value in enumerate(values)]
+    return type(values)(*inner) if hasattr(values, "_fields") else inner
 
 
 def _dims(fixed: Fixed) -> Fixed:
@@ -200,7 +217,7 @@ class StackedTrainer:
         if key not in self._steps:
             copy_GD = params_GD.clone()
             args = (*fresh, copy_GD, self._leaves(copy_GD), [each.clone() for each in memory], fixed)
-            graph = record(make_step(self.job), args)
+            graph = record(make_step(self.job, self.size), args)
             tidy(graph)
             self._steps[key] = torch.compile(graph, dynamic=False) if self.compile else graph
         return self._steps[key]

@@ -21,9 +21,15 @@ from atoll.train.job import Job
 from atoll.train.loop import Workspace, knowledge, train_client, workspace
 from atoll.train.stack import StackedTrainer, why_not
 
-
 NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 """Where the code of torch and of Atoll lies: a line in there tells a user little."""
+
+ADVICE = {
+    "vmap": 'this model cannot be stacked, so set engine = "inline"',
+    "more than 1 value per channel": "batch norm needs two samples: choose a local.batch_size that leaves no batch of "
+    "one, give every client more samples, or use group norm",
+}
+"""What to do about errors that are met often."""
 
 
 class Report(NamedTuple):
@@ -55,14 +61,14 @@ def fold_of(job: Job) -> Aggregator:
 
 
 class Trainer:
-    """Trains groups of clients, stacked if `stack` is above 1 and the model allows it, else one after another."""
+    """Trains groups of `stack` clients by a recorded step; 0, or a model that does not allow it, is the plain loop."""
 
-    def __init__(self, job: Job, *, stack: int = 1, compile: bool = False) -> None:
+    def __init__(self, job: Job, *, stack: int = 0, compile: bool = False) -> None:
         self.job = job
         self.fold = fold_of(job)
-        self.stack = stack if why_not(job) is None else 1
-        self.compile = compile and self.stack > 1
-        self._stacked = StackedTrainer(job, size=self.stack, compile=compile) if self.stack > 1 else None
+        self.stack = next((size for size in (stack, min(stack, 1)) if why_not(job, size) is None), 0)
+        self.compile = compile and self.stack > 0
+        self._stacked = StackedTrainer(job, size=self.stack, compile=compile) if self.stack > 0 else None
         self._space: Workspace | None = None
 
     def rebind(self, job: Job) -> None:
@@ -81,7 +87,8 @@ class Trainer:
     def groups(self, tasks: Sequence[Task]) -> list[list[Task]]:
         """Tasks that are trained together: alike in length, and the same however many workers there are."""
         ordered = sorted(tasks, key=lambda task: (-self.job.num_steps(task.client), task))
-        return [ordered[i : i + self.stack] for i in range(0, len(ordered), self.stack)]
+        size = max(1, self.stack)
+        return [ordered[i : i + size] for i in range(0, len(ordered), size)]
 
     def train(self, tasks: list[Task], sent: Mapping[int, Broadcast], states: Mapping[int, State]) -> Work:
         """Do the tasks of one group; `sent` holds the broadcast of each version."""
@@ -154,8 +161,8 @@ class Trainer:
         ]
         usable = updates if bool(valid_C.all()) else updates.rows(valid_C)
         folded = self.fold.add(self.fold.zero(), usable) if bool(valid_C.any()) else self.fold.zero()
-        kept = zip(tasks, after, valid_C.tolist(), strict=True)  # who is rejected remembers nothing: it may be NaN too
-        states = {task.client: state for task, state, valid in kept if state and valid}
+        everyone = zip(tasks, after, valid_C.tolist(), strict=True)
+        states = {task.client: state for task, state, valid in everyone if state and valid}  # NaN is not remembered
         return Work(folded, reports, states)
 
 
@@ -164,9 +171,7 @@ def failed(error: Exception) -> TrainingError:
     what = " ".join(f"{type(error).__name__}: {error}".split())
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(NOT_THE_USERS)]
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    advice = (
-        'this model cannot be stacked, so set engine = "inline"' if "vmap" in what else "check the model and the data"
-    )
+    advice = next((advice for sign, advice in ADVICE.items() if sign in what), "check the model and the data")
     return TrainingError(f"training failed: {what}{where}; {advice}")
 
 
@@ -183,8 +188,9 @@ def explained() -> Iterator[None]:
 
 def finite(updates: Update) -> Tensor:
     """Which clients of a stacked update sent finite numbers only, and a weight that is not negative."""
-    good_C = updates.delta_D.sum(1).isfinite() | updates.delta_D.isfinite().all(1)
-    good_C &= updates.weight.isfinite() & (updates.weight >= 0)
-    for rows in updates.aux.values():
-        good_C &= rows.reshape(len(rows), -1).isfinite().all(1)
+    good_C = updates.weight.isfinite() & (updates.weight >= 0)
+    for rows in (updates.delta_D, *updates.aux.values()):
+        flat_C = rows.flatten(1)
+        if not bool(flat_C.sum(1).isfinite().all()):  # a finite sum needs no closer look
+            good_C &= flat_C.isfinite().all(1)
     return good_C
