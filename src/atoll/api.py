@@ -119,7 +119,7 @@ def _directory(plan: Plan, out: str | Path | None, resume: bool) -> RunDirectory
 def _forget_if_nothing_ran(directory: RunDirectory) -> None:
     """Leave no run behind whose plan was refused, so that the corrected plan may use the directory."""
     if not (directory.path / "run.json").exists():
-        for name in ("plan.toml", ".lock"):
+        for name in ("plan.toml", "metrics.jsonl", ".lock"):
             (directory.path / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             directory.path.rmdir()  # it stays if it holds anything else

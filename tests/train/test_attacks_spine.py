@@ -134,12 +134,13 @@ def test_colluders_who_send_nan_are_rejected() -> None:
 
 
 def test_the_median_resists_what_the_mean_does_not() -> None:
+    plan: dict[str, Any] = {"rounds": 20, "local": {"lr": 0.5}, "engine": "vectorised"}
     attack = {"name": "sign_flip", "scale": 10.0}
     ends = {
-        rule: run(with_attack(attack, clients=(1, 4, 7), rounds=20, aggregator=rule, local={"lr": 0.5})).accuracy
+        rule: run(with_attack(attack, clients=(1, 4, 7), aggregator=rule, **plan)).accuracy
         for rule in ("mean", "median")
     }
-    honest = run(Plan(**{**BASE, "rounds": 20, "local": {"lr": 0.5}})).accuracy
+    honest = run(Plan(**{**BASE, **plan})).accuracy
     assert ends["mean"] < 0.3
     assert ends["median"] > 0.85
     assert honest > 0.9

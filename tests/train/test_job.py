@@ -57,7 +57,7 @@ def marked_plan(engine: str = "inline", **changes: Any) -> Plan:
 
 @pytest.mark.parametrize("build", [inline, vectorised, processes])
 def test_one_client_with_nan_is_left_out_and_counted(build: Any) -> None:
-    plan = marked_plan(engine=build.__name__, rounds=4)
+    plan = marked_plan(engine=build.__name__, local={"lr": 0.5}, rounds=4)
     result = run(plan)
     assert [row["clients"] for row in result.history] == [4, 4, 4, 4]
     assert [row["rejected"] for row in result.history] == [1, 2, 3, 4]
@@ -103,7 +103,7 @@ def test_a_rejected_client_does_not_remember_its_nan() -> None:
 
 
 def test_too_few_valid_updates_abandon_rounds_until_the_run_gives_up() -> None:
-    result = run(marked_plan(policy={"min_reports": 5}, rounds=3))
+    result = run(marked_plan("vectorised", policy={"min_reports": 5}, rounds=3))
     assert result.reason.startswith("gave up")
     assert result.history == []
     assert torch.equal(result.params_D, build_job(marked_plan()).first_D)

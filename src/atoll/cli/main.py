@@ -55,8 +55,6 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; the result only.")] = False,
 ) -> None:
     """Run a plan; without one, FedAvg on digits. Ctrl-C stops and keeps everything."""
-    from atoll.report.record import next_free
-
     given: dict[str, object] = dict(_setting(text) for text in settings or [])
     given |= {
         key: value for key, value in {"rounds": rounds, "seed": seed, "engine": engine}.items() if value is not None
@@ -69,6 +67,8 @@ def run(
         chosen = _resumed(resume, plan, given)
     else:
         chosen = _plan(plan, given)
+    from atoll.report.record import next_free  # needs torch: a plan that cannot be read is refused before
+
     directory = resume or out or next_free(Path("runs"), _slug(chosen))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is like Ctrl-C
     _run_and_tell(chosen, directory, resume=resume is not None, quiet=quiet)

@@ -58,9 +58,10 @@ class Federation:
         """Features as a model wants them: scaled floats, or token ids."""
         if self.dataset.tokens:
             return raw.long()
-        x = raw if raw.dtype.is_floating_point else raw.float()
         if self.dataset.scale != 1:
-            x = x * self.dataset.scale
+            x = raw * self.dataset.scale  # whole numbers become floats on the way
+        else:
+            x = raw if raw.dtype.is_floating_point else raw.float()
         return x + self.dataset.shift if self.dataset.shift else x
 
 

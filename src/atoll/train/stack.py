@@ -113,7 +113,7 @@ def make_step(job: Job, size: int) -> Step:
             else:  # a client's loss depends on its own row alone: one backward pass serves all
                 rows = [leaf.detach().requires_grad_() for leaf in leaves]
                 loss_G = vmap(loss_of, in_dims=(0, 0, 0, dims))(rows, batch, seed_G, fixed)
-            grads = list(torch.autograd.grad(loss_G, rows, torch.ones_like(loss_G), materialize_grads=True))
+            grads = list(torch.autograd.grad(loss_G.sum(), rows, materialize_grads=True))
         grads = [grad.unsqueeze(0) for grad in grads] if size == 1 else grads
         targets = leaves
         if job.algorithm.local_grad is not None:

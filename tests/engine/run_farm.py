@@ -1,0 +1,149 @@
+"""A process that imports torch once and then forks a process for each run that it is told to start.
+
+Tests kill the runs; a fork costs milliseconds where a fresh interpreter costs seconds. Requests and answers are lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Farm:
+    """The test's side: start runs, one at a time, and hear what they say."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process, self._rest = process, b""
+
+    def start(self, plan: dict[str, Any], out: Path | None) -> int:
+        """Begin a run, or go on with one, and return the number of its process."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"plan": plan, "out": str(out) if out else None}).encode() + b"\n")
+        self._process.stdin.flush()
+        word, pid = self.hear(60).split()
+        assert word == "started"
+        return int(pid)
+
+    def hear(self, seconds: float) -> str:
+        """The next line of the run, or "" if it says nothing for so long."""
+        assert self._process.stdout is not None
+        while b"\n" not in self._rest:
+            if not select.select([self._process.stdout], [], [], seconds)[0]:
+                return ""
+            piece = os.read(self._process.stdout.fileno(), 65536)
+            assert piece, "the farm has ended"
+            self._rest += piece
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line.decode()
+
+    def until(self, word: str, seconds: float = 60) -> list[str]:
+        """Listen up to the line that begins with a word, and return all lines."""
+        lines: list[str] = []
+        while not lines or not lines[-1].startswith(word):
+            lines.append(self.hear(seconds))
+            assert lines[-1], f"nothing more was said after {lines}"
+        return lines
+
+    def ended(self) -> int:
+        """Wait for the end of the run and return its exit code; minus the signal if it was killed."""
+        return int(self.until("ended")[-1].split()[1])
+
+
+@contextlib.contextmanager
+def run_farm() -> Iterator[Farm]:
+    """Start the farm and end it."""
+    command = [sys.executable, __file__]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
+        assert process.stdin is not None
+        yield Farm(process)
+        process.stdin.close()
+
+
+class Teller:
+    """Tells what happens in a run, with the seconds since it was started."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+
+    def begin(self, title: str, done: int, rounds: int) -> None:
+        say(f"begin {done}")
+
+    def clients(self, done: int, total: int) -> None:
+        pass
+
+    def round(self, row: dict[str, Any]) -> None:
+        say(f"round {row['round']} {time.perf_counter() - self._started}")
+
+    def end(self) -> None:
+        pass
+
+
+def say(text: str) -> None:
+    """Write one line at once."""
+    os.write(1, f"{text}\n".encode())
+
+
+class Telling(nn.Module):
+    """A model that tells when it begins to train; batch norm keeps it out of stacks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.BatchNorm1d(10))
+        self.told = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and not self.told:
+            self.told = True
+            say(f"training {os.getpid()}")
+        scores: Tensor = self.layers(x)
+        return scores
+
+
+def telling() -> nn.Module:
+    """The factory that plans name as engine.run_farm:telling."""
+    return Telling()
+
+
+def _do(plan: dict[str, Any], out: str | None) -> int:
+    from atoll import AtollError, Plan, run
+
+    path = Path(out) if out else None
+    resume = path is not None and (path / "plan.toml").exists()
+    try:
+        run(Plan.read(plan), out=path, resume=resume, progress=Teller(), checkpoint_seconds=0)
+    except AtollError as error:
+        say(f"error {error}")
+        return error.exit_code
+    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
+        say(f"peak {resource.getrusage(who).ru_maxrss // 1024}")
+    return 0
+
+
+def _serve() -> None:
+    import atoll.api  # noqa: F401
+
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    torch.set_num_threads(1)
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            os._exit(_do(request["plan"], request["out"]))
+        say(f"started {pid}")
+        say(f"ended {os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}")
+
+
+if __name__ == "__main__":
+    _serve()
