@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import os
 import time
+import weakref
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -33,6 +35,18 @@ if TYPE_CHECKING:
 
 SHOWN_CLIENTS = 100
 """So many clients are drawn in the picture of a partition."""
+
+_OPEN: weakref.WeakSet[RunDirectory] = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    """Close the lock of a run in a forked worker: else the directory stays taken until the last of them has ended."""
+    for directory in list(_OPEN):
+        directory.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,10 +104,13 @@ def run(
     """
     watcher: Watcher = (Bar() if progress else Nobody()) if isinstance(progress, bool) else progress
     directory = _directory(plan, out, resume)
+    if directory is not None:
+        _OPEN.add(directory)
     try:
         return _run(plan, directory, watcher, checkpoint_seconds)
-    except BaseException:
+    except BaseException as error:
         if directory is not None:
+            directory.log(f"ends with an error: {type(error).__name__}: {error}")
             _forget_if_nothing_ran(directory)
         raise
     finally:
@@ -119,7 +136,7 @@ def _directory(plan: Plan, out: str | Path | None, resume: bool) -> RunDirectory
 def _forget_if_nothing_ran(directory: RunDirectory) -> None:
     """Leave no run behind whose plan was refused, so that the corrected plan may use the directory."""
     if not (directory.path / "run.json").exists():
-        for name in ("plan.toml", "metrics.jsonl", ".lock"):
+        for name in ("plan.toml", "metrics.jsonl", "log.txt", ".lock"):
             (directory.path / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             directory.path.rmdir()  # it stays if it holds anything else
@@ -136,6 +153,11 @@ def _run(plan: Plan, directory: RunDirectory | None, watcher: Watcher, checkpoin
     try:
         if directory is not None:
             _describe(directory, plan, job, engine, setup_seconds)
+            round_now = state.coordinator.version if state else 0
+            title = _title(plan, job, engine)
+            directory.log(
+                f"begins after round {round_now} of {plan.rounds}: {title}; set-up took {setup_seconds:.1f} s"
+            )
         simulation = Simulation(plan, engine, coordinator, state)
         if _target_reached(plan, history):
             simulation.reason = Reason.TARGET
@@ -234,6 +256,7 @@ class _Recorder:
             "test": test,
         }
         self.directory.write_json("result.json", summary)
+        self.directory.log(f"ends after round {summary['rounds']}: {reason}")
 
 
 def _where_it_stands(plan: Plan, directory: RunDirectory | None) -> tuple[RunState | None, list[dict[str, Any]], Part]:

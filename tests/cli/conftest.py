@@ -38,9 +38,7 @@ def shell(tmp_path: Path) -> Command:
 
 
 @pytest.fixture
-def cli(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Command]:
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
     """Run `atoll ...` inside this process: the same `main`, without two seconds for the import of torch."""
     monkeypatch.chdir(tmp_path)
     before = signal.getsignal(signal.SIGTERM)

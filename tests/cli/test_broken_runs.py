@@ -208,7 +208,10 @@ def test_a_damaged_checkpoint_is_named(cli: Cli, whole: Path, tmp_path: Path, da
     )
     metrics = (tmp_path / "run" / "metrics.jsonl").read_text()
     one_line(
-        cli("run", "-q", "--resume", "run"), 5, "the checkpoint run/checkpoint.safetensors cannot be read", "another --out"
+        cli("run", "-q", "--resume", "run"),
+        5,
+        "the checkpoint run/checkpoint.safetensors cannot be read",
+        "another --out",
     )
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == metrics
     path.write_bytes(good)

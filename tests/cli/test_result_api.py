@@ -29,7 +29,9 @@ def accuracy_of(model: nn.Module) -> float:
 
 def noisy() -> nn.Module:
     """Gives other answers while it trains."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 10))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 10)
+    )
 
 
 @pytest.mark.parametrize("model", ["logistic", noisy])
@@ -106,12 +108,16 @@ def test_a_function_in_a_test_may_be_the_model_and_resumes() -> None:
 
     def mine(input_shape: tuple[int, ...], num_classes: int, depth: int = 1) -> nn.Module:
         layers = [nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(depth)]
-        return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), width), *layers, nn.Linear(width, num_classes))
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(math.prod(input_shape), width), *layers, nn.Linear(width, num_classes)
+        )
 
     plan = atoll.Plan(model=atoll.Part(mine, depth=2), rounds=1)
     result = atoll.run(plan)
     assert result.params_D.numel() == 64 * 9 + 9 + 2 * (81 + 9) + 90 + 10
-    assert plan.model.to_dict()["name"].endswith(":test_a_function_in_a_test_may_be_the_model_and_resumes.<locals>.mine")
+    assert plan.model.to_dict()["name"].endswith(
+        ":test_a_function_in_a_test_may_be_the_model_and_resumes.<locals>.mine"
+    )
 
 
 def test_resume_from_python_wants_a_directory(tmp_path: Path) -> None:

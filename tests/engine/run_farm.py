@@ -56,6 +56,16 @@ class Farm:
             assert lines[-1], f"nothing more was said after {lines}"
         return lines
 
+    def listen(self, seconds: float) -> list[str]:
+        """What the run says in so many seconds; fewer if it ends before."""
+        lines: list[str] = []
+        stop = time.monotonic() + seconds
+        while line := self.hear(max(0.0, stop - time.monotonic())):
+            lines.append(line)
+            if line.startswith("ended"):
+                break
+        return lines
+
     def ended(self) -> int:
         """Wait for the end of the run and return its exit code; minus the signal if it was killed."""
         return int(self.until("ended")[-1].split()[1])

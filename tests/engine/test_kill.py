@@ -10,7 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ from atoll import Plan, run
 
 BASE: dict[str, Any] = {
     "partition": {"name": "dirichlet", "num_clients": 30, "alpha": 0.5},
-    "policy": {"size": 4},
+    "policy": {"size": 3},
     "algorithm": {"name": "fedprox", "mu": 0.1},
-    "local": {"steps": 3, "batch_size": 16},
+    "local": {"steps": 2, "batch_size": 16},
     "evaluation": {"every": 7, "clients_every": 10, "max_clients": 5},
 }
 ENGINES: dict[str, dict[str, Any]] = {
@@ -72,23 +72,133 @@ def has_ended(pid: int, seconds: float) -> bool:
         os.close(watch)
 
 
-def kill_often(farm: Farm, plan: dict[str, Any], whole: Path, path: Path, kills: int, seed: int) -> list[int]:
-    """Kill a run at random moments until it has died `kills` times, then let it end; return where it went on."""
+def kill_often(farm: Farm, plan: dict[str, Any], whole: Path, path: Path, kills: int) -> list[int]:
+    """Kill a run again and again at random moments, then let it end; return the rounds from which it went on."""
     farm.start(plan, whole)
-    spoken = farm.until("ended")
-    seconds = float(next(line for line in reversed(spoken) if line.startswith("round")).split()[2])
-    rng, went_on = random.Random(seed), []
-    for _ in range(kills):
+    times = [float(line.split()[2]) for line in farm.until("ended") if line.startswith("round")]
+    rng, went_on, died = random.Random(kills), [], 0
+    while died < kills:
         pid = farm.start(plan, path)
-        begun = farm.until("begin" if rng.random() < 0.9 else "started", 0.001) if False else []
-        begun += [line] if (line := farm.hear(rng.uniform(0, 2.5 * seconds / kills))) else []
-        while line.startswith(("begin", "round")):
-            line = farm.hear(rng.uniform(0, seconds / 2 / kills))
-            begun += [line] if line else []
+        said = farm.listen(rng.uniform(0, times[0] + 2 * (times[-1] - times[0]) / kills))
+        if said and said[-1].startswith("ended"):
+            assert said[-1] == "ended 0", said  # chance let it get to its end
+            break
         os.kill(pid, signal.SIGKILL)
-        begun += farm.until("ended")
-        assert begun[-1] == f"ended {-signal.SIGKILL}"
-        went_on += [int(line.split()[1]) for line in begun if line.startswith("begin")]
+        said += farm.until("ended")
+        assert said[-1] == f"ended {-signal.SIGKILL}"
+        went_on += [int(line.split()[1]) for line in said if line.startswith("begin")]
+        died += 1
+    assert died >= kills / 2
     farm.start(plan, path)
     assert farm.ended() == 0
     return went_on
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_killed_at_random_moments(farm: Farm, tmp_path: Path, engine: str) -> None:
+    went_on = kill_often(farm, plan_for(engine, 40), tmp_path / "whole", tmp_path / "run", kills=8)
+    assert_same_end(tmp_path / "run", tmp_path / "whole")
+    assert max(went_on) > 0  # at least once it went on from a checkpoint
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+def test_killed_forty_times(farm: Farm, tmp_path: Path, engine: str) -> None:
+    went_on = kill_often(farm, plan_for(engine, 600), tmp_path / "whole", tmp_path / "run", kills=40)
+    assert_same_end(tmp_path / "run", tmp_path / "whole")
+    assert len(set(went_on)) > 10
+
+
+def test_a_worker_that_is_killed_is_reported_and_the_run_goes_on_later(farm: Farm, tmp_path: Path) -> None:
+    plan = plan_for("processes", 40)
+    farm.start(plan, tmp_path / "whole")
+    assert farm.ended() == 0
+    pid = farm.start(plan, tmp_path / "run")
+    farm.until("round 9")
+    victim, other = children(pid)
+    os.kill(victim, signal.SIGKILL)
+    said = farm.until("ended")
+    assert said[-1] == "ended 5"
+    assert "error a worker process died (exit code -9)" in said[-2]
+    assert "--resume" in said[-2]
+    assert has_ended(other, 10)
+    farm.start(plan, tmp_path / "run")
+    begun = farm.until("begin")[-1]
+    assert int(begun.split()[1]) >= 9
+    assert farm.ended() == 0
+    assert_same_end(tmp_path / "run", tmp_path / "whole")
+
+
+def test_no_worker_outlives_a_killed_run(farm: Farm, tmp_path: Path) -> None:
+    """Each task would take a minute: a worker that only looked at its pipe between tasks would stay, and hold the lock."""
+    plan = {
+        "model": {"name": "engine.run_farm:telling"},
+        "local": {"steps": 100_000, "batch_size": 8},
+        "engine": {"name": "processes", "workers": 2},
+    }
+    pid = farm.start(plan, tmp_path / "run")
+    at_work = [int(farm.until("training")[-1].split()[1]) for _ in range(2)]
+    assert sorted(at_work) == sorted(children(pid))
+    os.kill(pid, signal.SIGKILL)
+    assert farm.ended() == -signal.SIGKILL
+    assert [has_ended(worker, 10) for worker in at_work] == [True, True]
+    farm.start({**plan, "rounds": 0}, tmp_path / "run")  # the directory is free again
+    assert farm.ended() == 0
+
+
+# --- stopped politely -------------------------------------------------------------------------------------------------
+
+
+def stopped(path: Path, engine: str, how: Callable[[int], None]) -> subprocess.CompletedProcess[str]:
+    """Start `atoll run`, wait for its first line about a round, stop it, and return what it said."""
+    settings = Plan.read(plan_for(engine, 100)).to_toml()
+    (path.parent / "plan.toml").write_text(settings)
+    command = [sys.executable, "-m", "atoll.cli.main", "run", "plan.toml", "--out", path.name]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=path.parent, start_new_session=True, **pipes) as process:
+        assert process.stderr is not None
+        said = [process.stderr.readline()]
+        while not said[-1].startswith("round "):
+            said.append(process.stderr.readline())
+            assert said[-1], f"the run ended too early: {said}"
+        how(process.pid)
+        out, err = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def interrupt(pid: int) -> None:
+    os.kill(pid, signal.SIGINT)
+
+
+def interrupt_all(pid: int) -> None:
+    """As a terminal does it."""
+    os.killpg(pid, signal.SIGINT)
+
+
+def terminate_all(pid: int) -> None:
+    """As a scheduler does it."""
+    os.killpg(pid, signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("engine", "how"),
+    [
+        ("vectorised", interrupt),
+        pytest.param("processes", interrupt_all, marks=pytest.mark.slow),
+        ("processes", terminate_all),
+    ],
+)
+def test_a_stopped_run_says_how_to_go_on_and_does(tmp_path: Path, engine: str, how: Callable[[int], None]) -> None:
+    ended = stopped(tmp_path / "run", engine, how)
+    assert ended.returncode == 130
+    assert "Traceback" not in ended.stderr
+    first, _, command, _ = ended.stdout.split("\n", 3)
+    done = len(rows(tmp_path / "run"))
+    assert first == f"stopped after round {done} of 100; everything is kept. Go on with:"
+    assert 10 <= done < 100
+    assert shlex.split(command) == ["atoll", "run", "--resume", "run"]
+    plan = Plan.from_toml((tmp_path / "run" / "plan.toml").read_text())
+    resumed = run(plan, out=tmp_path / "run", resume=True)
+    assert resumed.reason == "all rounds done"
+    run(plan, out=tmp_path / "whole")
+    assert_same_end(tmp_path / "run", tmp_path / "whole")

@@ -226,6 +226,28 @@ def test_a_part_with_its_options_baked_in_is_refused() -> None:
         Plan(model=partial(nan_for_marked, mark=1.0))
 
 
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (None, "samples_per_client is None: leave it out"),
+        (object(), "must be a number, text, list or table, got object"),
+        (torch.ones(3), "got Tensor"),
+    ],
+)
+def test_options_that_a_plan_file_cannot_hold_are_refused(value: Any, says: str) -> None:
+    with pytest.raises(PlanError, match=says):
+        Plan(partition={"name": "iid", "samples_per_client": value})
+
+
+def test_options_come_as_they_would_from_a_plan_file() -> None:
+    plan = Plan(model=Part("mlp_2nn", hidden=np.int64(5)), attack=Part("sign_flip", scale=np.float32(0.5)))
+    assert plan.model.options == {"hidden": 5}
+    assert type(plan.model.options["hidden"]) is int
+    assert Part("mine", shape=(3, 4)).options == {"shape": [3, 4]}
+    assert Plan.from_toml(plan.to_toml()) == plan
+    assert Plan.from_toml(plan.to_toml()).identity() == plan.identity()
+
+
 def test_arrays_that_torch_dislikes_are_taken(recwarn: pytest.WarningsRecorder) -> None:
     x = np.arange(80, dtype=np.float32).reshape(20, 4)[::-1]
     y = (np.arange(20) % 2)[::-1]
@@ -267,7 +289,9 @@ class AsksForItem(nn.Module):
 def test_a_model_that_cannot_be_stacked_runs_unless_stacking_is_asked_for() -> None:
     plans = {name: Plan(model=AsksForItem, rounds=1, engine=name) for name in ("auto", "inline", "vectorised")}
     assert run(plans["auto"]).accuracy == run(plans["inline"]).accuracy
-    with pytest.raises(TrainingError, match=r'test_job.py, line \d+\); this model cannot be stacked, so set engine = "in'):
+    with pytest.raises(
+        TrainingError, match=r'test_job.py, line \d+\); this model cannot be stacked, so set engine = "in'
+    ):
         run(plans["vectorised"])
 
 

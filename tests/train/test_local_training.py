@@ -276,7 +276,8 @@ class WholeModel(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "num_params"), [(plain_factory, 640), (WholeModel, 65 * 3 + 40), (Part(WholeModel, hidden=5), 65 * 5 + 60)]
+    ("model", "num_params"),
+    [(plain_factory, 640), (WholeModel, 65 * 3 + 40), (Part(WholeModel, hidden=5), 65 * 5 + 60)],
 )
 def test_a_factory_gets_what_it_asks_for(model: Any, num_params: int) -> None:
     result = run(Plan(model=model, rounds=1, engine="inline"))

@@ -36,7 +36,7 @@ class Part:
             )
         label = name if isinstance(name, str) else f"{name.__module__}:{name.__qualname__}"
         self.name: str = label
-        self.options: dict[str, Any] = options
+        self.options: dict[str, Any] = {key: _plain(value, f"{label}.{key}") for key, value in options.items()}
         self.call: Callable[..., Any] | None = call
 
     @classmethod
@@ -91,6 +91,23 @@ class Part:
 
     def __repr__(self) -> str:
         return f"Part({', '.join([repr(self.name), *(f'{k}={v!r}' for k, v in self.options.items())])})"
+
+
+def _plain(value: Any, where: str) -> Value:
+    """An option as it would come back from a plan file, so that every run can be written down and resumed."""
+    if getattr(value, "ndim", None) == 0:
+        value = value.item()  # a number of NumPy
+    if isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(item, where) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, where) for key, item in value.items()}
+    if value is None:
+        raise PlanError(f"option {where} is None: leave it out")
+    raise PlanError(
+        f"option {where} must be a number, text, list or table, got {type(value).__name__}: name it instead"
+    )
 
 
 def members(family: str) -> list[str]:

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import UnionType
-from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from atoll.core.errors import PlanError, nearest
 from atoll.core.parts import Part
@@ -231,6 +231,10 @@ class Plan(Section):
     evaluation: Evaluation = field(default_factory=Evaluation)
     stop: Stop = field(default_factory=Stop)
     engine: Part = field(default_factory=lambda: Part("auto"))
+
+    if TYPE_CHECKING:  # names, dicts and functions stand for parts and tables, which no field's type can say
+
+        def __init__(self, **fields: Any) -> None: ...
 
     def check(self) -> None:
         """Refuse what cannot be right whatever the parts are; parts check their own options when they are built."""

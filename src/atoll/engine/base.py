@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -134,6 +135,11 @@ def stack_size(job: Job, num_tasks: int) -> int:
     by_memory = max(1, 4_000_000 // (job.spec.num_params * job.spec.dtype.itemsize))
     groups = 2 if num_tasks < 32 else 4 if num_tasks < 256 else 8
     return max(1, min(by_memory, 64, -(-num_tasks // groups)))
+
+
+def num_cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def settings_of(name: str, trainer: Trainer) -> dict[str, object]:

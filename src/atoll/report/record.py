@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import errno
 import fcntl
 import json
@@ -75,6 +76,12 @@ class RunDirectory:
         """Add a line to a file."""
         with _explained(self.path), (self.path / name).open("a") as file:
             file.write(line + "\n")
+
+    def log(self, text: str) -> None:
+        """Note what happened and when, in `log.txt`; a note that cannot be written stops nothing."""
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        with contextlib.suppress(RunError):
+            self.append("log.txt", f"{now} {' '.join(text.split())}")
 
     def rows(self) -> list[dict[str, Any]]:
         """The metrics written so far; a last line that was cut off is not one."""

@@ -58,10 +58,7 @@ class Federation:
         """Features as a model wants them: scaled floats, or token ids."""
         if self.dataset.tokens:
             return raw.long()
-        if self.dataset.scale != 1:
-            x = raw * self.dataset.scale  # whole numbers become floats on the way
-        else:
-            x = raw if raw.dtype.is_floating_point else raw.float()
+        x = raw * self.dataset.scale if self.dataset.scale != 1 else raw.to(torch.float32)
         return x + self.dataset.shift if self.dataset.shift else x
 
 
