@@ -217,20 +217,18 @@ class _Recorder:
     def record(self, state: RunState, done: Round) -> None:
         """Write down a round, and now and then a checkpoint.
 
-        The line comes before the state: whatever interrupts this, no checkpoint is ahead of the metrics.
+        The state comes last: whatever interrupts this, no checkpoint is ahead of what was written about its rounds.
         """
         if self.directory is not None:
             self.directory.append("metrics.jsonl", json.dumps(done.row))
-        self.history.append(done.row)
-        self.state = state
-        if self.directory is None:
-            return
-        if done.scores_C2 is not None:
-            accuracy_C, loss_C = plain(done.scores_C2.T)
-            scores = {"round": done.row["round"], "clients": done.clients, "accuracy": accuracy_C, "loss": loss_C}
-            self.directory.write_json("clients.json", scores)
+            if done.scores_C2 is not None:
+                accuracy_C, loss_C = plain(done.scores_C2.T)
+                scores = {"round": done.row["round"], "clients": done.clients, "accuracy": accuracy_C, "loss": loss_C}
+                self.directory.write_json("clients.json", scores)
         if done.confusion_KK is not None:
             self._confusion = {"round": done.row["round"], "matrix": done.confusion_KK.tolist()}
+        self.history.append(done.row)
+        self.state = state
         if time.monotonic() - self._saved_at >= self._every:
             self.save()
 

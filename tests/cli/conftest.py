@@ -27,7 +27,7 @@ Command = Callable[..., Said]
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Command:
-    """Run `atoll ...` as a process of its own; -P keeps the working directory off the path, as for the installed one."""
+    """Run `atoll ...` as a process of its own; -P keeps the working directory off the path, as when installed."""
 
     def call(*argv: str | Path) -> Said:
         command = [sys.executable, "-P", "-m", "atoll.cli.main", *map(str, argv)]

@@ -1,4 +1,4 @@
-"""Parts and plans that are wrong in every way that a user's may be; plans in the tests name them as cli.rubbish:NAME."""
+"""Parts and plans that are wrong in every way that a user's may be; tests name them as cli.rubbish:NAME."""
 
 from __future__ import annotations
 
@@ -69,6 +69,11 @@ def an_empty_client(dataset: Dataset) -> Partition:
 
 def not_a_model() -> Any:
     return 3
+
+
+def interrupted_model() -> nn.Module:
+    """As if somebody pressed Ctrl-C while the model was made."""
+    raise KeyboardInterrupt
 
 
 def no_parameters() -> nn.Module:

@@ -112,7 +112,7 @@ def test_training_that_cannot_go_on_ends_in_one_line(cli: Cli, engine: str, says
 
 def test_a_corrected_plan_may_use_the_same_directory(cli: Cli) -> None:
     assert cli("run", "-q", "--out", "mine", "--rounds", "1", "--set", "policy.size=50").code == PLAN
-    assert cli("run", "-q", "--out", "mine", "--rounds", "1", "--set", "policy.size=5").code == 0
+    assert len(run(Plan(rounds=1, policy={"size": 5}), out="mine").history) == 1
 
 
 def test_what_lies_in_a_directory_is_left_alone(cli: Cli, tmp_path: Path) -> None:
@@ -136,6 +136,13 @@ def test_what_lies_in_a_directory_is_left_alone(cli: Cli, tmp_path: Path) -> Non
 def test_extremes_that_make_sense_run(engine: str, settings: dict[str, Any], samples: int) -> None:
     result = run(Plan(rounds=2, engine=engine).replace(settings))
     assert result.history[1]["samples"] == samples
+
+
+def test_stopped_before_the_first_round(cli: Cli, tmp_path: Path) -> None:
+    said = cli("run", "--set", "model=cli.rubbish:interrupted_model", "--out", "run")
+    assert (said.code, said.out) == (130, "stopped; no round was done: start again\n")
+    assert "Traceback" not in said.err
+    assert not (tmp_path / "run").exists()
 
 
 def test_mistaken_options_point_to_help(cli: Cli) -> None:

@@ -42,7 +42,7 @@ import atoll
 
 
 def plan():
-    return atoll.Plan(model=small, rounds=20, policy={"size": 3}, engine="inline")
+    return atoll.Plan(model=small, rounds=20, policy={"size": 3}, local={"steps": 2}, engine="inline")
 
 
 def small(num_classes):

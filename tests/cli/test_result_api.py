@@ -77,7 +77,7 @@ def test_history_frame_and_plot(tmp_path: Path) -> None:
 def test_a_frame_without_pandas_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     result = atoll.run(atoll.Plan(rounds=1, policy={"size": 1}, engine="inline"))
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(RunError, match="pip install pandas, or use result.history"):
+    with pytest.raises(RunError, match=r"pip install pandas, or use result\.history"):
         result.frame()
 
 
@@ -93,14 +93,13 @@ def test_the_written_model_is_the_model(tmp_path: Path) -> None:
 
 
 def test_no_rounds_give_the_first_model(tmp_path: Path) -> None:
-    result = atoll.run(atoll.Plan(rounds=0), out=tmp_path / "run")
+    result = atoll.run(atoll.Plan(rounds=0, engine="vectorised"), out=tmp_path / "run")
     assert result.history == []
     assert result.test == {}
     assert math.isnan(result.accuracy)
     assert len(result.frame()) == 0
-    assert atoll.run(atoll.Plan(rounds=2), out=tmp_path / "run", resume=True).accuracy == pytest.approx(
-        atoll.run(atoll.Plan(rounds=2)).accuracy
-    )
+    longer = atoll.Plan(rounds=2, engine="vectorised")
+    assert torch.equal(atoll.run(longer, out=tmp_path / "run", resume=True).params_D, atoll.run(longer).params_D)
 
 
 def test_a_function_in_a_test_may_be_the_model_and_resumes() -> None:

@@ -10,6 +10,7 @@ import json
 import os
 import resource
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -27,10 +28,14 @@ class Farm:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process, self._rest = process, b""
 
-    def start(self, plan: dict[str, Any], out: Path | None) -> int:
-        """Begin a run, or go on with one, and return the number of its process."""
+    def start(self, plan: dict[str, Any], out: Path | None, stop_at: int = 0, with_signal: int = signal.SIGKILL) -> int:
+        """Begin a run, or go on with one, and return the number of its process.
+
+        With `stop_at` it gets a signal when it is about to write or rename a file of its directory for that time.
+        """
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"plan": plan, "out": str(out) if out else None}).encode() + b"\n")
+        request = {"plan": plan, "out": str(out) if out else None, "stop_at": stop_at, "with_signal": with_signal}
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
         word, pid = self.hear(60).split()
         assert word == "started"
@@ -126,16 +131,37 @@ def telling() -> nn.Module:
     return Telling()
 
 
-def _do(plan: dict[str, Any], out: str | None) -> int:
+def _stop_at(number: int, path: Path, with_signal: int) -> None:
+    """Watch what Python opens for writing and renames, and signal this process at the given time."""
+    left = number
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        nonlocal left
+        writes = event == "os.rename" or (event == "open" and isinstance(args[1], str) and args[1][0] in "wax")
+        if writes and str(args[0]).startswith(str(path)):
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), with_signal)
+
+    sys.addaudithook(hook)
+
+
+def _do(plan: dict[str, Any], out: str | None, stop_at: int, with_signal: int) -> int:
     from atoll import AtollError, Plan, run
 
     path = Path(out) if out else None
+    if path is not None and stop_at:
+        _stop_at(stop_at, path, with_signal)
     resume = path is not None and (path / "plan.toml").exists()
     try:
-        run(Plan.read(plan), out=path, resume=resume, progress=Teller(), checkpoint_seconds=0)
+        result = run(Plan.read(plan), out=path, resume=resume, progress=Teller(), checkpoint_seconds=0)
     except AtollError as error:
         say(f"error {error}")
         return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    if result.reason == "interrupted":
+        return 130
     for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
         say(f"peak {resource.getrusage(who).ru_maxrss // 1024}")
     return 0
@@ -150,7 +176,7 @@ def _serve() -> None:
         request = json.loads(line)
         pid = os.fork()
         if pid == 0:
-            os._exit(_do(request["plan"], request["out"]))
+            os._exit(_do(**request))
         say(f"started {pid}")
         say(f"ended {os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}")
 

@@ -76,10 +76,12 @@ def kill_often(farm: Farm, plan: dict[str, Any], whole: Path, path: Path, kills:
     """Kill a run again and again at random moments, then let it end; return the rounds from which it went on."""
     farm.start(plan, whole)
     times = [float(line.split()[2]) for line in farm.until("ended") if line.startswith("round")]
+    span = times[-1] - times[0]
     rng, went_on, died = random.Random(kills), [], 0
     while died < kills:
         pid = farm.start(plan, path)
-        said = farm.listen(rng.uniform(0, times[0] + 2 * (times[-1] - times[0]) / kills))
+        said = farm.until("begin") if rng.random() < 0.75 else []  # the others die while they are set up
+        said += farm.listen(rng.uniform(0, 1.5 * span / kills if said else times[0]))
         if said and said[-1].startswith("ended"):
             assert said[-1] == "ended 0", said  # chance let it get to its end
             break
@@ -94,9 +96,9 @@ def kill_often(farm: Farm, plan: dict[str, Any], whole: Path, path: Path, kills:
     return went_on
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ["inline", pytest.param("vectorised", marks=pytest.mark.slow), "processes"])
 def test_killed_at_random_moments(farm: Farm, tmp_path: Path, engine: str) -> None:
-    went_on = kill_often(farm, plan_for(engine, 40), tmp_path / "whole", tmp_path / "run", kills=8)
+    went_on = kill_often(farm, plan_for(engine, 30), tmp_path / "whole", tmp_path / "run", kills=8)
     assert_same_end(tmp_path / "run", tmp_path / "whole")
     assert max(went_on) > 0  # at least once it went on from a checkpoint
 
@@ -107,6 +109,42 @@ def test_killed_forty_times(farm: Farm, tmp_path: Path, engine: str) -> None:
     went_on = kill_often(farm, plan_for(engine, 600), tmp_path / "whole", tmp_path / "run", kills=40)
     assert_same_end(tmp_path / "run", tmp_path / "whole")
     assert len(set(went_on)) > 10
+
+
+def test_killed_at_every_write_in_turn(farm: Farm, tmp_path: Path) -> None:
+    """One run, killed before its first write, then before its second when it goes on, and so on to the end."""
+    plan = plan_for("vectorised", 5)
+    farm.start(plan, tmp_path / "whole")
+    assert farm.ended() == 0
+    deaths = 0
+    farm.start(plan, tmp_path / "run", stop_at=1)
+    while (code := farm.ended()) != 0:
+        assert code == -signal.SIGKILL
+        deaths += 1
+        farm.start(plan, tmp_path / "run", stop_at=deaths + 1)
+    assert deaths > 10
+    assert_same_end(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_stopped_once_at_each_write(farm: Farm, tmp_path: Path, engine: str, how: signal.Signals) -> None:
+    plan = plan_for(engine, 4)
+    farm.start(plan, tmp_path / "whole")
+    assert farm.ended() == 0
+    stops, code = 0, -1
+    while code != 0:
+        path = tmp_path / str(stops)
+        farm.start(plan, path, stop_at=stops + 1, with_signal=how)
+        code = farm.ended()
+        if code:
+            assert code == (130 if how is signal.SIGINT else -how)
+            stops += 1
+            farm.start(plan, path)
+            assert farm.ended() == 0
+        assert_same_end(path, tmp_path / "whole")
+    assert stops > 30
 
 
 def test_a_worker_that_is_killed_is_reported_and_the_run_goes_on_later(farm: Farm, tmp_path: Path) -> None:
@@ -130,7 +168,7 @@ def test_a_worker_that_is_killed_is_reported_and_the_run_goes_on_later(farm: Far
 
 
 def test_no_worker_outlives_a_killed_run(farm: Farm, tmp_path: Path) -> None:
-    """Each task would take a minute: a worker that only looked at its pipe between tasks would stay, and hold the lock."""
+    """Each task would take a minute: a worker that only looked at its pipe between tasks would stay so long."""
     plan = {
         "model": {"name": "engine.run_farm:telling"},
         "local": {"steps": 100_000, "batch_size": 8},

@@ -83,9 +83,9 @@ def _run_and_tell(plan: Plan, directory: Path, *, resume: bool, quiet: bool) -> 
 
     try:
         result = run_plan(plan, out=directory, resume=resume, progress=not quiet)
-    except KeyboardInterrupt:  # before the first round
-        again = f"go on with: atoll run --resume {directory}" if resume else "nothing is kept: start it again"
-        print(f"stopped before a round began; {again}")
+    except KeyboardInterrupt:  # before the first round, or while the end was written
+        kept = (directory / "plan.toml").exists()
+        print(f"stopped; {f'go on with: atoll run --resume {directory}' if kept else 'no round was done: start again'}")
         raise typer.Exit(130) from None
     last = result.history[-1] if result.history else None
     if result.reason == Reason.INTERRUPTED:
