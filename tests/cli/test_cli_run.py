@@ -163,10 +163,9 @@ def test_data_are_listed_and_shown(shell: Shell, cli: Shell, tmp_path: Path) -> 
     ("argv", "code", "says"),
     [
         (["run", "typo.toml"], 2, "unknown key 'algoritm' in the plan: did you mean 'algorithm'?"),
-        (["run", "-q", "--set", "local.lr=inf", "--engine", "processes"], 4, "lower local.lr (now inf)"),
         (["run", "--resume", "nowhere"], 5, "nowhere is not a run directory"),
     ],
-    ids=["plan", "training", "run"],
+    ids=["plan", "run"],
 )
 def test_an_error_is_one_line_and_its_kind_is_the_exit_code(
     shell: Shell, tmp_path: Path, argv: list[str], code: int, says: str

@@ -53,8 +53,8 @@ class Farm:
         line, _, self._rest = self._rest.partition(b"\n")
         return line.decode()
 
-    def until(self, word: str, seconds: float = 60) -> list[str]:
-        """Listen up to the line that begins with a word, and return all lines."""
+    def until(self, word: str | tuple[str, ...], seconds: float = 60) -> list[str]:
+        """Listen up to the line that begins with a word, or with one of several, and return all lines."""
         lines: list[str] = []
         while not lines or not lines[-1].startswith(word):
             lines.append(self.hear(seconds))

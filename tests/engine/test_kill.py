@@ -80,8 +80,11 @@ def kill_often(farm: Farm, plan: dict[str, Any], whole: Path, path: Path, kills:
     rng, went_on, died = random.Random(kills), [], 0
     while died < kills:
         pid = farm.start(plan, path)
-        said = farm.until("begin") if rng.random() < 0.75 else []  # the others die while they are set up
-        said += farm.listen(rng.uniform(0, 1.5 * span / kills if said else times[0]))
+        if rng.random() < 0.25:
+            said = farm.listen(rng.uniform(0, times[0]))  # it dies while it is set up
+        else:
+            said = farm.until(("round", "ended"))
+            said += [] if said[-1].startswith("ended") else farm.listen(rng.uniform(0, span / kills))
         if said and said[-1].startswith("ended"):
             assert said[-1] == "ended 0", said  # chance let it get to its end
             break
@@ -148,7 +151,7 @@ def test_stopped_once_at_each_write(farm: Farm, tmp_path: Path, engine: str, how
 
 
 def test_a_worker_that_is_killed_is_reported_and_the_run_goes_on_later(farm: Farm, tmp_path: Path) -> None:
-    plan = plan_for("processes", 40)
+    plan = plan_for("processes", 100)
     farm.start(plan, tmp_path / "whole")
     assert farm.ended() == 0
     pid = farm.start(plan, tmp_path / "run")
@@ -189,7 +192,7 @@ def test_no_worker_outlives_a_killed_run(farm: Farm, tmp_path: Path) -> None:
 
 def stopped(path: Path, engine: str, how: Callable[[int], None]) -> subprocess.CompletedProcess[str]:
     """Start `atoll run`, wait for its first line about a round, stop it, and return what it said."""
-    settings = Plan.read(plan_for(engine, 100)).to_toml()
+    settings = Plan.read(plan_for(engine, 200)).to_toml()
     (path.parent / "plan.toml").write_text(settings)
     command = [sys.executable, "-m", "atoll.cli.main", "run", "plan.toml", "--out", path.name]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -227,16 +230,17 @@ def terminate_all(pid: int) -> None:
     ],
 )
 def test_a_stopped_run_says_how_to_go_on_and_does(tmp_path: Path, engine: str, how: Callable[[int], None]) -> None:
-    ended = stopped(tmp_path / "run", engine, how)
+    path = tmp_path / "my run"
+    ended = stopped(path, engine, how)
     assert ended.returncode == 130
     assert "Traceback" not in ended.stderr
     first, _, command, _ = ended.stdout.split("\n", 3)
-    done = len(rows(tmp_path / "run"))
-    assert first == f"stopped after round {done} of 100; everything is kept. Go on with:"
-    assert 10 <= done < 100
-    assert shlex.split(command) == ["atoll", "run", "--resume", "run"]
-    plan = Plan.from_toml((tmp_path / "run" / "plan.toml").read_text())
-    resumed = run(plan, out=tmp_path / "run", resume=True)
+    done = len(rows(path))
+    assert first == f"stopped after round {done} of 200; everything is kept. Go on with:"
+    assert 20 <= done < 200
+    assert shlex.split(command) == ["atoll", "run", "--resume", "my run"]
+    plan = Plan.from_toml((path / "plan.toml").read_text())
+    resumed = run(plan, out=path, resume=True)
     assert resumed.reason == "all rounds done"
     run(plan, out=tmp_path / "whole")
-    assert_same_end(tmp_path / "run", tmp_path / "whole")
+    assert_same_end(path, tmp_path / "whole")

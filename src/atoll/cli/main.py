@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -81,17 +82,18 @@ def _run_and_tell(plan: Plan, directory: Path, *, resume: bool, quiet: bool) -> 
     from atoll.report.html import write_report
     from atoll.report.reading import human_bytes, human_seconds
 
+    go_on = f"atoll run --resume {shlex.quote(str(directory))}"
     try:
         result = run_plan(plan, out=directory, resume=resume, progress=not quiet)
     except KeyboardInterrupt:  # before the first round, or while the end was written
         kept = (directory / "plan.toml").exists()
-        print(f"stopped; {f'go on with: atoll run --resume {directory}' if kept else 'no round was done: start again'}")
+        print(f"stopped; {f'go on with: {go_on}' if kept else 'no round was done: start again'}")
         raise typer.Exit(130) from None
     last = result.history[-1] if result.history else None
     if result.reason == Reason.INTERRUPTED:
         done = last["round"] if last else 0
         print(f"stopped after round {done} of {plan.rounds}; everything is kept. Go on with:")
-        print(f"\n    atoll run --resume {directory}\n")
+        print(f"\n    {go_on}\n")
         raise typer.Exit(130)
     if result.reason == Reason.GAVE_UP:
         raise TrainingError(f"{result.reason}; see the report of {directory}, and lower policy.min_reports")
