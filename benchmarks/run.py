@@ -108,7 +108,7 @@ def main():
     text = "\n".join(tables)
     print(text)
     if not args.only:
-        head = "Made by `make bench`; medians over turns in which the systems alternate.\n\n"
+        head = f"Made by `make bench`; medians over {args.repeats} turns in which the systems alternate.\n\n"
         args.out.write_text(head + text)
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
-import os
 import time
-import weakref
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -25,7 +23,7 @@ from atoll.engine.base import Engine
 from atoll.engine.build import build_coordinator, build_engine
 from atoll.engine.simulation import Round, RunState, Simulation
 from atoll.report.progress import Bar, Nobody, Watcher
-from atoll.report.record import RunDirectory, plain, save_model
+from atoll.report.record import RunDirectory, plain
 from atoll.train.federation import Federation, build_federation
 from atoll.train.job import Job, build_job, build_model
 
@@ -35,18 +33,6 @@ if TYPE_CHECKING:
 
 SHOWN_CLIENTS = 100
 """So many clients are drawn in the picture of a partition."""
-
-_OPEN: weakref.WeakSet[RunDirectory] = weakref.WeakSet()
-
-
-def _let_go() -> None:
-    """Close the lock of a run in a forked worker: else the directory stays taken until the last of them has ended."""
-    for directory in list(_OPEN):
-        directory.close()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +90,6 @@ def run(
     """
     watcher: Watcher = (Bar() if progress else Nobody()) if isinstance(progress, bool) else progress
     directory = _directory(plan, out, resume)
-    if directory is not None:
-        _OPEN.add(directory)
     try:
         return _run(plan, directory, watcher, checkpoint_seconds)
     except BaseException as error:
@@ -179,7 +163,7 @@ def _run(plan: Plan, directory: RunDirectory | None, watcher: Watcher, checkpoin
         model = load(build_model(plan, federation), job.spec, params_D).eval()
         if directory is not None and simulation.reason is not Reason.INTERRUPTED:
             whole = {name: tensor.clone() for name, tensor in model.state_dict().items()}  # tied weights share memory
-            save_model(directory.path / "model.safetensors", whole)
+            directory.save_model(whole)
         return Result(
             plan=plan,
             model=model,

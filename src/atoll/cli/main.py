@@ -65,6 +65,8 @@ def run(
     if resume is not None:
         if out is not None:
             raise RunError("--resume names the directory: leave out --out")
+        if engine is not None:
+            raise RunError("a run keeps the engine that it began with: leave out --engine (--workers may change)")
         chosen = _resumed(resume, plan, given)
     else:
         chosen = _plan(plan, given)

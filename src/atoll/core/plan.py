@@ -104,7 +104,13 @@ def _coerce_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
         except PlanError as error:
             problem = error
     assert problem is not None
-    raise problem
+    kinds = [_kind(option) for option in options if option is not type(None)]
+    raise problem if len(kinds) == 1 else PlanError(f"'{where}' must be a {' or '.join(kinds)}, got {value!r}")
+
+
+def _kind(hint: Any) -> str:
+    """What a field wants, in words."""
+    return " or ".join(map(repr, get_args(hint))) if get_origin(hint) is Literal else KINDS.get(hint, hint.__name__)
 
 
 @dataclass(frozen=True, kw_only=True)

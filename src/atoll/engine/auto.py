@@ -6,7 +6,7 @@ import os
 import time
 
 from atoll.core.errors import AtollError
-from atoll.engine.base import Engine, InProcess, num_cores, rehearse, stack_size
+from atoll.engine.base import Engine, InProcess, rehearse, stack_size, worker_count
 from atoll.engine.processes import Processes
 from atoll.train.job import Job
 from atoll.train.trainer import Trainer
@@ -25,7 +25,7 @@ def auto(job: Job, cohort: int = 10, workers: int | None = None, rounds: int = 1
     A step is compiled if the run is long enough to repay it and the compiled step proves faster. The choice is written
     into the run directory, so that a resumed run repeats it.
     """
-    num_workers = workers if workers is not None else num_cores()
+    num_workers = worker_count(workers)
     trainer, seconds = _faster(job, cohort)
     steps = sum(job.num_steps(client) for client in range(min(cohort, job.federation.num_clients)))
     if trainer.stack and rounds * steps * seconds / num_workers > WORTH_COMPILING:

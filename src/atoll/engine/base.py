@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from atoll.core.errors import PlanError
 from atoll.core.messages import Broadcast, State, Task
 from atoll.train.evaluate import SLICE
 from atoll.train.job import Job
@@ -137,9 +138,12 @@ def stack_size(job: Job, num_tasks: int) -> int:
     return max(1, min(by_memory, 64, -(-num_tasks // groups)))
 
 
-def num_cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def worker_count(workers: int | None) -> int:
+    """How many worker processes to use: as many as were asked for, or one for each core that this process may use."""
+    if workers is not None and workers < 1:
+        raise PlanError(f"engine.workers must be at least 1, got {workers}")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return workers or cores
 
 
 def settings_of(name: str, trainer: Trainer) -> dict[str, object]:

@@ -11,9 +11,11 @@ import torch
 
 from atoll.core.messages import State
 
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float64, torch.int64, torch.uint8)
-}
+ALLOWED = (
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+)
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in ALLOWED}
 
 
 def send(pipe: Connection, header: dict[str, Any], tensors: State | None = None) -> None:

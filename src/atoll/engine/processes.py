@@ -17,7 +17,7 @@ from torch import Tensor
 
 from atoll.core.errors import AtollError, PlanError, RunError, TrainingError
 from atoll.core.messages import Broadcast, State, Task
-from atoll.engine.base import Engine, num_cores, rehearse, settings_of, stack_size
+from atoll.engine.base import Engine, rehearse, settings_of, stack_size, worker_count
 from atoll.engine.pipes import grouped, joined, receive, send
 from atoll.train.job import Job
 from atoll.train.trainer import Report, Trainer, Work, explained
@@ -31,9 +31,7 @@ def processes(
     `stack` is how many clients a worker trains as one; 0 is a plain loop, one after another. The result is the same to
     the bit for any number of workers: groups and the order of folding depend on the cohort alone.
     """
-    num_workers = workers if workers is not None else num_cores()
-    if num_workers < 1:
-        raise PlanError(f"engine.workers must be at least 1, got {num_workers}")
+    num_workers = worker_count(workers)
     if stack is not None and stack < 0:
         raise PlanError(f"engine.stack must be 0 (a plain loop) or more, got {stack}")
     if not hasattr(os, "fork"):

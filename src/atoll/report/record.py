@@ -70,7 +70,10 @@ class RunDirectory:
     def read_json(self, name: str) -> Any:
         """Read plain data, or None if there is no such file."""
         path = self.path / name
-        return json.loads(path.read_text()) if path.exists() else None
+        try:
+            return json.loads(path.read_text()) if path.exists() else None
+        except (OSError, ValueError) as error:
+            raise RunError(f"{path} cannot be read ({error}): restore it, or start again with another --out") from error
 
     def append(self, name: str, line: str) -> None:
         """Add a line to a file."""
@@ -102,6 +105,10 @@ class RunDirectory:
         """Write a checkpoint in place of the last one."""
         self._write(CHECKPOINT, encode_state(state, identity))
 
+    def save_model(self, named: State) -> None:
+        """Write a model's tensors by name, for use elsewhere."""
+        self._write("model.safetensors", save({name: tensor.contiguous() for name, tensor in named.items()}))
+
     def load(self, identity: str) -> RunState | None:
         """Read the checkpoint, or None if the run was stopped before its first."""
         path = self.path / CHECKPOINT
@@ -128,11 +135,6 @@ class RunDirectory:
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(final)
-
-
-def save_model(path: Path, named: State) -> None:
-    """Write a model's tensors by name, for use elsewhere."""
-    path.write_bytes(save({name: tensor.contiguous() for name, tensor in named.items()}))
 
 
 def encode_state(state: RunState, identity: str) -> bytes:
@@ -180,10 +182,10 @@ def _decode_state(text: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Run
 
 
 def _locked(path: Path) -> IO[str]:
-    """Take the directory for this process; the lock goes with the process, however it ends."""
+    """Take the directory for this process, not for those that it forks; the lock goes with it, however it ends."""
     file = (path / ".lock").open("w")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         file.close()
         raise RunError(f"{path} is in use by another process: wait for it, or choose another --out") from error
