@@ -168,7 +168,7 @@ def test_a_longer_run_that_is_stopped_remembers_how_long(tmp_path: Path) -> None
 
 def test_a_directory_in_use_is_refused(cli: Cli, tmp_path: Path) -> None:
     run(plan(2), out=tmp_path / "run")
-    holder = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print('held', flush=True); input()"
+    holder = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, 2); print('held', flush=True); input()"
     command = [sys.executable, "-c", holder, str(tmp_path / "run" / ".lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
