@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import assert_same_end, rows
 
 from atoll import Plan, run
 from atoll.core.errors import RunError
@@ -35,20 +36,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("whole") / "run"
     run(plan(), out=out)
     return out
-
-
-def rows(path: Path) -> list[dict[str, Any]]:
-    """The metrics of a run without its times."""
-    found = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if "seconds" not in key} for row in found]
-
-
-def assert_same_end(path: Path, whole: Path) -> None:
-    assert (path / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
-    assert rows(path) == rows(whole)
-    for name in ("clients.json", "confusion.json", "partition.json"):
-        assert (path / name).read_text() == (whole / name).read_text()
-    assert json.loads((path / "result.json").read_text())["rounds"] == ROUNDS
 
 
 def one_line(said: Any, code: int, *says: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import select
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 from engine.run_farm import Farm, run_farm
+from helpers import assert_same_end, rows
 
 from atoll import Plan, run
 
@@ -41,19 +41,6 @@ def farm() -> Iterator[Farm]:
 
 def plan_for(engine: str, rounds: int) -> dict[str, Any]:
     return {**BASE, "rounds": rounds, "engine": ENGINES[engine]}
-
-
-def rows(path: Path) -> list[dict[str, Any]]:
-    """The metrics of a run without its times."""
-    found = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if "seconds" not in key} for row in found]
-
-
-def assert_same_end(path: Path, whole: Path) -> None:
-    assert (path / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
-    assert rows(path) == rows(whole)
-    for name in ("clients.json", "confusion.json", "partition.json"):
-        assert (path / name).read_text() == (whole / name).read_text()
 
 
 def children(pid: int) -> list[int]:
