@@ -28,13 +28,28 @@ class Farm:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process, self._rest = process, b""
 
-    def start(self, plan: dict[str, Any], out: Path | None, stop_at: int = 0, with_signal: int = signal.SIGKILL) -> int:
+    def start(
+        self,
+        plan: dict[str, Any],
+        out: Path | None,
+        stop_at: int = 0,
+        with_signal: int = signal.SIGKILL,
+        die: tuple[int, float] | None = None,
+    ) -> int:
         """Begin a run, or go on with one, and return the number of its process.
 
-        With `stop_at` it gets a signal when it is about to write or rename a file of its directory for that time.
+        With `stop_at` it gets a signal when it is about to write or rename a file of its directory for that time. With
+        `die=(r, s)` it dies s seconds after round r, wherever it then is: the operating system's alarm ends it
+        as abruptly as SIGKILL does, and is not late when the test is.
         """
         assert self._process.stdin is not None
-        request = {"plan": plan, "out": str(out) if out else None, "stop_at": stop_at, "with_signal": with_signal}
+        request = {
+            "plan": plan,
+            "out": str(out) if out else None,
+            "stop_at": stop_at,
+            "with_signal": with_signal,
+            "die": die,
+        }
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
         word, pid = self.hear(60).split()
@@ -61,16 +76,6 @@ class Farm:
             assert lines[-1], f"nothing more was said after {lines}"
         return lines
 
-    def listen(self, seconds: float) -> list[str]:
-        """What the run says in so many seconds; fewer if it ends before."""
-        lines: list[str] = []
-        stop = time.monotonic() + seconds
-        while line := self.hear(max(0.0, stop - time.monotonic())):
-            lines.append(line)
-            if line.startswith("ended"):
-                break
-        return lines
-
     def ended(self) -> int:
         """Wait for the end of the run and return its exit code; minus the signal if it was killed."""
         return int(self.until("ended")[-1].split()[1])
@@ -87,19 +92,30 @@ def run_farm() -> Iterator[Farm]:
 
 
 class Teller:
-    """Tells what happens in a run, with the seconds since it was started."""
+    """Tells what happens in a run, with the seconds since it was started, and lets it die where it is told to."""
 
-    def __init__(self) -> None:
-        self._started = time.perf_counter()
+    def __init__(self, die: tuple[int, float] | None) -> None:
+        self._started, self._die, self._rounds = time.perf_counter(), die, -1
+        self._reach(0)
+
+    def _reach(self, done: int) -> None:
+        if self._die and done >= self._die[0]:
+            if not any(signal.getitimer(signal.ITIMER_REAL)):
+                signal.setitimer(signal.ITIMER_REAL, max(self._die[1], 1e-6))
+            if done == self._rounds:
+                signal.pause()  # it is not to escape its alarm by coming to its end
 
     def begin(self, title: str, done: int, rounds: int) -> None:
         say(f"begin {done}")
+        self._rounds = rounds
+        self._reach(done)
 
     def clients(self, done: int, total: int) -> None:
         pass
 
     def round(self, row: dict[str, Any]) -> None:
         say(f"round {row['round']} {time.perf_counter() - self._started}")
+        self._reach(row["round"])
 
     def end(self) -> None:
         pass
@@ -146,7 +162,7 @@ def _stop_at(number: int, path: Path, with_signal: int) -> None:
     sys.addaudithook(hook)
 
 
-def _do(plan: dict[str, Any], out: str | None, stop_at: int, with_signal: int) -> int:
+def _do(plan: dict[str, Any], out: str | None, stop_at: int, with_signal: int, die: tuple[int, float] | None) -> int:
     from atoll import AtollError, Plan, run
 
     path = Path(out) if out else None
@@ -154,7 +170,7 @@ def _do(plan: dict[str, Any], out: str | None, stop_at: int, with_signal: int) -
         _stop_at(stop_at, path, with_signal)
     resume = path is not None and (path / "plan.toml").exists()
     try:
-        result = run(Plan.read(plan), out=path, resume=resume, progress=Teller(), checkpoint_seconds=0)
+        result = run(Plan.read(plan), out=path, resume=resume, progress=Teller(die), checkpoint_seconds=0)
     except AtollError as error:
         say(f"error {error}")
         return error.exit_code
