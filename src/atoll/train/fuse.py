@@ -22,7 +22,11 @@ def tidy(graph: GraphModule) -> None:
     """Improve a recorded step in place; what it computes stays the same up to rounding."""
     _drop_no_ops(graph.graph)
     for node in list(graph.graph.nodes):
-        if node.target is aten.addcmul_.default and len(node.args) == 3 and not node.kwargs:
+        if _is_update(node):
+            _split_update(graph.graph, node)
+    graph.graph.eliminate_dead_code()
+    for node in list(graph.graph.nodes):
+        if _is_update(node):
             _fuse_update(graph.graph, node)
         elif node.target is aten.add.Tensor and not node.kwargs:
             _fuse_bias(graph.graph, node)
@@ -83,6 +87,79 @@ def _fuse_bias(graph: Graph, node: Node) -> None:
             fused = graph.call_function(aten.baddbmm.default, (bias, *product.args))
         fused.meta["val"] = node.meta["val"]
         node.replace_all_uses_with(fused)
+
+
+def _is_update(node: Node) -> bool:
+    return node.target is aten.addcmul_.default and len(node.args) == 3 and not node.kwargs
+
+
+def _split_update(graph: Graph, update: Node) -> None:
+    """Turn flat.addcmul_(cat(grads) + terms, rate) into one update for each term and each layer, without the cat.
+
+    An algorithm's slot sees one flat gradient, but most only add to it; then no flat gradient need be made.
+    """
+    flat, total, rate = update.args
+    terms: list[tuple[int, Any]] = []
+    while isinstance(total, Node) and len(total.users) == 1 and not total.kwargs:
+        if total.target not in (aten.add.Tensor, aten.sub.Tensor) or _shape(total) != _shape(total.args[0]):
+            break
+        terms.append((1 if total.target is aten.add.Tensor else -1, total.args[1]))
+        total = total.args[0]
+    if not (isinstance(total, Node) and total.target is aten.cat.default and total.args[1] == 1):
+        return
+    if len(total.users) > 1 or not all(isinstance(term, Node) for _, term in terms):
+        return
+    grads: Any = total.args[0]
+    layers = _layers(graph, flat, [grad for grad in grads if _shape(grad)[-1]])
+    if layers is None:
+        return
+    with graph.inserting_before(update):
+        against = graph.call_function(aten.neg.default, (rate,))
+        for sign, term in terms:
+            goal, strength = _pull(flat, term)
+            if goal is None:
+                graph.call_function(aten.addcmul_.default, (flat, term, rate if sign > 0 else against))
+            else:  # flat += rate * strength * (flat - goal)
+                share = graph.call_function(aten.mul.Tensor, (against if sign > 0 else rate, strength))
+                graph.call_function(aten.lerp_.Tensor, (flat, goal, share))
+        for leaf, grad in layers:
+            ones = [1] * (len(_shape(leaf)) - 1)
+            spread = graph.call_function(aten.view.default, (rate, [_shape(rate)[0], *ones]))
+            spread.meta["val"] = rate.meta["val"].view(-1, *ones)  # type: ignore[union-attr]
+            graph.call_function(aten.addcmul_.default, (leaf, grad, spread))
+    graph.erase_node(update)
+
+
+def _layers(graph: Graph, flat: Any, grads: list[Node]) -> list[tuple[Node, Node]] | None:
+    """The layers behind a row of flat gradients: the input that views its part of the flat vector, and its gradient."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    whole: Tensor = flat.meta["val"]
+    position, found = int(whole.storage_offset()), []
+    for flattened in grads:
+        leaf = next((node for node in inputs if _starts(node, whole, position, _shape(flattened)[-1])), None)
+        grad = flattened
+        while grad.target is aten.clone.default or (_shape(grad) != _shape(leaf) and grad.target in SAME_IF_SAME_SHAPE):
+            grad = grad.args[0]  # type: ignore[assignment]
+        if leaf is None or _shape(grad) != _shape(leaf):
+            return None
+        found.append((leaf, grad))
+        position += _shape(flattened)[-1]
+    return found
+
+
+def _starts(node: Node, whole: Tensor, position: int, size: int) -> bool:
+    value = node.meta["val"]
+    same = value.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+    return same and value is not whole and value.storage_offset() == position and value[0].numel() == size
+
+
+def _pull(flat: Any, term: Node) -> tuple[Any, Any]:
+    """If a term is strength * (flat - goal), the goal and the strength."""
+    if term.target is aten.mul.Tensor and len(term.users) == 1 and not term.kwargs:
+        gap, strength = term.args
+        if isinstance(gap, Node) and gap.target is aten.sub.Tensor and not gap.kwargs and gap.args[0] is flat:
+            return (gap.args[1], strength) if isinstance(strength, int | float) else (None, None)
+    return None, None
 
 
 def _fuse_update(graph: Graph, update: Node) -> None:
