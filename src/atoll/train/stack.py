@@ -25,6 +25,9 @@ from atoll.train.trace import record
 
 Step = Callable[..., Any]
 
+GATHERED = 1 << 20
+"""How many numbers are gathered at once: enough to be quick, few enough to stay in the cache."""
+
 
 class StackedTrained(NamedTuple):
     """What came of several clients' tasks, stacked."""
@@ -194,21 +197,31 @@ class StackedTrainer:
         attack = job.attack.data if job.attack is not None else None
         bad = [g for g, task in enumerate(tasks) if attack and job.attacks(task.client, task.version)]
         numbers = torch.arange(1, len(index_SGB) + 1, dtype=job.spec.dtype).unbind()
+        seeds = (base_G + torch.arange(len(index_SGB))[:, None]).unbind()
+        weights, lives = weight_SGB.unbind(), live_SG.unbind()
         lasting = tree_leaves((params_GD, leaves, memory, fixed))
         step: Step | None = None
+        chunk = max(1, GATHERED // max(1, index_SGB[0].numel() * federation.train_x[0].numel()))
         with torch.no_grad():
-            for s, index_GB in enumerate(index_SGB):
-                x = federation.features(federation.train_x[index_GB])
-                x = x.to(job.spec.dtype) if x.dtype.is_floating_point else x
-                y = federation.train_y[index_GB]
-                for g in bad:
-                    assert attack is not None
-                    x[g], y[g] = attack(x[g], y[g], knowledge(job, tasks[g], sent[g].params_D))
-                batch = Batch(x, y, weight_SGB[s])
-                fresh = (batch, base_G + s, live_SG[s], numbers[s])
-                step = self._step_for(fresh, params_GD, memory, fixed) if step is None else step
-                losses_SG[s] = step(*batch, *fresh[1:], *lasting)[0]
+            for start in range(0, len(index_SGB), chunk):
+                index = index_SGB[start : start + chunk]
+                each_x = self._inputs(index).unbind()
+                each_y = federation.train_y[index].unbind()
+                for s, (x, y) in enumerate(zip(each_x, each_y, strict=True), start):
+                    for g in bad:
+                        assert attack is not None
+                        x[g], y[g] = attack(x[g], y[g], knowledge(job, tasks[g], sent[g].params_D))
+                    fresh = (Batch(x, y, weights[s]), seeds[s], lives[s], numbers[s])
+                    step = self._step_for(fresh, params_GD, memory, fixed) if step is None else step
+                    losses_SG[s] = step(x, y, weights[s], *fresh[1:], *lasting)[0]
         return losses_SG
+
+    def _inputs(self, index: Tensor) -> Tensor:
+        """The features of the samples at an index of any shape, as the model wants them."""
+        federation = self.job.federation
+        rows = federation.train_x.flatten(1).index_select(0, index.flatten())  # much faster than indexing
+        x = federation.features(rows.view(*index.shape, *federation.train_x.shape[1:]))
+        return x.to(self.job.spec.dtype) if x.dtype.is_floating_point else x
 
     def _step_for(self, fresh: tuple[Any, ...], params_GD: Tensor, memory: list[Tensor], fixed: Fixed) -> Step:
         """The recorded step for arguments of these shapes; recording runs it once, on copies of what it changes."""
