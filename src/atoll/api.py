@@ -128,7 +128,7 @@ def _forget_if_nothing_ran(directory: RunDirectory) -> None:
 
 def _run(plan: Plan, directory: RunDirectory | None, watcher: Watcher, checkpoint_seconds: float) -> Result:
     federation = build_federation(plan)
-    coordinator = build_coordinator(plan, federation.num_clients)
+    coordinator = build_coordinator(plan, federation)
     job = build_job(plan, federation)
     state, history, engine_part = _where_it_stands(plan, directory)
     started = time.perf_counter()

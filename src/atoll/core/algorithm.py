@@ -30,6 +30,10 @@ class LocalTask(NamedTuple):
     """The model's outputs for given parameters and inputs."""
     grad_at: Callable[[Tensor], Tensor]
     """The gradient of the local loss on the present batch, at any flat vector."""
+    features: Callable[[Params, Tensor], Tensor]
+    """What the model's last linear layer gets as its input, for given parameters and inputs."""
+    first_loss: Tensor
+    """The broadcast model's mean loss on all of the client's samples; NaN unless the algorithm `needs_loss`."""
 
 
 class Batch(NamedTuple):
@@ -79,5 +83,9 @@ class Algorithm(NamedTuple):
     local_grad: Callable[[Tensor, Tensor, LocalTask], Tensor] | None = None
     finish: Callable[[Tensor, LocalTask], tuple[Update, State]] = send_delta
     server_step: Callable[[Tensor, Aggregate, State, ServerTask], tuple[Tensor, State]] = add_delta
+    needs_loss: bool = False
+    """Whether clients measure the broadcast model on their data first, for `first_loss`."""
+    server_lr: float = 1.0
+    """The server's learning rate where a plan does not say."""
     local: Mapping[str, object] = MappingProxyType({})
     """Local settings that it fixes, such as one step on all samples; a plan that says otherwise is refused."""

@@ -7,10 +7,11 @@ Both drive this machine. A policy (synchronous, buffered, ...) and a sampler say
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -57,10 +58,19 @@ class CoordinatorState:
     abandoned_in_a_row: int = 0
     failed: int = 0
     rejected: int = 0
+    scores: Mapping[int, float] = field(default_factory=dict)
+    """What the sampler wants to know of each client that took part."""
+
+
+def everybody(client: int) -> bool:
+    """Every client can be reached."""
+    return True
 
 
 class Begin(NamedTuple):
-    """The driver is ready: clients may be asked."""
+    """The driver is ready: those clients may be asked that can be reached now and may take part."""
+
+    reachable: Callable[[int], bool] = everybody
 
 
 class Arrived(NamedTuple):
@@ -86,6 +96,8 @@ class Committed(NamedTuple):
 
     num_valid: int
     num_invalid: int = 0
+    scores: Mapping[int, float] = MappingProxyType({})
+    """What the sampler wants to know of each client that took part."""
 
 
 class Halt(NamedTuple):
@@ -154,12 +166,40 @@ class Policy(NamedTuple):
     """So many abandoned attempts in a row end the run."""
 
 
+class Population(NamedTuple):
+    """What a sampler may look at."""
+
+    num_clients: int
+    """How many are registered."""
+    free: Callable[[int], bool]
+    """Whether a client is idle, reachable and eligible."""
+    sizes: Callable[[], np.ndarray]
+    """How many samples each client has, (num_clients,)."""
+    scores: Mapping[int, float]
+    """The last known score of each client that took part before."""
+    attempt: int
+
+
+class Pick(NamedTuple):
+    """One client that is asked, and the factor on its weight that keeps the mean unbiased."""
+
+    client: int
+    share: float = 1.0
+
+
 class Sampler(NamedTuple):
     """Who is asked. `scheme` names the sampling for privacy accounting."""
 
-    sample: Callable[[np.random.Generator, int, int, frozenset[int]], list[int]]
-    """(generator, how many, registered clients, clients that are busy) -> client ids."""
+    sample: Callable[[np.random.Generator, int, Population], list[Pick]]
+    """(generator, how many, population) -> different clients; fewer, or none, if no more are free."""
     scheme: str
+    score: Literal["", "loss", "norm"] = ""
+    """What it wants to know of those who took part: their training loss, or the length of their update."""
+
+
+def no_sizes() -> np.ndarray:
+    """Stand in for the sizes of clients that nobody asks for."""
+    raise AtollError("coordinator: the sampler asks for the clients' sizes, but they were not given; this is a bug")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,14 +211,15 @@ class Coordinator:
     num_clients: int
     rounds: int
     seed: int
+    sizes: Callable[[], np.ndarray] = no_sizes
 
     def step(self, state: CoordinatorState, event: Event) -> Step:
         """Take one event; an event that makes no sense in this phase raises and leaves the state as it was."""
         if not isinstance(event, EXPECTED[state.phase]):
             raise AtollError(f"coordinator: {type(event).__name__} makes no sense while {state.phase}; this is a bug")
         match event:
-            case Begin():
-                return self._next_attempt(state)
+            case Begin(reachable):
+                return self._next_attempt(state, reachable)
             case Arrived(tasks):
                 return self._arrived(state, tasks)
             case Failed(tasks):
@@ -188,22 +229,29 @@ class Coordinator:
             case Deadline(attempt):
                 over = state.phase is Phase.COLLECTING and attempt == state.attempt
                 return self._close(state) if over else (state, [])
-            case Committed(num_valid, num_invalid):
-                return self._committed(state, num_valid, num_invalid)
+            case Committed():
+                return self._committed(state, event)
             case Halt(reason):
                 return replace(state, phase=Phase.FINISHED), [Finish(reason)]
 
-    def _next_attempt(self, state: CoordinatorState) -> Step:
+    def _next_attempt(self, state: CoordinatorState, reachable: Callable[[int], bool]) -> Step:
         if state.version >= self.rounds:
             return replace(state, phase=Phase.FINISHED), [Finish(Reason.ALL_ROUNDS)]
         if state.abandoned_in_a_row >= self.policy.max_abandoned:
             return replace(state, phase=Phase.FINISHED), [Finish(Reason.GAVE_UP)]
         busy = frozenset(task.client for task in (*state.in_flight, *state.arrived))
         num = self.policy.num_wanted(state, self.num_clients)
-        clients: list[int] = []
+        picks: list[Pick] = []
         if num > 0:
-            clients = self.sampler.sample(generator(self.seed, "cohort", state.attempt), num, self.num_clients, busy)
-        tasks = tuple(Task(client, state.version, state.attempt) for client in clients)
+            everyone = Population(
+                num_clients=self.num_clients,
+                free=lambda client: client not in busy and reachable(client),
+                sizes=self.sizes,
+                scores=state.scores,
+                attempt=state.attempt,
+            )
+            picks = self.sampler.sample(generator(self.seed, "cohort", state.attempt), num, everyone)
+        tasks = tuple(Task(client, state.version, state.attempt, share) for client, share in picks)
         state = replace(state, phase=Phase.COLLECTING, in_flight=state.in_flight + tasks)
         sent: list[Command] = [Send(tasks)] if tasks else []
         state, more = self._close_if_due(state)  # a sampler may pick nobody, or enough may have arrived before
@@ -244,9 +292,10 @@ class Coordinator:
         counted = replace(state, abandoned=state.abandoned + 1, abandoned_in_a_row=state.abandoned_in_a_row + 1)
         return self._turn(counted), [command]
 
-    def _committed(self, state: CoordinatorState, num_valid: int, num_invalid: int) -> Step:
-        state = replace(state, rejected=state.rejected + num_invalid)
-        if num_valid < self.policy.min_reports:
+    def _committed(self, state: CoordinatorState, done: Committed) -> Step:
+        scores = {**state.scores, **done.scores} if done.scores else state.scores
+        state = replace(state, rejected=state.rejected + done.num_invalid, scores=scores)
+        if done.num_valid < self.policy.min_reports:
             return self._abandon(state)
         return self._turn(replace(state, version=state.version + 1, abandoned_in_a_row=0)), []
 

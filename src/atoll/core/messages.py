@@ -27,6 +27,10 @@ class Task(NamedTuple):
     client: int
     version: int
     attempt: int
+    share: float = 1.0
+    """What its weight is multiplied by: a sampler that prefers some clients makes up for it here."""
+    work: float = 1.0
+    """How much of its steps it has time for, in (0, 1]."""
 
 
 class Update(NamedTuple):

@@ -83,6 +83,15 @@ class Part:
                 f"correct it or its options {self.options}"
             ) from error
 
+    def __or__(self, other: Part) -> Part:
+        """A mixture: what the first deals out, the others change in turn.
+
+        >>> (Part("dirichlet", alpha=0.1) | Part("rotation")).to_dict()
+        {'name': 'mixture', 'parts': [{'name': 'dirichlet', 'alpha': 0.1}, {'name': 'rotation'}]}
+        """
+        mixed = [part.options["parts"] if part.name == "mixture" else [part.to_dict()] for part in (self, other)]
+        return Part("mixture", parts=mixed[0] + mixed[1])
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Part) and self.to_dict() == other.to_dict()
 

@@ -146,11 +146,12 @@ class Local(Section):
 class Server(Section):
     """What the server does with an aggregate."""
 
-    lr: float = 1.0
+    lr: float | None = None
+    """Its step size; 1 unless the algorithm has one of its own."""
 
     def check(self) -> None:
         """Refuse a server that cannot move."""
-        if not self.lr > 0:
+        if self.lr is not None and not self.lr > 0:
             raise PlanError(f"server.lr must be above 0, got {self.lr}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import numpy as np
@@ -21,6 +21,8 @@ class Partition(ABC):
     """Which training samples each client holds; make one with `dealt` or `drawn`."""
 
     num_clients: int
+    dataset: Dataset | None = field(default=None, kw_only=True)
+    """The samples as the clients hold them, where a skew has changed them; `changed` makes such a partition."""
 
     @abstractmethod
     def indices(self, client: int) -> Array:
@@ -106,6 +108,19 @@ def drawn(num_clients: int, samples_per_client: int, draw: Draw) -> Partition:
     `draw` must give the same every time and be sendable to worker processes: a `functools.partial`, not a lambda.
     """
     return Drawn(num_clients=num_clients, samples_per_client=samples_per_client, draw=draw)
+
+
+def changed(partition: Partition, dataset: Dataset) -> Partition:
+    """The same partition of other samples: what skews do that change features or labels in place of a client's own.
+
+    Each sample then belongs to one client, so partitions that let clients overlap are refused.
+    """
+    if not isinstance(partition, Dealt):
+        raise PlanError(
+            "clients that draw their samples may share some, which cannot be changed for one of them alone: "
+            "leave samples_per_client out"
+        )
+    return replace(partition, dataset=dataset)
 
 
 def generator(seed: int, *purpose: int) -> np.random.Generator:

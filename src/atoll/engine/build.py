@@ -6,19 +6,21 @@ from atoll.core.coordinator import Coordinator, CoordinatorState, Policy
 from atoll.core.parts import Part
 from atoll.core.plan import Plan
 from atoll.engine.base import Engine
+from atoll.train.federation import Federation
 from atoll.train.job import Job
 
 
-def build_coordinator(plan: Plan, num_clients: int) -> Coordinator:
+def build_coordinator(plan: Plan, federation: Federation) -> Coordinator:
     """The round machine of a plan; a cohort that cannot be had is refused here."""
     policy: Policy = plan.policy.build("rounds")
-    policy.goal(num_clients)
+    policy.goal(federation.num_clients)
     return Coordinator(
         policy=policy,
         sampler=plan.sampler.build("rounds.samplers"),
-        num_clients=num_clients,
+        num_clients=federation.num_clients,
         rounds=plan.rounds,
         seed=plan.seed,
+        sizes=federation.partition.sizes,
     )
 
 

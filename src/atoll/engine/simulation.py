@@ -134,7 +134,7 @@ class Simulation:
         )
         if len(valid) >= self.coordinator.policy.min_reports:
             aggregate, rule = job.aggregator.finish(work.folded, state.rule)
-            order = ServerTask(self.plan.server.lr, version, self.coordinator.num_clients)
+            order = ServerTask(job.server_lr, version, self.coordinator.num_clients)
             params_D, server = job.algorithm.server_step(state.params_D, aggregate, state.server, order)
             clients = state.clients | work.states if work.states else state.clients
             state = replace(state, params_D=params_D, server=server, rule=rule, clients=clients)
@@ -146,7 +146,9 @@ class Simulation:
             "bytes_up": state.bytes_up,
             "bytes_down": state.bytes_down,
         }
-        return state, row, Committed(len(valid), len(work.reports) - len(valid))
+        wanted = self.coordinator.sampler.score
+        scores = {report.client: float(getattr(report, wanted)) for report in valid} if wanted else {}
+        return state, row, Committed(len(valid), len(work.reports) - len(valid), scores)
 
     def _collude(self, state: RunState, tasks: tuple[Task, ...], work: Work) -> Work:
         """Let attackers who see every update change their own, then fold by the plan's rule."""

@@ -241,6 +241,7 @@ def _facts(record: RunRecord) -> str:
     amount, what = (plan.local.steps, "step") if plan.local.steps else (plan.local.epochs or 1, "epoch")
     work = f"{amount:,} {what}{'s' * (amount != 1)}"
     batch = f", batch {plan.local.batch_size}" if plan.local.batch_size else ""
+    server = "" if plan.server.lr is None else f", server lr {plan.server.lr:g}"
     train, test, classes = (count_text(dig(info, f"data.{key}")) for key in ("num_train", "num_test", "num_classes"))
     facts = [
         ("Data", f"{part_text(plan.data)}\n{train} training and {test} test samples, {classes} classes"),
@@ -252,7 +253,7 @@ def _facts(record: RunRecord) -> str:
             f"{work}{batch}\n{part_text(plan.local.optimizer)}, lr {plan.local.lr:g}, {part_text(plan.local.schedule)}",
         ),
         ("Who is asked", f"{part_text(plan.sampler)}\n{part_text(plan.policy)}"),
-        ("Aggregation", f"{part_text(plan.aggregator)}, server lr {plan.server.lr:g}"),
+        ("Aggregation", f"{part_text(plan.aggregator)}{server}"),
         ("Uplink", ", ".join(map(part_text, plan.uplink)) or "no transform"),
     ]
     if plan.attack is not None:

@@ -169,6 +169,7 @@ def _decode_state(text: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Run
     for name in ("in_flight", "arrived", "committing"):
         machine[name] = tuple(Task(*task) for task in machine[name])
     machine["phase"] = Phase(machine["phase"])
+    machine["scores"] = {int(client): score for client, score in machine["scores"].items()}
     return RunState(
         params_D=tensors["params"],
         server=groups["server"],

@@ -17,7 +17,7 @@ def client_batches(job: Job, task: Task) -> list[np.ndarray]:
     With batch size "all" a step is every sample, in order.
     """
     indices = job.federation.train_indices(task.client)
-    steps = job.num_steps(task.client)
+    steps = job.num_steps(task.client, task.work)
     if job.local.batch_size == "all":
         return [indices] * steps
     size = min(job.batch_size, len(indices))

@@ -29,9 +29,13 @@ def evaluate_slice(job: Job, space: Workspace, params_D: Tensor, start: int) -> 
     return {"confusion": confusion_KK, "loss": loss_B.double().sum(), "count": torch.tensor(len(y))}
 
 
-def evaluate_clients(job: Job, space: Workspace, params_D: Tensor, clients: list[int]) -> Tensor:
+def evaluate_clients(
+    job: Job, space: Workspace, params_D: Tensor, clients: list[int], *, on_training_data: bool = False
+) -> Tensor:
     """(C, 2): accuracy and mean loss of each client on its own evaluation samples, several clients in one pass."""
-    indices = [job.federation.evaluation_indices(client) for client in clients]
+    federation = job.federation
+    pick = federation.train_indices if on_training_data else federation.evaluation_indices
+    indices = [pick(client) for client in clients]
     owner = torch.from_numpy(np.repeat(np.arange(len(clients)), [len(i) for i in indices]))
     joined = torch.from_numpy(np.concatenate(indices))
     sums_C3 = torch.zeros(len(clients), 3, dtype=torch.float64)

@@ -20,6 +20,7 @@ class Federation:
     """Who holds which samples. Nothing is copied: a client is a list of indices into the shared training set."""
 
     def __init__(self, dataset: Dataset, partition: Partition, *, seed: int = 0, holdout: float = 0.0) -> None:
+        dataset = partition.dataset or dataset
         self.dataset, self.partition = dataset, partition
         self.num_clients = partition.num_clients
         self.train_x, self.train_y = _tensor(dataset.train_x), _tensor(dataset.train_y)

@@ -42,6 +42,7 @@ class Job:
     """Version -> the clients' learning rate."""
     uplink: Chain
     aggregator: Aggregator
+    server_lr: float
     attack: Attack | None
     attackers: frozenset[int]
     attack_start: int
@@ -59,12 +60,13 @@ class Job:
         wanted = self.local.batch_size
         return min(wanted, self.federation.max_samples) if isinstance(wanted, int) else self.federation.max_samples
 
-    def num_steps(self, client: int) -> int:
-        """How many steps a client takes for a task."""
-        if self.local.steps is not None:
-            return self.local.steps
-        num_samples = self.federation.num_samples(client)
-        return (self.local.epochs or 1) * -(-num_samples // min(self.batch_size, num_samples))
+    def num_steps(self, client: int, work: float = 1.0) -> int:
+        """How many steps a client takes for a task, if it has time for this share of them."""
+        steps = self.local.steps
+        if steps is None:
+            num_samples = self.federation.num_samples(client)
+            steps = (self.local.epochs or 1) * -(-num_samples // min(self.batch_size, num_samples))
+        return steps if work == 1 else max(1, round(work * steps))
 
     def attacks(self, client: int, version: int) -> bool:
         """Whether this client misbehaves in this round."""
@@ -92,6 +94,7 @@ def build_job(plan: Plan, federation: Federation | None = None) -> Job:
         lr_of=lambda version: local.lr * schedule(version),
         uplink=chain(*(part.build("transforms") for part in plan.uplink)),
         aggregator=plan.aggregator.build("aggregators"),
+        server_lr=algorithm.server_lr if plan.server.lr is None else plan.server.lr,
         attack=plan.attack.build("attacks") if plan.attack else None,
         attackers=_attackers(plan.attackers, federation.num_clients, plan.seed) if plan.attack else frozenset(),
         attack_start=plan.attackers.start_round,

@@ -6,6 +6,7 @@ vector and nothing is copied. Any nn.Module works here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from torch.func import functional_call
 
 from atoll.core.algorithm import Batch, LocalTask, Params
 from atoll.core.attack import Knowledge
+from atoll.core.errors import PlanError
 from atoll.core.messages import Broadcast, State, Task, Update
 from atoll.core.seeds import derive, generator
 from atoll.train.batches import client_batches
@@ -57,7 +59,23 @@ def workspace(job: Job) -> Workspace:
     return Workspace(job.model, params_D, [parameters[slot.name] for slot in job.spec.trainable], kept)
 
 
-def train_client(job: Job, space: Workspace, task: Task, sent: Broadcast, state: State) -> Trained:
+def features(model: nn.Module, named: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """What the last linear layer of a model gets, with these tensors in place of the model's own."""
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if not layers:
+        raise PlanError("this algorithm compares what the last nn.Linear of the model gets, but the model has none")
+    seen: list[Tensor] = []
+    handle = layers[-1].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    try:
+        functional_call(model, dict(named), (x,))
+    finally:
+        handle.remove()
+    return seen[-1]
+
+
+def train_client(
+    job: Job, space: Workspace, task: Task, sent: Broadcast, state: State, first_loss: float = math.nan
+) -> Trained:
     """Do one task: batches, gradients, slots, optimiser, and what the algorithm sends up."""
     space.params_D.copy_(sent.params_D)
     _restore_buffers(space, state)
@@ -71,7 +89,7 @@ def train_client(job: Job, space: Workspace, task: Task, sent: Broadcast, state:
         for number, indices in enumerate(batches):
             set_seed(space.model, job.dropout_seeds, base + number)
             batch = load_batch(job, torch.from_numpy(indices), task, sent.params_D)
-            order = _order(job, space, sent, state, lr, len(batches), batch, task)
+            order = _order(job, space, sent, state, lr, len(batches), batch, task, first_loss)
             loss, grads = _gradient(job, space, batch, order)
             targets: list[Tensor] = [leaf.data for leaf in space.leaves]
             if job.algorithm.local_grad is not None:
@@ -108,11 +126,21 @@ def mean_loss(job: Job, outputs: Tensor, batch: Batch) -> Tensor:
 
 
 def _order(
-    job: Job, space: Workspace, sent: Broadcast, state: State, lr: Tensor, num_steps: int, batch: Batch, task: Task
+    job: Job,
+    space: Workspace,
+    sent: Broadcast,
+    state: State,
+    lr: Tensor,
+    num_steps: int,
+    batch: Batch,
+    task: Task,
+    first_loss: float,
 ) -> LocalTask:
+    def named(params: Params) -> Mapping[str, Tensor]:
+        return params if isinstance(params, Mapping) else job.spec.views(params)
+
     def outputs(params: Params, x: Tensor) -> Tensor:
-        named = params if isinstance(params, Mapping) else job.spec.views(params)
-        found: Tensor = functional_call(space.model, dict(named), (x,))
+        found: Tensor = functional_call(space.model, dict(named(params)), (x,))
         return found
 
     def grad_at(params_D: Tensor) -> Tensor:
@@ -129,6 +157,8 @@ def _order(
         num_samples=torch.tensor(float(job.federation.num_samples(task.client)), dtype=job.spec.dtype),
         outputs=outputs,
         grad_at=grad_at,
+        features=lambda params, x: features(space.model, named(params), x),
+        first_loss=torch.tensor(first_loss, dtype=job.spec.dtype),
     )
 
 

@@ -20,7 +20,7 @@ from atoll.core.seeds import derive
 from atoll.train.batches import stacked_batches
 from atoll.train.fuse import tidy
 from atoll.train.job import Job
-from atoll.train.loop import knowledge, mean_loss
+from atoll.train.loop import features, knowledge, mean_loss
 from atoll.train.trace import record
 
 Step = Callable[..., Any]
@@ -46,12 +46,15 @@ class Fixed(NamedTuple):
     lr_G: Tensor
     num_steps_G: Tensor
     num_samples_G: Tensor
+    first_loss_G: Tensor
 
 
-def local_task(fixed: Fixed, outputs: Callable[..., Tensor], grad_at: Callable[[Tensor], Tensor]) -> LocalTask:
+def local_task(
+    fixed: Fixed, outputs: Callable[..., Tensor], grad_at: Callable[[Tensor], Tensor], features: Callable[..., Tensor]
+) -> LocalTask:
     """What one client's slots may look at."""
-    sent, state, lr, num_steps, num_samples = fixed
-    return LocalTask(sent, state, lr, num_steps, num_samples, outputs, grad_at)
+    sent, state, lr, num_steps, num_samples, first_loss = fixed
+    return LocalTask(sent, state, lr, num_steps, num_samples, outputs, grad_at, features, first_loss)
 
 
 def why_not(job: Job, size: int) -> str | None:
@@ -68,12 +71,13 @@ def make_step(job: Job, size: int) -> Step:
     """One step of G clients, in place: (batch, seed_G, live_G, number, params_GD, leaves, memory, fixed) -> loss_G."""
     names = [slot.name for slot in job.spec.trainable]
 
-    def outputs_for(seed: Tensor) -> Callable[[Params, Tensor], Tensor]:
-        seeds = dict.fromkeys(job.dropout_seeds, seed)
+    def tensors(params: Params, seed: Tensor) -> dict[str, Tensor]:
+        named = params if isinstance(params, Mapping) else job.spec.views(params)
+        return {**named, **dict.fromkeys(job.dropout_seeds, seed)}
 
+    def outputs_for(seed: Tensor) -> Callable[[Params, Tensor], Tensor]:
         def outputs(params: Params, x: Tensor) -> Tensor:
-            named = params if isinstance(params, Mapping) else job.spec.views(params)
-            found: Tensor = functional_call(job.model, {**named, **seeds}, (x,))
+            found: Tensor = functional_call(job.model, tensors(params, seed), (x,))
             return found
 
         return outputs
@@ -85,7 +89,7 @@ def make_step(job: Job, size: int) -> Step:
             found: Tensor = grad(lambda p_D: mean_loss(job, outputs(p_D, batch.x), batch))(params_D)
             return found
 
-        return local_task(fixed, outputs, grad_at)
+        return local_task(fixed, outputs, grad_at, lambda params, x: features(job.model, tensors(params, seed), x))
 
     def loss_of(leaves: list[Tensor], batch: Batch, seed: Tensor, fixed: Fixed) -> Tensor:
         named = dict(zip(names, leaves, strict=True))
@@ -146,7 +150,7 @@ def _dims(fixed: Fixed) -> Fixed:
     """Which inputs have a dimension for clients."""
     each = 0 if fixed.sent.params_D.dim() == 2 else None
     sent: Any = Broadcast(each, dict.fromkeys(fixed.sent.aux, each))  # type: ignore[arg-type]
-    return Fixed(sent, dict.fromkeys(fixed.state, 0), 0, 0, 0)  # type: ignore[arg-type]
+    return Fixed(sent, dict.fromkeys(fixed.state, 0), 0, 0, 0, 0)  # type: ignore[arg-type]
 
 
 class StackedTrainer:
@@ -156,14 +160,18 @@ class StackedTrainer:
         self.job, self.size, self.compile = job, size, compile
         self._steps: dict[tuple[object, ...], Step] = {}
 
-    def train(self, tasks: list[Task], sent: list[Broadcast], states: list[State]) -> StackedTrained:
+    def train(
+        self, tasks: list[Task], sent: list[Broadcast], states: list[State], first_losses: list[float]
+    ) -> StackedTrained:
         """Do several tasks; fewer than `size` are padded with idle copies of the first."""
         job, num = self.job, len(tasks)
         idle = self.size - num
         padded = tasks + tasks[:1] * idle
         batches = stacked_batches(job, padded, self._width(tasks))
         batches.live_SG[:, num:] = 0
-        fixed = self._fixed(padded, sent + sent[:1] * idle, states + states[:1] * idle)
+        fixed = self._fixed(
+            padded, sent + sent[:1] * idle, states + states[:1] * idle, first_losses + first_losses[:1] * idle
+        )
         params_GD = fixed.sent.params_D.expand(self.size, -1).clone()
         leaves = self._leaves(params_GD)
         memory = job.optimizer.init([job.trainable(params_GD)] if job.algorithm.local_grad is not None else leaves)
@@ -172,7 +180,7 @@ class StackedTrainer:
         loss_G = (losses_SG * live_SG).sum(0) / live_SG.sum(0).clamp(min=1)
         delta_GD = params_GD.sub_(fixed.sent.params_D)
         update, after = vmap(
-            lambda delta_D, each: job.algorithm.finish(delta_D, local_task(each, _none, _none)),
+            lambda delta_D, each: job.algorithm.finish(delta_D, local_task(each, _none, _none, _none)),
             in_dims=(0, _dims(fixed)),
         )(delta_GD, fixed)
         keep = slice(0, num)
@@ -239,7 +247,7 @@ class StackedTrainer:
         views = self.job.spec.views(params_GD)
         return [views[slot.name] for slot in self.job.spec.trainable]
 
-    def _fixed(self, tasks: list[Task], sent: list[Broadcast], states: list[State]) -> Fixed:
+    def _fixed(self, tasks: list[Task], sent: list[Broadcast], states: list[State], first_losses: list[float]) -> Fixed:
         job = self.job
         dtype = job.spec.dtype
         one_version = all(each is sent[0] for each in sent)
@@ -255,8 +263,9 @@ class StackedTrainer:
             shared,
             {name: torch.stack([state[name] for state in states]) for name in states[0]},
             torch.tensor([job.lr_of(task.version) for task in tasks], dtype=dtype),
-            torch.tensor([float(job.num_steps(task.client)) for task in tasks], dtype=dtype),
+            torch.tensor([float(job.num_steps(task.client, task.work)) for task in tasks], dtype=dtype),
             torch.tensor([float(job.federation.num_samples(task.client)) for task in tasks], dtype=dtype),
+            torch.tensor(first_losses, dtype=dtype),
         )
 
     def _width(self, tasks: list[Task]) -> int:
@@ -273,4 +282,4 @@ def _round_up(number: int) -> int:
 
 
 def _none(*args: Any) -> Any:
-    raise RuntimeError("outputs and grad_at are for training, not for `finish`")
+    raise RuntimeError("outputs, features and grad_at are for training, not for `finish`")

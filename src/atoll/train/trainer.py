@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,6 +40,8 @@ class Report(NamedTuple):
     num_samples: int
     num_steps: int
     loss: float
+    norm: float
+    """The length of its update."""
     bytes_up: int
     bytes_down: int
     valid: bool
@@ -86,7 +89,7 @@ class Trainer:
 
     def groups(self, tasks: Sequence[Task]) -> list[list[Task]]:
         """Tasks that are trained together: alike in length, and the same however many workers there are."""
-        ordered = sorted(tasks, key=lambda task: (-self.job.num_steps(task.client), task))
+        ordered = sorted(tasks, key=lambda task: (-self.job.num_steps(task.client, task.work), task))
         size = max(1, self.stack)
         return [ordered[i : i + size] for i in range(0, len(ordered), size)]
 
@@ -95,12 +98,13 @@ class Trainer:
         before = [states.get(task.client, {}) for task in tasks]
         memories = [self._algorithm_state(state, sent[task.version]) for task, state in zip(tasks, before, strict=True)]
         broadcasts = [sent[task.version] for task in tasks]
+        first = self._first_losses(tasks, sent)
         if self._stacked is not None:
-            done = self._stacked.train(tasks, broadcasts, memories)
+            done = self._stacked.train(tasks, broadcasts, memories, first)
             updates, losses = done.update, done.loss_G.tolist()
             after = [{name: rows[i] for name, rows in done.states.items()} for i in range(len(tasks))]
         else:
-            each = zip(tasks, broadcasts, memories, strict=True)
+            each = zip(tasks, broadcasts, memories, first, strict=True)
             with explained():
                 ones = [train_client(self.job, self.space, *one) for one in each]
             updates, losses = stack([one.update for one in ones]), [one.loss for one in ones]
@@ -114,6 +118,18 @@ class Trainer:
     def evaluate_clients(self, params_D: Tensor, clients: list[int]) -> Tensor:
         """Evaluate some clients on their own data."""
         return evaluate_clients(self.job, self.space, params_D, clients)
+
+    def _first_losses(self, tasks: list[Task], sent: Mapping[int, Broadcast]) -> list[float]:
+        """The loss of the model that each client got, on its own training data, if the algorithm asks for it."""
+        if not self.job.algorithm.needs_loss:
+            return [math.nan] * len(tasks)
+        found: dict[Task, float] = {}
+        for version in sorted({task.version for task in tasks}):
+            some = [task for task in tasks if task.version == version]
+            clients = [task.client for task in some]
+            scores_C2 = evaluate_clients(self.job, self.space, sent[version].params_D, clients, on_training_data=True)
+            found |= dict(zip(some, scores_C2[:, 1].tolist(), strict=True))
+        return [found[task] for task in tasks]
 
     def _algorithm_state(self, state: State, sent: Broadcast) -> State:
         kept = {name: value for name, value in state.items() if not name.startswith("uplink.")}
@@ -146,13 +162,18 @@ class Trainer:
                 after[i] |= {f"uplink.{k}": v for k, v in memory.items()}
                 rows.append(row.unpacked(job.uplink.decode(payload)))
             updates = stack(rows)
+        if any(task.share != 1 for task in tasks):
+            shares_C = torch.tensor([task.share for task in tasks], dtype=updates.weight.dtype)
+            updates = updates._replace(weight=updates.weight * shares_C)
         valid_C = finite(updates)
+        norms = updates.delta_D.norm(dim=1).tolist()
         reports = [
             Report(
                 client=task.client,
                 num_samples=job.federation.num_samples(task.client),
-                num_steps=job.num_steps(task.client),
+                num_steps=job.num_steps(task.client, task.work),
                 loss=losses[i],
+                norm=norms[i],
                 bytes_up=num_bytes[i],
                 bytes_down=broadcasts[i].params_D.nbytes + sum(v.nbytes for v in broadcasts[i].aux.values()),
                 valid=bool(valid_C[i]),
