@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
+
+from atoll.data.dataset import Dataset
 
 
 class Normed(nn.Module):
@@ -33,10 +36,53 @@ def dropped(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(features, 20), nn.ReLU(), nn.Dropout(0.4), nn.Linear(20, num_classes))
 
 
+class Quadratic(nn.Module):
+    """A model whose outputs are losses: 0.5 * sum(a (w - c)^2) for a sample that holds centre c and curvature a."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(size, dtype=torch.float64))
+
+    def forward(self, x: Any) -> Any:
+        centre, curvature = x.chunk(2, dim=1)
+        loss = (0.5 * curvature * (self.w - centre) ** 2).sum(1)
+        return torch.stack([loss, torch.zeros_like(loss)], dim=1)
+
+
+def quadratic(input_shape: tuple[int, ...]) -> nn.Module:
+    return Quadratic(input_shape[0] // 2)
+
+
+def first_output(outputs: Any, y: Any) -> Any:
+    return outputs[:, 0]
+
+
+def quadratics(num_clients: int = 10, size: int = 4, num_samples: int = 1) -> Dataset:
+    """A quadratic for each client, with its own centre and curvature; `num_samples` copies of it."""
+    rng = np.random.default_rng(5)
+    centre = rng.normal(size=(num_clients, size))
+    x = np.concatenate([centre, rng.uniform(0.5, 2.0, size=(num_clients, size))], axis=1).astype(np.float32)
+    x, owners = x.repeat(num_samples, axis=0), np.arange(num_clients).repeat(num_samples)
+    y = np.zeros(len(x), dtype=np.int64)
+    y[0] = 1
+    return Dataset(name="quadratics", train_x=x, train_y=y, test_x=x, test_y=y, num_classes=2, owners=owners)
+
+
+def optimum(dataset: Dataset) -> Any:
+    """The minimum of the mean of all samples' quadratics."""
+    centre, curvature = np.split(dataset.train_x.astype(np.float64), 2, axis=1)
+    return torch.from_numpy((curvature * centre).sum(0) / curvature.sum(0))
+
+
 def rows(path: Path) -> list[dict[str, Any]]:
     """The metrics of a run without its times."""
     found = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if "seconds" not in key} for row in found]
+    return timeless(found)
+
+
+def timeless(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Metrics without this machine's seconds."""
+    return [{key: value for key, value in row.items() if key not in ("seconds", "round_seconds")} for row in history]
 
 
 def assert_same_end(path: Path, whole: Path) -> None:

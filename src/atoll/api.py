@@ -9,11 +9,12 @@ import time
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from atoll.core.coordinator import Reason
+from atoll.core.devices import INSTANT
 from atoll.core.errors import RunError
 from atoll.core.params import load
 from atoll.core.parts import Part
@@ -21,7 +22,7 @@ from atoll.core.plan import Plan
 from atoll.data.heterogeneity import label_counts
 from atoll.engine.base import Engine
 from atoll.engine.build import build_coordinator, build_engine
-from atoll.engine.simulation import Round, RunState, Simulation
+from atoll.engine.simulation import Round, RunState, Simulation, why_stop
 from atoll.report.progress import Bar, Nobody, Watcher
 from atoll.report.record import RunDirectory, plain
 from atoll.train.federation import Federation, build_federation
@@ -30,6 +31,8 @@ from atoll.train.job import Job, build_job, build_model
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
+
+    from atoll.report.reading import Against
 
 SHOWN_CLIENTS = 100
 """So many clients are drawn in the picture of a partition."""
@@ -66,8 +69,8 @@ class Result:
             raise RunError("a data frame needs pandas: pip install pandas, or use result.history") from error
         return pandas.json_normalize(self.history)
 
-    def plot(self, against: Literal["round", "seconds", "bytes"] = "round") -> Figure:
-        """Draw accuracy and loss against `round`, `seconds` or `bytes`."""
+    def plot(self, against: Against = "round") -> Figure:
+        """Draw accuracy and loss against `round`, `seconds`, `simulated_seconds` or `bytes`."""
         from atoll.report.figures import curves
         from atoll.report.reading import RunRecord
 
@@ -142,9 +145,9 @@ def _run(plan: Plan, directory: RunDirectory | None, watcher: Watcher, checkpoin
             directory.log(
                 f"begins after round {round_now} of {plan.rounds}: {title}; set-up took {setup_seconds:.1f} s"
             )
-        simulation = Simulation(plan, engine, coordinator, state)
-        if _target_reached(plan, history):
-            simulation.reason = Reason.TARGET
+        devices = plan.devices.build("rounds.devices", seed=plan.seed) if plan.devices else INSTANT
+        simulation = Simulation(plan, engine, coordinator, state, devices)
+        simulation.reason = why_stop(plan.stop, history[-1]) if history else None
         recorder = _Recorder(directory, plan.identity(), simulation.state, history, checkpoint_seconds)
         watcher.begin(_title(plan, job, engine), simulation.state.coordinator.version, plan.rounds)
         try:
@@ -175,12 +178,6 @@ def _run(plan: Plan, directory: RunDirectory | None, watcher: Watcher, checkpoin
         )
     finally:
         engine.close()
-
-
-def _target_reached(plan: Plan, history: list[dict[str, Any]]) -> bool:
-    """Whether a run that is continued had reached its target already."""
-    last = history[-1] if history else {}
-    return plan.stop.accuracy is not None and last.get("test", {}).get("accuracy", 0.0) >= plan.stop.accuracy
 
 
 class _Recorder:

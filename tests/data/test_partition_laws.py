@@ -6,6 +6,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable
+from functools import partial, wraps
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -22,9 +23,14 @@ from atoll.data.index import Partition
 Rule = Callable[..., Partition]
 
 
+OPTIONS: dict[str, dict[str, Any]] = {"mixture": {"parts": ["shards", "noise"]}, "classes": {"classes_per_client": 5}}
+"""Options without which a rule cannot deal the toy data to every number of clients."""
+
+
 def rules() -> list[Rule]:
     names = [module.name for module in pkgutil.iter_modules(atoll.data.partition.__path__)]
-    return [getattr(importlib.import_module(f"atoll.data.partition.{name}"), name) for name in names]
+    found = [getattr(importlib.import_module(f"atoll.data.partition.{name}"), name) for name in names]
+    return [wraps(rule)(partial(rule, **OPTIONS.get(rule.__name__, {}))) for rule in found]
 
 
 RULES = rules()
@@ -152,4 +158,4 @@ def test_sequences_are_dealt_or_refused_by_name(rule: Rule) -> None:
         assert "use partition = 'natural' or 'iid'" in str(error)
     else:
         assert partition.sizes().sum() == 20
-        assert rule.__name__ in ("iid", "natural")
+        assert rule.__name__ in ("iid", "natural", "quantity")

@@ -44,8 +44,15 @@ Rule = Callable[[Tensor, Tensor], Tensor]
 """(updates_CD, weight_C) -> one row (D,)."""
 
 
-def _as_state(update: Update) -> State:
+def as_rows(update: Update) -> State:
+    """A stacked update as an accumulator that keeps every row."""
     return {"delta": update.delta_D, "weight": update.weight, **{f"aux.{k}": v for k, v in update.aux.items()}}
+
+
+def rows_of(acc: State) -> Update:
+    """Undo `as_rows`."""
+    aux = {name.removeprefix("aux."): rows for name, rows in acc.items() if name.startswith("aux.")}
+    return Update(acc["delta"], acc["weight"], aux)
 
 
 def _concatenate(left: State, right: State) -> State:
@@ -58,7 +65,7 @@ def stacked(rule: Rule, *, min_updates: int = 1) -> Aggregator:
     """Lift a function of the (C, D) matrix into an aggregator; extra vectors go through the same rule, one by one."""
 
     def add(acc: State, update: Update) -> State:
-        return _concatenate(acc, _as_state(update))
+        return _concatenate(acc, as_rows(update))
 
     def finish(acc: State, memory: State) -> tuple[Aggregate, State]:
         weight_C = acc["weight"]

@@ -37,6 +37,10 @@ class Reason(StrEnum):
     TOO_FEW = "too few updates"
     ALL_ROUNDS = "all rounds done"
     TARGET = "target reached"
+    BYTES = "byte budget spent"
+    SECONDS = "time is up"
+    SIMULATED_SECONDS = "simulated time is up"
+    SAMPLES = "compute budget spent"
     INTERRUPTED = "interrupted"
     GAVE_UP = "gave up: too many rounds in a row were abandoned"
 
@@ -151,6 +155,11 @@ EXPECTED: dict[Phase, tuple[type, ...]] = {
 """The events that make sense in each phase; any other is an error and changes nothing."""
 
 
+def in_full(late: int) -> float:
+    """Late work counts as much as any."""
+    return 1.0
+
+
 class Policy(NamedTuple):
     """When clients are asked and when a commit is due."""
 
@@ -164,6 +173,12 @@ class Policy(NamedTuple):
     """Whether tasks in flight stay welcome after a commit, as in asynchronous rounds."""
     max_abandoned: int = 100
     """So many abandoned attempts in a row end the run."""
+    deadline: float | None = None
+    """Seconds after which an attempt is closed with what has arrived."""
+    staleness: Callable[[int], float] = in_full
+    """How much work counts that is so many versions late."""
+    mixes: bool = False
+    """Whether the model is mixed with the one client's model, rather than moved by what that client changed."""
 
 
 class Population(NamedTuple):
@@ -225,7 +240,10 @@ class Coordinator:
             case Failed(tasks):
                 gone = set(tasks) & set(state.in_flight)
                 in_flight = tuple(task for task in state.in_flight if task not in gone)
-                return self._close_if_due(replace(state, in_flight=in_flight, failed=state.failed + len(gone)))
+                state = replace(state, in_flight=in_flight, failed=state.failed + len(gone))
+                if self.policy.keeps_tasks and state.phase is Phase.COLLECTING:
+                    return self._turn(state), []  # others are asked at once in place of the lost
+                return self._close_if_due(state)
             case Deadline(attempt):
                 over = state.phase is Phase.COLLECTING and attempt == state.attempt
                 return self._close(state) if over else (state, [])
@@ -276,15 +294,24 @@ class Coordinator:
 
     def _close_if_due(self, state: CoordinatorState) -> Step:
         """Close the attempt when enough have arrived or nobody is left to wait for."""
-        due = len(state.arrived) >= self.policy.goal(self.num_clients) or not state.in_flight
-        return self._close(state) if due and state.phase is Phase.COLLECTING else (state, [])
+        full = len(state.arrived) >= self.policy.goal(self.num_clients)
+        if state.phase is not Phase.COLLECTING or not (full or not state.in_flight):
+            return state, []
+        return self._close(state) if full or not self.policy.keeps_tasks else self._abandon(state)
 
     def _close(self, state: CoordinatorState) -> Step:
         """End the attempt: commit what arrived, or abandon it."""
         if len(state.arrived) < self.policy.min_reports:
             return self._abandon(state)
-        in_flight = state.in_flight if self.policy.keeps_tasks else ()
-        state = replace(state, phase=Phase.COMMITTING, in_flight=in_flight, arrived=(), committing=state.arrived)
+        kept = self.policy.keeps_tasks
+        goal = self.policy.goal(self.num_clients) if kept else len(state.arrived)
+        state = replace(
+            state,
+            phase=Phase.COMMITTING,
+            in_flight=state.in_flight if kept else (),
+            arrived=state.arrived[goal:],
+            committing=state.arrived[:goal],
+        )
         return state, [Commit(state.committing)]
 
     def _abandon(self, state: CoordinatorState) -> Step:

@@ -2,115 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal
 
-from atoll.core.errors import PlanError, nearest
+from atoll.core.eligibility import Eligibility
+from atoll.core.errors import PlanError
 from atoll.core.parts import Part
-
-DEFAULT_NAMES = {
-    "data": "digits",
-    "partition": "iid",
-    "model": "logistic",
-    "algorithm": "fedavg",
-    "policy": "cohort",
-    "sampler": "uniform",
-    "aggregator": "mean",
-    "engine": "auto",
-    "optimizer": "sgd",
-    "schedule": "constant",
-}
-
-KINDS = {int: "whole number", float: "number", str: "text in quotes", bool: "true or false"}
-
-
-class Section:
-    """A table of a plan: knows how to be read from plain data and written back, and refuses unknown keys."""
-
-    @classmethod
-    def read(cls, data: Mapping[str, object], where: str = "") -> Self:
-        """Make a section from plain data; unknown keys are errors that name the nearest one."""
-        hints = get_type_hints(cls)
-        for key in data:
-            if key not in hints:
-                raise PlanError(f"unknown key '{where}{key}' in the plan: {nearest(str(key), hints)}")
-        return cls(**{key: _coerce(hints[key], value, where + key) for key, value in data.items()})
-
-    def __post_init__(self) -> None:
-        """Coerce what a caller in Python gave, so that strings and dicts work wherever parts and tables do."""
-        for name, hint in get_type_hints(type(self)).items():
-            object.__setattr__(self, name, _coerce(hint, getattr(self, name), name))
-        self.check()
-
-    def check(self) -> None:
-        """Refuse values that cannot be right."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The section as plain data, without what is unset."""
-        plain = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
-        return {key: value for key, value in plain.items() if value is not None}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Part | Section):
-        return value.to_dict()
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return value
-
-
-def _coerce(hint: Any, value: Any, where: str) -> Any:
-    """Turn plain data into what the field wants, or say what it wants."""
-    if hint is Part:
-        return Part.of(value, default=DEFAULT_NAMES.get(where.rpartition(".")[2], ""), where=where)
-    if isinstance(hint, type) and issubclass(hint, Section):
-        if isinstance(value, hint):
-            return value
-        if isinstance(value, Mapping):
-            return hint.read(value, f"{where}.")
-        raise PlanError(f"'{where}' is a table: write [{where}] and its keys, got {value!r}")
-    origin = get_origin(hint)
-    if origin is tuple:
-        items = value if isinstance(value, list | tuple) else [value]
-        return tuple(_coerce(get_args(hint)[0], item, where) for item in items)
-    if origin in (Union, UnionType):
-        return _coerce_union(get_args(hint), value, where)
-    if origin is Literal:
-        if value not in get_args(hint):
-            raise PlanError(f"'{where}' cannot be {value!r}: {nearest(str(value), map(str, get_args(hint)))}")
-        return value
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise PlanError(f"'{where}' must be a {KINDS.get(hint, hint.__name__)}, got {value!r}")
-    return value
-
-
-def _coerce_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
-    if value is None and type(None) in options:
-        return None
-    problem: PlanError | None = None
-    for option in options:
-        if option is type(None):
-            continue
-        try:
-            return _coerce(option, value, where)
-        except PlanError as error:
-            problem = error
-    assert problem is not None
-    kinds = [_kind(option) for option in options if option is not type(None)]
-    raise problem if len(kinds) == 1 else PlanError(f"'{where}' must be a {' or '.join(kinds)}, got {value!r}")
-
-
-def _kind(hint: Any) -> str:
-    """What a field wants, in words."""
-    return " or ".join(map(repr, get_args(hint))) if get_origin(hint) is Literal else KINDS.get(hint, hint.__name__)
+from atoll.core.section import Section
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,11 +87,23 @@ class Stop(Section):
 
     accuracy: float | None = None
     """Central test accuracy, in [0, 1], that is good enough."""
+    bytes: int | None = None
+    """Bytes sent up and down in all."""
+    seconds: float | None = None
+    """Seconds of this machine."""
+    simulated_seconds: float | None = None
+    """Seconds of the simulated devices."""
+    samples: int | None = None
+    """Samples that clients have trained on, every pass counted: what their computing costs."""
 
     def check(self) -> None:
         """Refuse targets that cannot be met."""
         if self.accuracy is not None and not 0 < self.accuracy <= 1:
             raise PlanError(f"stop.accuracy is a share in (0, 1], got {self.accuracy}; 97 % is 0.97")
+        for name in ("bytes", "seconds", "simulated_seconds", "samples"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise PlanError(f"stop.{name} must be above 0, got {value}; leave it out for no limit")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,6 +145,9 @@ class Plan(Section):
     server: Server = field(default_factory=Server)
     policy: Part = field(default_factory=lambda: Part("cohort"))
     sampler: Part = field(default_factory=lambda: Part("uniform"))
+    devices: Part | None = None
+    """How fast clients are and when they can be reached, in simulated time; at once and always if left out."""
+    eligibility: Eligibility = field(default_factory=Eligibility)
     uplink: tuple[Part, ...] = ()
     aggregator: Part = field(default_factory=lambda: Part("mean"))
     attack: Part | None = None
@@ -251,6 +168,10 @@ class Plan(Section):
             raise PlanError(f"seed must be 0 or more, got {self.seed}")
         if self.stop.accuracy is not None and self.evaluation.every == 0:
             raise PlanError("stop.accuracy needs evaluation.every of at least 1: nothing would be measured")
+        if self.devices is None and self.eligibility != Eligibility():
+            raise PlanError("eligibility is a rule on devices, but the plan has none: set devices, e.g. to fleet")
+        if self.devices is None and self.stop.simulated_seconds is not None:
+            raise PlanError("stop.simulated_seconds needs devices that take time: set devices, e.g. to fleet")
 
     @classmethod
     def from_toml(cls, text: str) -> Plan:

@@ -115,12 +115,17 @@ def changed(partition: Partition, dataset: Dataset) -> Partition:
 
     Each sample then belongs to one client, so partitions that let clients overlap are refused.
     """
+    return replace(disjoint(partition), dataset=dataset)
+
+
+def disjoint(partition: Partition) -> Dealt:
+    """Return the partition if no two clients can hold the same sample, or refuse it."""
     if not isinstance(partition, Dealt):
         raise PlanError(
             "clients that draw their samples may share some, which cannot be changed for one of them alone: "
             "leave samples_per_client out"
         )
-    return replace(partition, dataset=dataset)
+    return partition
 
 
 def generator(seed: int, *purpose: int) -> np.random.Generator:

@@ -52,6 +52,7 @@ class Processes(Engine):
         torch.set_num_threads(1)
         self._pipes: list[Connection] = []
         self._workers: list[BaseProcess] = []
+        self._kept: dict[int, Broadcast] = {}  # what the workers have been sent
         context = get_context("fork")
         for _ in range(num_workers):
             here, there = context.Pipe()
@@ -70,7 +71,9 @@ class Processes(Engine):
     ) -> Iterable[Work]:
         """Share groups out; what comes back is folded already."""
         for version, each in sent.items():
-            self._tell({"do": "keep", "key": version, "among": list(sent)}, {"params": each.params_D, **each.aux})
+            if self._kept.get(version) is not each:
+                self._tell({"do": "keep", "key": version, "among": list(sent)}, {"params": each.params_D, **each.aux})
+        self._kept = dict(sent)
         requests = (
             (
                 {"do": "train", "tasks": [list(task) for task in group]},

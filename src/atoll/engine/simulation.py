@@ -6,14 +6,15 @@ Shapes: C clients, D parameters.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from atoll.core.aggregator import as_rows, rows_of
 from atoll.core.algorithm import ServerTask
 from atoll.core.coordinator import (
     Abandon,
@@ -23,19 +24,46 @@ from atoll.core.coordinator import (
     Committed,
     Coordinator,
     CoordinatorState,
+    Deadline,
     Event,
+    Failed,
     Finish,
+    Phase,
     Reason,
     Send,
 )
+from atoll.core.devices import INSTANT, Devices, Load
 from atoll.core.errors import TrainingError
-from atoll.core.messages import Broadcast, State, Task, Update
-from atoll.core.plan import Plan
+from atoll.core.messages import Broadcast, State, Task, Update, stack
+from atoll.core.plan import Plan, Stop
 from atoll.core.seeds import generator
 from atoll.engine.base import Engine, Progress, silent
 from atoll.train.loop import knowledge
 from atoll.train.metrics import Metrics, spread
-from atoll.train.trainer import Work, finite
+from atoll.train.trainer import Report, Work, finite
+
+LOOK_AHEAD = 4
+"""Where few updates make a version, so many stacks of clients are trained ahead of their arrival."""
+PATIENCE = 60.0
+"""Simulated seconds until clients are asked again after an attempt that came to nothing."""
+
+
+class Journey(NamedTuple):
+    """A task on its way, in simulated time."""
+
+    task: Task
+    ends: float
+    fails: bool
+    work: float
+
+
+class Ahead(NamedTuple):
+    """A task that was trained before it arrived."""
+
+    update: Update
+    """Of one client, with a leading dimension of 1; of none if it is not valid."""
+    report: Report
+    state: State
 
 
 @dataclass(frozen=True)
@@ -50,7 +78,18 @@ class RunState:
     coordinator: CoordinatorState = field(default_factory=CoordinatorState)
     bytes_up: int = 0
     bytes_down: int = 0
+    samples: int = 0
+    """Samples trained on, every pass counted."""
     seconds: float = 0.0
+    clock: float = 0.0
+    """Simulated seconds."""
+    upload: int = 0
+    """The largest payload so far, in bytes: what a client is expected to send."""
+    journeys: tuple[Journey, ...] = ()
+    sent: dict[int, Broadcast] = field(default_factory=dict)
+    """What was sent of each version that somebody still works on."""
+    ahead: dict[int, Ahead] = field(default_factory=dict)
+    """What clients will answer that have not arrived yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +103,35 @@ class Round:
     scores_C2: np.ndarray | None = None
 
 
+def why_stop(stop: Stop, row: Mapping[str, Any]) -> Reason | None:
+    """Which of a plan's limits a round has reached, if any."""
+    spent: dict[Reason, tuple[float | None, float]] = {
+        Reason.TARGET: (stop.accuracy, row.get("test", {}).get("accuracy", 0.0)),
+        Reason.BYTES: (stop.bytes, row["bytes_up"] + row["bytes_down"]),
+        Reason.SAMPLES: (stop.samples, row["samples_trained"]),
+        Reason.SIMULATED_SECONDS: (stop.simulated_seconds, row.get("simulated_seconds", 0.0)),
+        Reason.SECONDS: (stop.seconds, row["seconds"]),
+    }
+    return next((reason for reason, (most, now) in spent.items() if most is not None and now >= most), None)
+
+
 class Simulation:
     """Runs a plan's rounds; iterate over `rounds()` and look at `state` and `reason`."""
 
-    def __init__(self, plan: Plan, engine: Engine, coordinator: Coordinator, state: RunState | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        engine: Engine,
+        coordinator: Coordinator,
+        state: RunState | None = None,
+        devices: Devices = INSTANT,
+    ) -> None:
         self.plan, self.engine, self.job, self.coordinator = plan, engine, engine.job, coordinator
+        self.devices = devices
         first_D = self.job.first_D.clone()
-        self.state = state or RunState(first_D, self.job.algorithm.init_server(first_D), self.job.aggregator.init())
+        self.state = state or RunState(
+            first_D, self.job.algorithm.init_server(first_D), self.job.aggregator.init(), upload=first_D.nbytes
+        )
         self.reason: Reason | None = None
 
     def rounds(self, progress: Progress = silent, clock: Callable[[], float] = time.perf_counter) -> Iterator[Round]:
@@ -82,45 +143,95 @@ class Simulation:
                 self.state = replace(state, seconds=state.seconds + clock() - started)
                 self.reason = reason
                 continue
-            found = self._evaluate(done["round"], state.params_D)
+            so_far = {**done, "seconds": state.seconds + clock() - started}
+            reason = why_stop(self.plan.stop, so_far)
+            found = self._evaluate(done["round"], state.params_D, last=reason is not None)
             took = clock() - started
             self.state = state = replace(state, seconds=state.seconds + took)
             row = {**done, "round_seconds": round(took, 6), "seconds": round(state.seconds, 6), **found.row}
             yield replace(found, row=row)
-            target = self.plan.stop.accuracy
-            if target is not None and row.get("test", {}).get("accuracy", 0.0) >= target:
-                self.reason = Reason.TARGET
+            self.reason = reason or why_stop(self.plan.stop, row)
 
     def _attempt(self, state: RunState, progress: Progress) -> tuple[RunState, dict[str, Any] | None, Reason | None]:
         """Follow the coordinator until it has a commit (and its row), abandons the attempt, or ends the run.
 
         `state` is a value: whatever interrupts this, the driver still holds the last commit.
         """
-        row: dict[str, Any] | None = None
-        events: list[Event] = [Begin()]
-        while events:
-            machine, commands = self.coordinator.step(state.coordinator, events.pop(0))
+        began, row = state.clock, None
+        event: Event = self._begin(state.clock)
+        while True:
+            machine, commands = self.coordinator.step(state.coordinator, event)
             state = replace(state, coordinator=machine)
+            if row is not None and isinstance(event, Committed) and not commands:
+                return state, {"round": machine.version, **row, **_counters(machine)}, None
+            committed: Event | None = None
             for command in commands:
                 match command:
                     case Send(tasks):
-                        events.append(Arrived(tasks))
+                        state = self._send(state, tasks)
                     case Commit(tasks):
                         state, row, committed = self._commit(state, tasks, progress)
-                        events.append(committed)
                     case Abandon():
-                        row = None
+                        return replace(state, clock=state.clock + self._patience), None, None
                     case Finish(reason):
                         return state, None, reason
-        return state, row and {"round": state.coordinator.version, **row, **_counters(state.coordinator)}, None
+            if committed is not None:
+                event = committed
+            elif machine.phase is Phase.READY:  # somebody was lost, and another is asked in place
+                event = self._begin(state.clock)
+            else:
+                state, event = self._next(state, began)
+
+    def _begin(self, now: float) -> Begin:
+        devices, rule = self.devices, self.plan.eligibility
+        if devices is INSTANT:
+            return Begin()
+        return Begin(
+            lambda client: devices.reachable(client, now) and not rule.why_not(devices.attributes(client, now))
+        )
+
+    @property
+    def _patience(self) -> float:
+        return 0.0 if self.devices is INSTANT else PATIENCE
+
+    def _send(self, state: RunState, tasks: tuple[Task, ...]) -> RunState:
+        """Set tasks on their way."""
+        job, machine = self.job, state.coordinator
+        sent = state.sent.get(machine.version)
+        if sent is None:
+            sent = Broadcast(state.params_D, job.algorithm.broadcast(state.params_D, state.server))
+        down = sent.params_D.nbytes + sum(tensor.nbytes for tensor in sent.aux.values())
+        loads = [Load(task.client, job.num_passes(task.client), down, state.upload) for task in tasks]
+        trips = self.devices.trips(loads, generator(self.plan.seed, "trips", machine.attempt))
+        journeys = [
+            Journey(task, state.clock + trip.seconds, trip.fails, trip.work)
+            for task, trip in zip(tasks, trips, strict=True)
+        ]
+        return replace(
+            state,
+            sent={**state.sent, machine.version: sent},
+            journeys=(*state.journeys, *journeys),
+            bytes_down=state.bytes_down + down * len(tasks),
+        )
+
+    def _next(self, state: RunState, began: float) -> tuple[RunState, Event]:
+        """What happens next: those tasks end that end first, or the attempt's time does."""
+        waiting = set(state.coordinator.in_flight)
+        journeys = [journey for journey in state.journeys if journey.task in waiting]
+        first = min(journeys, key=lambda journey: journey.ends)
+        deadline = self.coordinator.policy.deadline
+        if deadline is not None and first.ends > began + deadline:
+            return replace(state, clock=began + deadline), Deadline(state.coordinator.attempt)
+        together = [j.task for j in journeys if (j.ends, j.fails) == (first.ends, first.fails)]
+        ended = (first.task,) if self.coordinator.policy.keeps_tasks else tuple(together)
+        return replace(state, clock=first.ends), Failed(ended) if first.fails else Arrived(ended)
 
     def _commit(
         self, state: RunState, tasks: tuple[Task, ...], progress: Progress
     ) -> tuple[RunState, dict[str, Any], Committed]:
         """Train the clients whose work counts, aggregate, and move the model if enough of them are valid."""
         job, version = self.job, state.coordinator.version
-        sent = {version: Broadcast(state.params_D, job.algorithm.broadcast(state.params_D, state.server))}
-        work = self._collude(state, tasks, self.engine.train(tasks, sent, state.clients, progress))
+        state, work, late = self._train(state, tasks, progress)
         valid = [report for report in work.reports if report.valid]
         if not valid:
             raise TrainingError(
@@ -130,10 +241,15 @@ class Simulation:
         state = replace(
             state,
             bytes_up=state.bytes_up + sum(report.bytes_up for report in work.reports),
-            bytes_down=state.bytes_down + sum(report.bytes_down for report in work.reports),
+            samples=state.samples + sum(job.num_passes(task.client, task.work) for task in self._as_done(state, tasks)),
+            upload=max(state.upload if version else 0, *(report.bytes_up for report in work.reports)),
         )
         if len(valid) >= self.coordinator.policy.min_reports:
             aggregate, rule = job.aggregator.finish(work.folded, state.rule)
+            if self.coordinator.policy.mixes:
+                [task] = tasks
+                gap_D = state.sent[task.version].params_D - state.params_D
+                aggregate = aggregate._replace(delta_D=aggregate.delta_D + self._counts(state, task) * gap_D)
             order = ServerTask(job.server_lr, version, self.coordinator.num_clients)
             params_D, server = job.algorithm.server_step(state.params_D, aggregate, state.server, order)
             clients = state.clients | work.states if work.states else state.clients
@@ -145,10 +261,86 @@ class Simulation:
             "train_loss": sum(report.loss * report.num_samples for report in valid) / samples,
             "bytes_up": state.bytes_up,
             "bytes_down": state.bytes_down,
+            "samples_trained": state.samples,
         }
+        if self.devices is not INSTANT:
+            row["simulated_seconds"] = round(state.clock, 6)
+        if self.coordinator.policy.keeps_tasks:
+            row["staleness"] = late
         wanted = self.coordinator.sampler.score
         scores = {report.client: float(getattr(report, wanted)) for report in valid} if wanted else {}
-        return state, row, Committed(len(valid), len(work.reports) - len(valid), scores)
+        return self._forget(state), row, Committed(len(valid), len(work.reports) - len(valid), scores)
+
+    def _as_done(self, state: RunState, tasks: Iterable[Task]) -> list[Task]:
+        """The tasks with as much of their work as there was time for."""
+        work = {journey.task: journey.work for journey in state.journeys}
+        return [task._replace(work=work[task]) for task in tasks]
+
+    def _counts(self, state: RunState, task: Task) -> float:
+        """How much a task's update counts that is late by some versions."""
+        return self.coordinator.policy.staleness(state.coordinator.version - task.version)
+
+    def _forget(self, state: RunState) -> RunState:
+        """Drop what nobody works on any more."""
+        on_the_way = {*state.coordinator.in_flight, *state.coordinator.arrived}
+        journeys = tuple(journey for journey in state.journeys if journey.task in on_the_way)
+        versions = {task.version for task in on_the_way}
+        clients = {task.client for task in on_the_way}
+        return replace(
+            state,
+            journeys=journeys,
+            sent={version: sent for version, sent in state.sent.items() if version in versions},
+            ahead={client: done for client, done in state.ahead.items() if client in clients},
+        )
+
+    def _train(self, state: RunState, tasks: tuple[Task, ...], progress: Progress) -> tuple[RunState, Work, float]:
+        """Train tasks that have arrived, fold their updates, and tell by how many versions they are late on average."""
+        job = self.job
+        if not self.coordinator.policy.keeps_tasks:
+            done = self.engine.train(self._as_done(state, tasks), state.sent, state.clients, progress)
+            return state, self._collude(state, tasks, done), 0.0
+        state = self._train_ahead(state, tasks, progress)
+        each = [state.ahead[task.client] for task in tasks]
+        counts = [self._counts(state, task) for task, ahead in zip(tasks, each, strict=True) if ahead.report.valid]
+        rows = [ahead.update for ahead in each if ahead.report.valid]
+        folded: State = {}
+        if rows:
+            stacked = stack([row.rows(torch.tensor(0)) for row in rows])
+            folded = as_rows(stacked._replace(delta_D=stacked.delta_D * torch.tensor(counts)[:, None]))
+        states = {ahead.report.client: ahead.state for ahead in each if ahead.state and ahead.report.valid}
+        work = Work(folded, [ahead.report for ahead in each], states)
+        if job.attack is not None and job.attack.collude is not None:
+            work = self._collude(state, tasks, work)
+        elif rows:
+            work = work._replace(folded=job.aggregator.add(job.aggregator.zero(), rows_of(folded)))
+        late = sum(state.coordinator.version - task.version for task in tasks) / len(tasks)
+        return state, work, late
+
+    def _train_ahead(self, state: RunState, tasks: tuple[Task, ...], progress: Progress) -> RunState:
+        """Make sure that tasks are trained, and train with them those that will arrive next, whatever their version.
+
+        Who arrives when is known here, so that clients are trained in stacks even if each makes a version of its own.
+        """
+        missing = [task for task in tasks if task.client not in state.ahead]
+        if not missing:
+            return state
+        waiting = set(state.coordinator.in_flight)
+        soon = sorted(
+            (j for j in state.journeys if j.task in waiting and not j.fails and j.task.client not in state.ahead),
+            key=lambda journey: journey.ends,
+        )
+        batch = missing + [journey.task for journey in soon]
+        batch = batch[: max(len(missing), LOOK_AHEAD * max(1, self.engine.trainer.stack))]
+        work = self.engine.train(self._as_done(state, batch), state.sent, state.clients, progress)
+        rows = rows_of(work.folded) if work.folded else None
+        found, number = dict(state.ahead), 0
+        for report in work.reports:
+            one = torch.arange(number, number + report.valid)
+            assert rows is not None or not report.valid
+            update = rows.rows(one) if rows is not None else Update(state.params_D[:0], state.params_D[:0], {})
+            found[report.client] = Ahead(update, report, work.states.get(report.client, {}))
+            number += report.valid
+        return replace(state, ahead=found)
 
     def _collude(self, state: RunState, tasks: tuple[Task, ...], work: Work) -> Work:
         """Let attackers who see every update change their own, then fold by the plan's rule."""
@@ -156,20 +348,18 @@ class Simulation:
         if job.attack is None or job.attack.collude is None or not work.folded:
             return work
         valid = [report for report in work.reports if report.valid]
-        aux = {name.removeprefix("aux."): rows for name, rows in work.folded.items() if name.startswith("aux.")}
-        honest = Update(work.folded["delta"], work.folded["weight"], aux)
         version = state.coordinator.version
         bad_C = torch.tensor([job.attacks(report.client, version) for report in valid])
-        changed = job.attack.collude(honest, bad_C, knowledge(job, tasks[0], state.params_D))
+        changed = job.attack.collude(rows_of(work.folded), bad_C, knowledge(job, tasks[0], state.params_D))
         good_C = finite(changed)
         by_client = {report.client: bool(good) for report, good in zip(valid, good_C.tolist(), strict=True)}
         reports = [report._replace(valid=by_client.get(report.client, False)) for report in work.reports]
         folded = job.aggregator.add(job.aggregator.zero(), changed.rows(good_C)) if bool(good_C.any()) else {}
         return Work(folded, reports, work.states)
 
-    def _evaluate(self, number: int, params_D: Tensor) -> Round:
+    def _evaluate(self, number: int, params_D: Tensor, *, last: bool) -> Round:
         """Measure what the plan asks for after this round; the last round is always measured."""
-        ask, last = self.plan.evaluation, number >= self.coordinator.rounds
+        ask, last = self.plan.evaluation, last or number >= self.coordinator.rounds
         row: dict[str, Metrics] = {}
         confusion_KK = scores_C2 = None
         clients: list[int] | None = None

@@ -18,13 +18,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from atoll.core.aggregator import as_rows, rows_of
 from atoll.core.coordinator import CoordinatorState, Phase
 from atoll.core.errors import RunError
-from atoll.core.messages import State, Task
+from atoll.core.messages import Broadcast, State, Task
 from atoll.core.plan import Plan
-from atoll.engine.simulation import RunState
+from atoll.engine.simulation import Ahead, Journey, RunState
+from atoll.train.trainer import Report
 
 CHECKPOINT = "checkpoint.safetensors"
+PLAIN = ("bytes_up", "bytes_down", "samples", "seconds", "clock", "upload")
+"""The fields of a run's state that are plain numbers."""
 
 
 class RunDirectory:
@@ -144,41 +148,60 @@ def encode_state(state: RunState, identity: str) -> bytes:
     tensors |= {f"rule/{name}": tensor for name, tensor in state.rule.items()}
     for client, memory in state.clients.items():
         tensors |= {f"client/{client}/{name}": tensor for name, tensor in memory.items()}
+    for version, sent in state.sent.items():
+        tensors |= {f"sent/{version}/{name}": tensor for name, tensor in _tensors(sent).items()}
+    for client, ahead in state.ahead.items():
+        parts = {"update": as_rows(ahead.update), "state": ahead.state}
+        for kind, group in parts.items():
+            tensors |= {f"ahead/{client}/{kind}/{name}": tensor for name, tensor in group.items()}
     text = {
         "identity": identity,
         "coordinator": dataclasses.asdict(state.coordinator),
-        "bytes_up": state.bytes_up,
-        "bytes_down": state.bytes_down,
-        "seconds": state.seconds,
+        **{name: getattr(state, name) for name in PLAIN},
+        "journeys": state.journeys,
+        "reports": {client: ahead.report for client, ahead in state.ahead.items()},
     }
     whole = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
     return save(whole, metadata={"state": json.dumps(text)})
 
 
+def _tensors(sent: Broadcast) -> State:
+    return {"params": sent.params_D, **{f"aux.{name}": tensor for name, tensor in sent.aux.items()}}
+
+
 def _decode_state(text: dict[str, Any], tensors: dict[str, torch.Tensor]) -> RunState:
-    groups: dict[str, State] = {"server": {}, "rule": {}}
-    clients: dict[int, State] = {}
+    tree: dict[str, Any] = {"server": {}, "rule": {}, "client": {}, "sent": {}, "ahead": {}}
     for path, tensor in tensors.items():
-        kind, _, name = path.partition("/")
-        if kind == "client":
-            client, _, name = name.partition("/")
-            clients.setdefault(int(client), {})[name] = tensor
-        elif kind in groups:
-            groups[kind][name] = tensor
+        *folders, name = path.split("/")
+        table = tree
+        for folder in folders:
+            table = table.setdefault(folder, {})
+        table[name] = tensor
     machine = dict(text["coordinator"])
     for name in ("in_flight", "arrived", "committing"):
         machine[name] = tuple(Task(*task) for task in machine[name])
     machine["phase"] = Phase(machine["phase"])
     machine["scores"] = {int(client): score for client, score in machine["scores"].items()}
+    ahead = {
+        int(client): Ahead(rows_of(parts["update"]), Report(*text["reports"][client]), parts.get("state", {}))
+        for client, parts in tree["ahead"].items()
+    }
+    sent = {
+        int(version): Broadcast(
+            each["params"], {name[4:]: tensor for name, tensor in each.items() if name.startswith("aux.")}
+        )
+        for version, each in tree["sent"].items()
+    }
     return RunState(
-        params_D=tensors["params"],
-        server=groups["server"],
-        rule=groups["rule"],
-        clients=clients,
+        params_D=tree["params"],
+        server=tree["server"],
+        rule=tree["rule"],
+        clients={int(client): memory for client, memory in tree["client"].items()},
         coordinator=CoordinatorState(**machine),
-        bytes_up=text["bytes_up"],
-        bytes_down=text["bytes_down"],
-        seconds=text["seconds"],
+        **{name: text[name] for name in PLAIN},
+        journeys=tuple(Journey(Task(*task), *rest) for task, *rest in text["journeys"]),
+        sent=sent,
+        ahead=ahead,
     )
 
 

@@ -9,12 +9,17 @@ from atoll.core.errors import PlanError
 
 
 def cohort(
-    size: int | None = None, fraction: float | None = None, over_selection: float = 1.0, min_reports: int = 1
+    size: int | None = None,
+    fraction: float | None = None,
+    over_selection: float = 1.0,
+    min_reports: int = 1,
+    deadline: float | None = None,
 ) -> Policy:
     """Ask max(1, C*K) clients, or `size`, and commit when that many have reported (McMahan et al. 2017, algorithm 1).
 
     `over_selection` asks more than are needed (Bonawitz et al. 2019, arXiv:1902.01046, section 4.2): the first to
-    arrive count. With neither size nor fraction every client is asked.
+    arrive count. After `deadline` seconds (simulated, where time is) those count who have arrived, if they are at least
+    `min_reports`; else the round is abandoned. With neither size nor fraction every client is asked.
     """
     if size is not None and fraction is not None:
         raise PlanError("policy: size and fraction are two ways to say one thing: leave one out")
@@ -24,6 +29,8 @@ def cohort(
         raise PlanError(f"policy.fraction must be in [0, 1], got {fraction}; 0 means one client, 1 all of them")
     if over_selection < 1:
         raise PlanError(f"policy.over_selection must be at least 1, got {over_selection}")
+    if deadline is not None and not deadline > 0:
+        raise PlanError(f"policy.deadline must be above 0 seconds, got {deadline}")
     if min_reports < 1:
         raise PlanError(f"policy.min_reports must be at least 1, got {min_reports}")
 
@@ -44,4 +51,4 @@ def cohort(
     def num_wanted(state: CoordinatorState, num_clients: int) -> int:
         return min(num_clients, math.ceil(goal(num_clients) * over_selection))
 
-    return Policy(num_wanted, goal, min_reports=min_reports)
+    return Policy(num_wanted, goal, min_reports=min_reports, deadline=deadline)

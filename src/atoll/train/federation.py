@@ -14,6 +14,7 @@ from atoll.core.plan import Plan
 from atoll.core.seeds import generator
 from atoll.data.dataset import Dataset
 from atoll.data.index import Partition
+from atoll.data.partition.mixture import dealer
 
 
 class Federation:
@@ -75,7 +76,7 @@ def build_federation(plan: Plan) -> Federation:
     dataset = plan.data.build("data.catalog")
     if not isinstance(dataset, Dataset):
         raise PlanError(f"data '{plan.data.name}' gave {type(dataset).__name__}: it must return an atoll.Dataset")
-    partition = plan.partition.build("data.partition", dataset, seed=plan.seed)
+    partition = dealer(plan.partition).build("data.partition", dataset, seed=plan.seed)
     if not isinstance(partition, Partition):
         raise PlanError(
             f"partition '{plan.partition.name}' gave {type(partition).__name__}: "

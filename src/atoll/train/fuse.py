@@ -115,13 +115,14 @@ def _split_update(graph: Graph, update: Node) -> None:
         return
     with graph.inserting_before(update):
         against = graph.call_function(aten.neg.default, (rate,))
+        pull = next((each for each in terms if _pull(flat, each[1])[0] is not None), None)
+        if pull is not None:  # flat += rate * strength * (flat - goal), before flat changes
+            goal, strength = _pull(flat, pull[1])
+            share = graph.call_function(aten.mul.Tensor, (against if pull[0] > 0 else rate, strength))
+            graph.call_function(aten.lerp_.Tensor, (flat, goal, share))
         for sign, term in terms:
-            goal, strength = _pull(flat, term)
-            if goal is None:
+            if (sign, term) != pull:
                 graph.call_function(aten.addcmul_.default, (flat, term, rate if sign > 0 else against))
-            else:  # flat += rate * strength * (flat - goal)
-                share = graph.call_function(aten.mul.Tensor, (against if sign > 0 else rate, strength))
-                graph.call_function(aten.lerp_.Tensor, (flat, goal, share))
         for leaf, grad in layers:
             ones = [1] * (len(_shape(leaf)) - 1)
             spread = graph.call_function(aten.view.default, (rate, [_shape(rate)[0], *ones]))

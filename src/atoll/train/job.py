@@ -43,6 +43,8 @@ class Job:
     uplink: Chain
     aggregator: Aggregator
     server_lr: float
+    keeps_rows: bool
+    """Whether updates come back one by one, not folded: where they are late by different amounts."""
     attack: Attack | None
     attackers: frozenset[int]
     attack_start: int
@@ -67,6 +69,13 @@ class Job:
             num_samples = self.federation.num_samples(client)
             steps = (self.local.epochs or 1) * -(-num_samples // min(self.batch_size, num_samples))
         return steps if work == 1 else max(1, round(work * steps))
+
+    def num_passes(self, client: int, work: float = 1.0) -> int:
+        """How many samples a client trains on for a task, every pass counted."""
+        num_samples = self.federation.num_samples(client)
+        if self.local.steps is None:
+            return max(1, round(work * (self.local.epochs or 1) * num_samples))
+        return self.num_steps(client, work) * min(self.batch_size, num_samples)
 
     def attacks(self, client: int, version: int) -> bool:
         """Whether this client misbehaves in this round."""
@@ -95,6 +104,7 @@ def build_job(plan: Plan, federation: Federation | None = None) -> Job:
         uplink=chain(*(part.build("transforms") for part in plan.uplink)),
         aggregator=plan.aggregator.build("aggregators"),
         server_lr=algorithm.server_lr if plan.server.lr is None else plan.server.lr,
+        keeps_rows=plan.policy.build("rounds").keeps_tasks,
         attack=plan.attack.build("attacks") if plan.attack else None,
         attackers=_attackers(plan.attackers, federation.num_clients, plan.seed) if plan.attack else frozenset(),
         attack_start=plan.attackers.start_round,

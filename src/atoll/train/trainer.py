@@ -57,8 +57,8 @@ class Work(NamedTuple):
 
 
 def fold_of(job: Job) -> Aggregator:
-    """How updates are folded where they are made: by the rule, or as rows if colluding attackers must see them all."""
-    if job.attack is not None and job.attack.collude is not None:
+    """How updates are folded where they are made: by the rule, or as rows if they must be seen one by one first."""
+    if job.keeps_rows or (job.attack is not None and job.attack.collude is not None):
         return stacked(lambda updates_CD, weight_C: updates_CD)
     return job.aggregator
 

@@ -1,0 +1,50 @@
+"""Agnostic federated learning."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from atoll.core.algorithm import Algorithm, LocalTask, ServerTask
+from atoll.core.errors import PlanError
+from atoll.core.messages import Aggregate, State, Update
+
+LARGEST = 20.0
+"""Log weights stay within this of 0, so that no client is ever forgotten and none overflows."""
+
+
+def afl(step: float = 0.1) -> Algorithm:
+    """Minimise the loss of the worst mixture of clients (Mohri et al. 2019, arXiv:1902.00146, eq. 4).
+
+    The mixture climbs by multiplicative weights, lambda_k <- lambda_k exp(step (F_k - mean F)), where the paper
+    projects gradient steps onto the simplex; each client keeps its own lambda_k and moves it when it takes part.
+    """
+    if not step > 0:
+        raise PlanError(f"afl needs step > 0: got {step}; for fixed weights use fedavg")
+
+    def init_server(params_D: Tensor) -> State:
+        return {"loss": params_D.new_full((1,), torch.nan)}
+
+    def init_client(params_D: Tensor) -> State:
+        return {"log_weight": params_D.new_zeros(1)}
+
+    def broadcast(params_D: Tensor, server: State) -> State:
+        return {"loss": server["loss"]}
+
+    def finish(delta_D: Tensor, task: LocalTask) -> tuple[Update, State]:
+        loss = task.first_loss.reshape(1)
+        usual = torch.where(task.broadcast.aux["loss"].isnan(), loss, task.broadcast.aux["loss"])
+        log_weight = (task.state["log_weight"] + step * (loss - usual)).clamp(-LARGEST, LARGEST)
+        return Update(delta_D, log_weight.exp()[0], {"loss": loss}), {"log_weight": log_weight}
+
+    def server_step(params_D: Tensor, aggregate: Aggregate, server: State, task: ServerTask) -> tuple[Tensor, State]:
+        return params_D + task.lr * aggregate.delta_D, {"loss": aggregate.aux["loss"]}
+
+    return Algorithm(
+        init_server=init_server,
+        init_client=init_client,
+        broadcast=broadcast,
+        finish=finish,
+        server_step=server_step,
+        needs_loss=True,
+    )

@@ -1,0 +1,37 @@
+"""MOON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, softplus
+
+from atoll.core.algorithm import Algorithm, Batch, LocalTask
+from atoll.core.errors import PlanError
+from atoll.core.messages import State, Update
+
+
+def moon(mu: float = 1.0, temperature: float = 0.5) -> Algorithm:
+    """Keep a client's features near the broadcast model's, away from its own last ones (Li et al. 2021).
+
+    arXiv:2103.16257, eq. 3: adds mu * -log(e^(s_glob / t) / (e^(s_glob / t) + e^(s_prev / t))), s being cosines of what
+    the last linear layer gets; the paper puts a projection head there, which is left to the model.
+    """
+    if mu < 0 or not temperature > 0:
+        raise PlanError(f"moon needs mu >= 0 and temperature > 0: got {mu} and {temperature}")
+
+    def init_client(params_D: Tensor) -> State:
+        return {"previous": params_D}
+
+    def local_loss(loss: Tensor, params: Mapping[str, Tensor], batch: Batch, task: LocalTask) -> Tensor:
+        now = task.features(params, batch.x).flatten(1)
+        sent = task.features(task.broadcast.params_D, batch.x).flatten(1).detach()
+        before = task.features(task.state["previous"], batch.x).flatten(1).detach()
+        gap = cosine_similarity(now, before, dim=1) - cosine_similarity(now, sent, dim=1)
+        return loss + mu * (softplus(gap / temperature) * batch.weight).sum()
+
+    def finish(delta_D: Tensor, task: LocalTask) -> tuple[Update, State]:
+        return Update(delta_D, task.num_samples, {}), {"previous": task.broadcast.params_D + delta_D}
+
+    return Algorithm(init_client=init_client, local_loss=local_loss, finish=finish)

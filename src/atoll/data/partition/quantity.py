@@ -1,0 +1,42 @@
+"""Quantity skew: alike clients of unequal size. Shapes: C clients, N training samples."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from atoll.core.errors import PlanError
+from atoll.data.dataset import Dataset
+from atoll.data.index import Partition, dealt, generator, whole
+from atoll.data.shares import size_shares
+
+PURPOSE = 106
+
+
+def quantity(
+    dataset: Dataset,
+    *,
+    num_clients: int = 10,
+    seed: int = 0,
+    law: str = "power",
+    exponent: float | None = None,
+    sigma: float | None = None,
+    alpha: float | None = None,
+    min_samples: int = 1,
+) -> Partition:
+    """Deal a random permutation in parts of unequal size: n_k = min_samples + share_k (N - C min_samples).
+
+    The shares follow `law`: "power" (`exponent`, 1), "log_normal" (`sigma`, 1) or "dirichlet" (`alpha`, 0.5), see
+    `shares.size_shares`. Every sample is dealt.
+    """
+    whole("num_clients", num_clients, at_least=1)
+    whole("min_samples", min_samples, at_least=1)
+    left = dataset.num_train - num_clients * min_samples
+    if left < 0:
+        raise PlanError(
+            f"quantity cannot give {num_clients} clients {min_samples} samples each: {dataset.name} has "
+            f"{dataset.num_train}; lower num_clients or min_samples"
+        )
+    rng = generator(seed, PURPOSE)
+    shares_C = size_shares(law, num_clients, rng, exponent=exponent, sigma=sigma, alpha=alpha)
+    ends_C = np.rint(np.cumsum(shares_C) * left).astype(np.int64) + min_samples * np.arange(1, num_clients + 1)
+    return dealt(rng.permutation(dataset.num_train), np.concatenate([[0], ends_C]))

@@ -1,0 +1,1 @@
+"""How what was dealt is skewed further: features, labels or sizes that differ from client to client."""

@@ -1,0 +1,27 @@
+"""Feature skew: each client holds its camera at another angle. Shapes: S samples, I channels, H height, W width."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from atoll.data.dataset import Dataset
+from atoll.data.index import Array, Partition, generator
+from atoll.data.shares import positive
+from atoll.data.skew.features import resampled, with_pictures
+
+PURPOSE = 112
+
+
+def rotation(dataset: Dataset, partition: Partition, *, seed: int = 0, degrees: float = 45.0) -> Partition:
+    """Turn all pictures of a client by its own angle, uniform in ± `degrees`.
+
+    Covariate shift: P(x) differs from client to client (Kairouz et al. 2021, arXiv:1912.04977, sec. 3.1).
+    """
+    most = np.deg2rad(positive("degrees", degrees, at_most=180))
+    angle_C = generator(seed, PURPOSE).uniform(-most, most, partition.num_clients)
+
+    def turned(client: int, x_SIHW: Array) -> Array:
+        cos, sin = np.cos(angle_C[client]), np.sin(angle_C[client])
+        return resampled(x_SIHW, np.array([[cos, sin], [-sin, cos]]))
+
+    return with_pictures("rotation", dataset, partition, turned)

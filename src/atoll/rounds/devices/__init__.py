@@ -1,0 +1,1 @@
+"""Populations of devices, in simulated time."""

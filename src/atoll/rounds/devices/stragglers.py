@@ -1,0 +1,24 @@
+"""Stragglers as in the FedProx paper."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from atoll.core.devices import Devices, Load, Trip
+from atoll.core.errors import PlanError
+
+
+def stragglers(fraction: float = 0.5, drop: bool = False) -> Devices:
+    """Let this share of each cohort finish only a part of its work, uniform in (0, 1] (Li et al. 2020).
+
+    arXiv:1812.06127, section 5.2. They send what they have, or are lost with `drop`, as FedAvg's server would do.
+    """
+    if not 0 <= fraction <= 1:
+        raise PlanError(f"stragglers: fraction must be in [0, 1], got {fraction}")
+
+    def trips(loads: list[Load], rng: np.random.Generator) -> list[Trip]:
+        slow = set(rng.choice(len(loads), size=round(fraction * len(loads)), replace=False).tolist())
+        work = 1 - rng.random(len(loads))
+        return [Trip(1.0, drop, float(work[i])) if i in slow else Trip(1.0) for i in range(len(loads))]
+
+    return Devices(trips)

@@ -1,0 +1,84 @@
+"""Devices from a file."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from atoll.core.devices import Devices, Load, Trip
+from atoll.core.errors import PlanError
+from atoll.core.seeds import derive
+
+NUMBERS = {"samples_per_second": 0.0, "down_mbps": 0.0, "up_mbps": 0.0}
+"""Columns that every row must have, above 0."""
+OPTIONAL = {"dropout": 0.0, "from_hour": 0.0, "to_hour": 24.0, "battery": math.nan, "memory": math.nan}
+"""Columns that may be missing, and what holds then."""
+
+
+def trace(path: str, seed: int = 0) -> Devices:
+    """Take devices from a CSV file, one a row; each client is given one of them by the seed.
+
+    Columns: samples_per_second, down_mbps, up_mbps (Mbit/s), and if known dropout (a share), from_hour and to_hour
+    (when it can be reached, 0 to 24, over midnight if from is the later), battery (a share) and memory (MB).
+    """
+    rows = _read(Path(path))
+
+    def row(client: int) -> dict[str, float]:
+        return rows[derive(seed, "device row", client) % len(rows)]
+
+    def trips(loads: list[Load], rng: np.random.Generator) -> list[Trip]:
+        found = []
+        for load in loads:
+            it = row(load.client)
+            seconds = load.bytes_down / (125_000 * it["down_mbps"]) + load.bytes_up / (125_000 * it["up_mbps"])
+            seconds += load.num_samples / it["samples_per_second"]
+            fails, when = rng.random() < it["dropout"], rng.random()
+            found.append(Trip(seconds * when if fails else seconds, fails))
+        return found
+
+    def reachable(client: int, seconds: float) -> bool:
+        hour, start, end = seconds / 3600 % 24, row(client)["from_hour"], row(client)["to_hour"]
+        return start <= hour < end if start <= end else hour >= start or hour < end
+
+    def attributes(client: int, seconds: float) -> Mapping[str, float | bool]:
+        known = {name: row(client)[name] for name in ("battery", "memory")}
+        rests = reachable(client, seconds)
+        stated = {name: value for name, value in known.items() if not math.isnan(value)}
+        return {"idle": rests, "charging": rests, "unmetered": rests, **stated}
+
+    return Devices(trips, reachable, attributes)
+
+
+def _read(path: Path) -> list[dict[str, float]]:
+    try:
+        with path.open(newline="") as file:
+            table = list(csv.DictReader(file))
+    except OSError as error:
+        raise PlanError(f"the trace {path} cannot be read ({error.strerror}): check devices.path") from error
+    if not table:
+        raise PlanError(f"the trace {path} has no rows: give a line of column names and at least one device")
+    missing = [name for name in NUMBERS if name not in table[0]]
+    unknown = [name for name in table[0] if name not in (*NUMBERS, *OPTIONAL)]
+    if missing or unknown:
+        raise PlanError(
+            f"the trace {path} lacks columns {missing} or has unknown ones {unknown}: "
+            f"it needs {', '.join(NUMBERS)} and may have {', '.join(OPTIONAL)}"
+        )
+    return [_numbers(line, number, path) for number, line in enumerate(table, 2)]
+
+
+def _numbers(line: dict[str, str], number: int, path: Path) -> dict[str, float]:
+    try:
+        found = {name: float(value) for name, value in line.items() if value not in ("", None)}
+    except (TypeError, ValueError) as error:
+        raise PlanError(f"{path}, line {number}: {error}; every field is a number") from error
+    for name in NUMBERS:
+        if not 0 < found.get(name, 0.0) < math.inf:
+            raise PlanError(f"{path}, line {number}: {name} must be a number above 0, got {line[name]!r}")
+    if not 0 <= found.get("dropout", 0.0) < 1:
+        raise PlanError(f"{path}, line {number}: dropout is a share in [0, 1), got {line['dropout']!r}")
+    return {**OPTIONAL, **found}

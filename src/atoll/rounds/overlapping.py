@@ -1,0 +1,50 @@
+"""What policies share whose clients work on while versions are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from atoll.core.coordinator import CoordinatorState, Policy
+from atoll.core.errors import PlanError, nearest
+
+RULES = ("constant", "hinge", "polynomial")
+
+
+def overlapping(concurrency: int, size: int, staleness: Callable[[int], float], *, mixes: bool) -> Policy:
+    """Keep so many clients at work, and commit whenever `size` have answered."""
+    if not 1 <= size <= concurrency:
+        raise PlanError(
+            f"policy: a buffer of {size} with {concurrency} clients at work cannot be: set 1 <= size <= concurrency"
+        )
+
+    def num_wanted(state: CoordinatorState, num_clients: int) -> int:
+        return concurrency - len(state.in_flight)
+
+    def goal(num_clients: int) -> int:
+        if concurrency > num_clients:
+            raise PlanError(
+                f"policy.concurrency is {concurrency} but the federation has {num_clients} clients: lower it, "
+                "or make more clients with partition.num_clients"
+            )
+        return size
+
+    return Policy(num_wanted, goal, keeps_tasks=True, staleness=staleness, mixes=mixes)
+
+
+def staleness_rule(name: str, a: float, b: float) -> Callable[[int], float]:
+    """The factor for work that is s versions late (Xie et al. 2019, arXiv:1903.03934, section 5.2).
+
+    constant: 1; hinge: 1 up to b, then 1 / (a (s - b) + 1); polynomial: (s + 1)^-a.
+
+    >>> [round(staleness_rule("polynomial", 0.5, 4)(s), 2) for s in (0, 3, 8)]
+    [1.0, 0.5, 0.33]
+    """
+    if name not in RULES:
+        raise PlanError(f"policy.staleness cannot be {name!r}: {nearest(name, RULES)}")
+    if a < 0 or b < 0:
+        raise PlanError(f"policy.a and policy.b must be 0 or more, got {a} and {b}")
+    if name == "constant":
+        return lambda late: 1.0
+    if name == "hinge":
+        return lambda late: 1.0 if late <= b else 1 / (a * (late - b) + 1)
+    return lambda late: float((late + 1) ** -a)
