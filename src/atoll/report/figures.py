@@ -160,8 +160,9 @@ def _unit(records: Sequence[RunRecord], against: Against) -> tuple[str, float]:
     if against == "round":
         return "Round", 1
     largest = max((x for record in records for x in series(record, "round", against)[0]), default=0)
-    if against == "seconds":
-        return ("Wall time (h)", 3600) if largest >= 7200 else ("Wall time (s)", 1)
+    if against != "bytes":
+        time = "Wall time" if against == "seconds" else "Simulated time"
+        return (f"{time} (h)", 3600) if largest >= 7200 else (f"{time} (s)", 1)
     return ("Uplink, all clients (GB)", 1e9) if largest >= 1e10 else ("Uplink, all clients (MB)", 1e6)
 
 

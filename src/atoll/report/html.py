@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
@@ -326,6 +326,8 @@ def _last_rounds(record: RunRecord) -> str:
         ("worst tenth", "clients_test.worst_decile", lambda v: f"{100 * v:.2f} %"),
         ("round time", "round_seconds", human_seconds),
         ("total time", "seconds", human_seconds),
+        ("simulated time", "simulated_seconds", human_seconds),
+        ("versions late", "staleness", lambda v: f"{v:.2g}"),
         ("uplink so far", "bytes_up", human_bytes),
         *((f"{kind} so far", kind, lambda v: f"{v:,.0f}") for kind in lost_tasks(record)),
     ]
@@ -350,7 +352,7 @@ def _when(started: object) -> str:
 
 def _axes(records: Sequence[RunRecord]) -> list[Against]:
     """The axes along which some run moves; nothing is sent in some simulations."""
-    axes: tuple[Against, ...] = ("round", "seconds", "bytes")
+    axes: tuple[Against, ...] = get_args(Against)
     moves = [axis for axis in axes if any(a < b for r in records for a, b in pairwise(series(r, "round", axis)[0]))]
     return moves or ["round"]
 

@@ -48,7 +48,10 @@
     const all = data.runs.flatMap((run) => run.x[state.against]).filter((x) => x !== null);
     const largest = all.reduce((most, x) => Math.max(most, x), 0);
     if (state.against === "round") return { title: "Round", per: 1 };
-    if (state.against === "seconds") return largest >= 7200 ? { title: "Wall time (h)", per: 3600 } : { title: "Wall time (s)", per: 1 };
+    if (state.against !== "bytes") {
+      const time = state.against === "seconds" ? "Wall time" : "Simulated time";
+      return largest >= 7200 ? { title: `${time} (h)`, per: 3600 } : { title: `${time} (s)`, per: 1 };
+    }
     return largest >= 1e4 ? { title: "Uplink, all clients (GB)", per: 1e3 } : { title: "Uplink, all clients (MB)", per: 1 };
   }
 
@@ -231,7 +234,8 @@
   log.addEventListener("change", () => { state.log = log.checked; redraw(); });
 
   const group = document.getElementById("against");
-  for (const [key, title] of [["round", "rounds"], ["seconds", "seconds"], ["bytes", "MB uplink"]]) {
+  for (const [key, title] of [["round", "rounds"], ["seconds", "seconds"], ["simulated_seconds", "simulated time"], ["bytes", "MB uplink"]]) {
+    if (!data.runs.some((run) => run.x[key].some((x) => x !== null))) continue;
     const button = make("button", { type: "button", "aria-pressed": key === state.against }, group, title);
     button.addEventListener("click", () => {
       state.against = key;

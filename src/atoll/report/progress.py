@@ -101,5 +101,7 @@ def summary(row: dict[str, Any]) -> str:
     pieces.append(f"loss {test.get('loss', row['train_loss']):.4f}")
     pieces.append(f"{row['clients'] / max(row['round_seconds'], 1e-9):.0f} clients/s")
     pieces.append(f"up {human_bytes(row['bytes_up'])} down {human_bytes(row['bytes_down'])}")
+    if "simulated_seconds" in row:
+        pieces.append(f"simulated {human_seconds(row['simulated_seconds'])}")
     pieces.append(human_seconds(row["seconds"]))
     return "  ".join(pieces)

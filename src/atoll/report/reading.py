@@ -14,9 +14,14 @@ from atoll.core.parts import Part
 from atoll.core.plan import Plan
 
 Json = dict[str, Any]
-Against = Literal["round", "seconds", "bytes"]
+Against = Literal["round", "seconds", "simulated_seconds", "bytes"]
 
-AXES: dict[str, str] = {"round": "round", "seconds": "seconds", "bytes": "bytes_up"}
+AXES: dict[str, str] = {
+    "round": "round",
+    "seconds": "seconds",
+    "simulated_seconds": "simulated_seconds",
+    "bytes": "bytes_up",
+}
 """What a curve is drawn against, and the column of metrics.jsonl that holds it."""
 
 TARGETS = (0.90, 0.95, 0.97, 0.99)
