@@ -25,6 +25,7 @@ from atoll.core.coordinator import (
 from atoll.core.errors import AtollError, PlanError
 from atoll.core.messages import Task
 from atoll.rounds.cohort import cohort
+from atoll.rounds.samplers.poisson import poisson
 from atoll.rounds.samplers.uniform import uniform
 
 
@@ -53,6 +54,21 @@ def test_over_selection_takes_the_first_and_rejects_the_late() -> None:
     state, commands = coordinator.step(state, Arrived(sent.tasks))
     assert commands == [*(Reject(task, Reason.LATE) for task in sent.tasks[4:]), Commit(sent.tasks[:4])]
     assert state.rejected == 2
+
+
+def test_all_count_where_the_sampler_draws_how_many() -> None:
+    coordinator = Coordinator(policy=cohort(size=4), sampler=poisson(), num_clients=20, rounds=30, seed=1)
+    state, sizes = CoordinatorState(), []
+    while state.phase is not Phase.FINISHED:
+        state, commands = coordinator.step(state, Begin())
+        sent = commands[0]
+        if isinstance(sent, Send):
+            state, [commit] = coordinator.step(state, Arrived(sent.tasks))
+            assert commit == Commit(sent.tasks)
+            state, _ = coordinator.step(state, Committed(len(sent.tasks)))
+            sizes.append(len(sent.tasks))
+    assert max(sizes) > 4 > min(sizes)
+    assert state.rejected == 0
 
 
 def test_too_few_reports_abandon_the_attempt_and_ask_others() -> None:

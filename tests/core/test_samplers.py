@@ -24,7 +24,7 @@ VARIANTS = [
     Part("importance", by="loss", explore=0.5),
 ]
 EVERY = [Part(name) for name in members("rounds.samplers")] + VARIANTS
-WITH_REPLACEMENT = [Part("uniform", replacement=True), Part("weighted"), Part("importance")]
+UNBIASED = [VARIANTS[0], Part("weighted"), Part("importance"), VARIANTS[2]]
 BY_SIZE = ("weighted", "power_of_choice")
 
 every = pytest.mark.parametrize("part", EVERY, ids=repr)
@@ -47,7 +47,7 @@ def people(
 
 
 def times_picked(part: Part, num: int, repeats: int, **who: Any) -> np.ndarray:
-    """How often each client was picked, and with draws put back how often it was drawn."""
+    """How often each client was picked in so many attempts."""
     sampler, times_N = built(part), np.zeros(len(SIZE_N))
     for attempt in range(repeats):
         for client, _ in sampler.sample(generator(5, "test", attempt), num, people(attempt=attempt, **who)):
@@ -56,7 +56,7 @@ def times_picked(part: Part, num: int, repeats: int, **who: Any) -> np.ndarray:
 
 
 @every
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_picks_are_different_free_and_never_too_many(part: Part, data: st.DataObject) -> None:
     size_N = np.array(data.draw(st.lists(st.integers(0, 30), min_size=1, max_size=12)))
@@ -109,11 +109,11 @@ def odds(part: Part) -> np.ndarray:
     return np.full(len(SIZE_N), 1 / len(SIZE_N))
 
 
-@pytest.mark.parametrize("part", [*WITH_REPLACEMENT, VARIANTS[2]], ids=repr)
+@pytest.mark.parametrize("part", UNBIASED, ids=repr)
 @pytest.mark.parametrize("free", [range(8), (0, 3, 4, 6)], ids=["all", "some"])
 def test_draws_with_replacement_have_the_stated_odds_and_shares(part: Part, free: range | tuple[int, ...]) -> None:
     sampler, odds_N, times_N = built(part), odds(part), np.zeros(len(SIZE_N))
-    for repeat in range(4000):
+    for repeat in range(2000):
         picks = sampler.sample(generator(6, "test", repeat), 5, people(free=free.__contains__))
         count_N = {client: share * odds_N[client] * len(SIZE_N) for client, share in picks}
         assert all(abs(count - round(count)) < 1e-9 for count in count_N.values())
@@ -127,30 +127,30 @@ def test_draws_with_replacement_have_the_stated_odds_and_shares(part: Part, free
 @pytest.mark.parametrize("part", [Part("uniform"), Part("poisson"), Part("poisson", rate=0.3)], ids=repr)
 @pytest.mark.parametrize("free", [range(8), (0, 3, 4, 6)], ids=["all", "some"])
 def test_uniform_schemes_prefer_nobody(part: Part, free: range | tuple[int, ...]) -> None:
-    times_N = times_picked(part, 3, 4000, free=free.__contains__)
+    times_N = times_picked(part, 3, 2000, free=free.__contains__)
     assert chisquare(times_N[list(free)]).pvalue > 1e-3
     rate = {"uniform": 3 / len(free), "poisson": part.options.get("rate", 3 / 8)}[part.name]
-    assert abs(times_N.sum() - 4000 * rate * len(free)) <= 4 * np.sqrt(4000 * len(free) * rate * (1 - rate))
+    assert abs(times_N.sum() - 2000 * rate * len(free)) <= 4 * np.sqrt(2000 * len(free) * rate * (1 - rate))
 
 
 def test_poisson_clients_come_independently() -> None:
-    """The size is binomial, and two clients come together as often as two coins show heads."""
+    """The size is binomial, and three clients come together as often as three coins show heads."""
     sampler, num = built(Part("poisson")), 3
-    cohorts = [{p.client for p in sampler.sample(generator(8, "test", r), num, people())} for r in range(4000)]
+    cohorts = [{p.client for p in sampler.sample(generator(8, "test", r), num, people())} for r in range(2000)]
     times_S = np.bincount([len(found) for found in cohorts], minlength=9)
-    stated_S = 4000 * binom.pmf(np.arange(9), 8, 3 / 8)
+    stated_S = 2000 * binom.pmf(np.arange(9), 8, 3 / 8)
     few = np.append(times_S[:6], times_S[6:].sum()), np.append(stated_S[:6], stated_S[6:].sum())
     assert chisquare(*few).pvalue > 1e-3
     assert times_S[0] > 0
-    pairs = [4 * (0 in found) + 2 * (5 in found) + (7 in found) for found in cohorts]
+    kinds = [4 * (0 in found) + 2 * (5 in found) + (7 in found) for found in cohorts]
     heads = np.array([bin(kind).count("1") for kind in range(8)])
-    assert chisquare(np.bincount(pairs, minlength=8), 4000 * (3 / 8) ** heads * (5 / 8) ** (3 - heads)).pvalue > 1e-3
+    assert chisquare(np.bincount(kinds, minlength=8), 2000 * (3 / 8) ** heads * (5 / 8) ** (3 - heads)).pvalue > 1e-3
 
 
 def test_drawing_by_weight_without_replacement_is_one_after_the_other() -> None:
     """The first three of 1, 2, 3 and 6 come in each order as often as drawing from what is left says."""
     weight_N, orders = np.array([1.0, 2.0, 3.0, 0.0, 6.0]), {}
-    for repeat in range(6000):
+    for repeat in range(4000):
         drawn = by_weight(generator(9, "test", repeat), 3, people(weight_N), weight_N, replacement=False)
         assert set(drawn.values()) == {1}
         orders[tuple(drawn)] = orders.get(tuple(drawn), 0) + 1
@@ -162,13 +162,13 @@ def test_drawing_by_weight_without_replacement_is_one_after_the_other() -> None:
         return chance
 
     assert len(orders) == 24
-    assert chisquare(list(orders.values()), [6000 * stated(order) for order in orders]).pvalue > 1e-3
+    assert chisquare(list(orders.values()), [4000 * stated(order) for order in orders]).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("part", [*WITH_REPLACEMENT, VARIANTS[2]], ids=repr)
+@pytest.mark.parametrize("part", UNBIASED, ids=repr)
 def test_shares_make_up_for_the_preference(part: Part) -> None:
     """Sums over the picks are m times the mean over all, whether updates weigh n_k or 1, within 4 standard errors."""
-    sampler, value_N, num, repeats = built(part), np.array([3.0, -1, 4, 1, -5, 9, 2, -6]), 4, 4000
+    sampler, value_N, num, repeats = built(part), np.array([3.0, -1, 4, 1, -5, 9, 2, -6]), 4, 2000
     weight_WN = np.stack([SIZE_N.astype(float), np.ones(len(SIZE_N))])
     sums_RW = np.zeros((repeats, 2))
     totals_RW = np.zeros((repeats, 2))
@@ -201,8 +201,8 @@ def test_power_of_choice_takes_the_largest_losses_of_its_candidates() -> None:
 
 
 def test_power_of_choice_with_as_many_candidates_as_picks_goes_by_size() -> None:
-    times_N = times_picked(Part("power_of_choice", candidates=1), 1, 4000)
-    assert chisquare(times_N, 4000 * SIZE_N / SIZE_N.sum()).pvalue > 1e-3
+    times_N = times_picked(Part("power_of_choice", candidates=1), 1, 2000)
+    assert chisquare(times_N, 2000 * SIZE_N / SIZE_N.sum()).pvalue > 1e-3
 
 
 def test_round_robin_asks_everybody_equally_often() -> None:

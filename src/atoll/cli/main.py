@@ -158,7 +158,9 @@ def data_show(
     import numpy as np
 
     from atoll.api import partition_counts
+    from atoll.data.heterogeneity import earth_movers_distance, js_divergence, weighted_mean
     from atoll.report.figures import partition_picture, save_png
+    from atoll.report.reading import part_text
     from atoll.train.federation import build_federation
 
     chosen = _plan(plan, dict(_setting(text) for text in settings or []))
@@ -168,7 +170,7 @@ def data_show(
     if dataset.origin:
         print(dataset.origin)
     print(
-        f"{federation.num_clients} clients by {chosen.partition}: samples a client "
+        f"{federation.num_clients} clients by {part_text(chosen.partition)}: samples a client "
         f"min {sizes.min()}, median {np.median(sizes):g}, max {sizes.max()}"
     )
     counts = partition_counts(federation)
@@ -180,8 +182,51 @@ def data_show(
     print(
         f"classes a client min {classes.min()}, mean {classes.mean():.1f}, max {classes.max()} of {dataset.num_classes}"
     )
-    title = f"{dataset.name} by {chosen.partition.name}"
+    for what, values_C in (
+        ("Jensen-Shannon divergence (0 to 1)", js_divergence(counts_CK)),
+        ("earth mover's distance (0 to 2)", earth_movers_distance(counts_CK)),
+    ):
+        print(f"labels of a client against all: {what}, weighted mean {weighted_mean(values_C, counts_CK):.3f}")
+    title = f"{dataset.name} by {part_text(chosen.partition)}"
     save_png(partition_picture(counts_CK, dataset.class_names, title, federation.num_clients), png)
+    print(f"picture {png}")
+    if len(dataset.input_shape) == 3 and not dataset.tokens:
+        from atoll.report.sample_picture import sample_picture
+
+        samples = png.with_stem(f"{png.stem}-samples")
+        shown = range(min(8, federation.num_clients))
+        save_png(sample_picture(dataset, federation.partition, shown, title), samples)
+        print(f"samples {samples}")
+
+
+@data_app.command("measure")
+def data_measure(
+    plan: PlanArgument = None,
+    settings: SetOption = None,
+    clients: Annotated[int, typer.Option(help="Measure at most so many clients, picked by the seed.")] = 100,
+    budget: Annotated[int, typer.Option(help="Most solver steps for each minimum that Gamma is made of.")] = 200,
+    noise: Annotated[float, typer.Option(help="Relative noise of a round's gradient that the cohort is for.")] = 0.1,
+    png: Annotated[Path, typer.Option(help="Where to draw the measures.")] = Path("measures.png"),
+) -> None:
+    """Measure how a plan's clients differ: labels, gradients, Gamma, client drift; and how many a round needs."""
+    from rich.progress import Progress
+
+    from atoll.report.figures import save_png
+    from atoll.report.measure_picture import measure_picture
+    from atoll.report.measuring import as_text, cohort_text, measure_plan
+
+    chosen = _plan(plan, dict(_setting(text) for text in settings or []))
+    with Progress(transient=True) as bar:
+        rows: dict[str, Any] = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            rows.setdefault(what, bar.add_task(what, total=total) if what not in rows else None)
+            bar.update(rows[what], completed=done)
+
+        found = measure_plan(chosen, clients=clients, budget=budget, progress=show)
+    print(as_text(found))
+    print(cohort_text(found, noise))
+    save_png(measure_picture(found), png)
     print(f"picture {png}")
 
 

@@ -7,6 +7,7 @@ Both drive this machine. A policy (synchronous, buffered, ...) and a sampler say
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -210,6 +211,8 @@ class Sampler(NamedTuple):
     scheme: str
     score: Literal["", "loss", "norm"] = ""
     """What it wants to know of those who took part: their training loss, or the length of their update."""
+    draws_size: bool = False
+    """Whether the number of clients is drawn too: then all who answer count, however many they are."""
 
 
 def no_sizes() -> np.ndarray:
@@ -252,6 +255,12 @@ class Coordinator:
             case Halt(reason):
                 return replace(state, phase=Phase.FINISHED), [Finish(reason)]
 
+    @property
+    def _goal(self) -> float:
+        """How many updates make a commit."""
+        everybody_counts = self.sampler.draws_size and not self.policy.keeps_tasks
+        return math.inf if everybody_counts else self.policy.goal(self.num_clients)
+
     def _next_attempt(self, state: CoordinatorState, reachable: Callable[[int], bool]) -> Step:
         if state.version >= self.rounds:
             return replace(state, phase=Phase.FINISHED), [Finish(Reason.ALL_ROUNDS)]
@@ -278,9 +287,8 @@ class Coordinator:
     def _arrived(self, state: CoordinatorState, tasks: tuple[Task, ...]) -> Step:
         waiting = dict.fromkeys(state.in_flight)
         arrived, commands = list(state.arrived), []
-        goal = self.policy.goal(self.num_clients)
         for task in tasks:
-            full = len(arrived) >= goal and not self.policy.keeps_tasks
+            full = len(arrived) >= self._goal and not self.policy.keeps_tasks
             if task in waiting and not full:
                 del waiting[task]
                 arrived.append(task)
@@ -294,7 +302,7 @@ class Coordinator:
 
     def _close_if_due(self, state: CoordinatorState) -> Step:
         """Close the attempt when enough have arrived or nobody is left to wait for."""
-        full = len(state.arrived) >= self.policy.goal(self.num_clients)
+        full = len(state.arrived) >= self._goal
         if state.phase is not Phase.COLLECTING or not (full or not state.in_flight):
             return state, []
         return self._close(state) if full or not self.policy.keeps_tasks else self._abandon(state)

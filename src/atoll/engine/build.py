@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from atoll.core.coordinator import Coordinator, CoordinatorState, Policy
+from atoll.core.coordinator import Coordinator, CoordinatorState, Policy, Sampler
+from atoll.core.errors import PlanError
 from atoll.core.parts import Part
 from atoll.core.plan import Plan
 from atoll.engine.base import Engine
@@ -13,10 +14,16 @@ from atoll.train.job import Job
 def build_coordinator(plan: Plan, federation: Federation) -> Coordinator:
     """The round machine of a plan; a cohort that cannot be had is refused here."""
     policy: Policy = plan.policy.build("rounds")
-    policy.goal(federation.num_clients)
+    goal = policy.goal(federation.num_clients)
+    sampler: Sampler = plan.sampler.build("rounds.samplers")
+    if sampler.draws_size and policy.num_wanted(CoordinatorState(), federation.num_clients) != goal:
+        raise PlanError(
+            f"{plan.sampler.name} draws how many clients are asked, and all who answer count: "
+            "leave policy.over_selection out, or use another sampler"
+        )
     return Coordinator(
         policy=policy,
-        sampler=plan.sampler.build("rounds.samplers"),
+        sampler=sampler,
         num_clients=federation.num_clients,
         rounds=plan.rounds,
         seed=plan.seed,

@@ -152,9 +152,8 @@ def _lead(record: RunRecord) -> str:
     """One sentence about what was run, and how it ended."""
     plan, info = record.plan, record.info
     clients = count_text(info.get("num_clients"))
-    what = (
-        f"{plan.algorithm.name} on {plan.data.name}, {plan.partition.name}, {clients} clients, model {plan.model.name}."
-    )
+    dealt = part_text(plan.partition) if plan.partition.name == "mixture" else plan.partition.name
+    what = f"{plan.algorithm.name} on {plan.data.name}, {dealt}, {clients} clients, model {plan.model.name}."
     rounds = record.rows[-1]["round"] if record.rows else 0
     if why := ended(record):
         return f"{what} Ended after {rounds:,} of {plan.rounds:,} rounds: {why}."

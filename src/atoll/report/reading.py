@@ -206,7 +206,9 @@ def human_seconds(seconds: float) -> str:
 
 
 def part_text(part: Part) -> str:
-    """A part as one reads it: fedprox (mu 0.1)."""
+    """A part as one reads it: fedprox (mu 0.1), or dirichlet (alpha 0.1) | rotation."""
+    if part.name == "mixture":
+        return " | ".join(part_text(Part.of(each)) for each in part.options.get("parts", []))
     options = ", ".join(f"{key} {value}" for key, value in part.options.items())
     return f"{part.name} ({options})" if options else part.name
 

@@ -60,8 +60,9 @@ class Federation:
         """Features as a model wants them: scaled floats, or token ids."""
         if self.dataset.tokens:
             return raw.long()
-        x = raw * self.dataset.scale if self.dataset.scale != 1 else raw.to(torch.float32)
-        return x + self.dataset.shift if self.dataset.shift else x
+        x = raw.to(torch.float32, copy=True)  # then in place: several times faster than letting torch promote bytes
+        x = x.mul_(self.dataset.scale) if self.dataset.scale != 1 else x
+        return x.add_(self.dataset.shift) if self.dataset.shift else x
 
 
 def _tensor(array: np.ndarray) -> Tensor:

@@ -15,8 +15,8 @@ from atoll.rounds.drawing import unbiased
 def importance(by: Literal["loss", "norm"] = "norm", explore: float = 0.1) -> Sampler:
     """Draw clients by their last known loss or update norm, and make up for it in their shares.
 
-    p_k = explore / N + (1 - explore) * score_k / sum of scores, drawn with replacement. As in Chen et al. (2020,
-    arXiv:2010.13723), who prove it optimal, p_k grows with the norm and the update is weighed by 1 / p_k. Unlike them,
+    p_k = explore / N + (1 - explore) * score_k / sum of scores, drawn with replacement. As in the optimal scheme of
+    Chen et al. (2020, arXiv:2010.13723), p_k grows with the norm and the update is weighed by 1 / p_k. Unlike there,
     norms are those of a client's last round, so that nobody trains in vain; p_k leaves the client's weight out; draws
     have a fixed number instead of independent coins; a part is uniform, since an old norm may be wrong.
     """
