@@ -241,9 +241,8 @@ class Coordinator:
             case Arrived(tasks):
                 return self._arrived(state, tasks)
             case Failed(tasks):
-                gone = set(tasks) & set(state.in_flight)
-                in_flight = tuple(task for task in state.in_flight if task not in gone)
-                state = replace(state, in_flight=in_flight, failed=state.failed + len(gone))
+                gone = _common(tasks, state.in_flight)
+                state = replace(state, in_flight=_without(state.in_flight, gone), failed=state.failed + len(gone))
                 if self.policy.keeps_tasks and state.phase is Phase.COLLECTING:
                     return self._turn(state), []  # others are asked at once in place of the lost
                 return self._close_if_due(state)
@@ -285,18 +284,19 @@ class Coordinator:
         return state, sent + more
 
     def _arrived(self, state: CoordinatorState, tasks: tuple[Task, ...]) -> Step:
-        waiting = dict.fromkeys(state.in_flight)
-        arrived, commands = list(state.arrived), []
-        for task in tasks:
-            full = len(arrived) >= self._goal and not self.policy.keeps_tasks
-            if task in waiting and not full:
-                del waiting[task]
-                arrived.append(task)
-            else:
-                known = task.attempt <= state.attempt
-                commands.append(Reject(task, Reason.LATE if known else Reason.UNKNOWN_TASK))
-        rejected = state.rejected + len(commands)
-        state = replace(state, in_flight=tuple(waiting), arrived=tuple(arrived), rejected=rejected)
+        room = math.inf if self.policy.keeps_tasks else self._goal - len(state.arrived)
+        welcome = _common(tasks, state.in_flight)
+        counted = welcome if len(welcome) <= room else welcome[: int(room)]
+        commands = [
+            Reject(task, Reason.LATE if task.attempt <= state.attempt else Reason.UNKNOWN_TASK)
+            for task in (_without(tasks, counted) if len(counted) < len(tasks) else ())
+        ]
+        state = replace(
+            state,
+            in_flight=_without(state.in_flight, counted),
+            arrived=state.arrived + counted,
+            rejected=state.rejected + len(commands),
+        )
         state, more = self._close_if_due(state)
         return state, [*commands, *more]
 
@@ -345,3 +345,18 @@ class Coordinator:
             arrived=state.arrived if kept else (),
             committing=(),
         )
+
+
+def _common(some: tuple[Task, ...], others: tuple[Task, ...]) -> tuple[Task, ...]:
+    """Those of some tasks, each once, that are among others."""
+    among = others if len(some) == 1 else set(others)
+    return tuple(task for task in dict.fromkeys(some) if task in among)
+
+
+def _without(tasks: tuple[Task, ...], gone: tuple[Task, ...]) -> tuple[Task, ...]:
+    """Tasks without some that are among them."""
+    if len(gone) == 1:  # one at a time, as asynchronous clients arrive: then a search is quicker than hashing all
+        place = tasks.index(gone[0])
+        return tasks[:place] + tasks[place + 1 :]
+    left = set(gone)
+    return tuple(task for task in tasks if task not in left)

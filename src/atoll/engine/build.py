@@ -32,8 +32,9 @@ def build_coordinator(plan: Plan, federation: Federation) -> Coordinator:
 
 
 def build_engine(part: Part, job: Job, coordinator: Coordinator, done: int = 0) -> Engine:
-    """The engine of a plan, told how many clients are trained between two commits and how many rounds are left."""
+    """The engine of a plan, told how many clients can be trained together and how many rounds are left."""
     asked = coordinator.policy.num_wanted(CoordinatorState(), coordinator.num_clients)
-    cohort = min(asked, coordinator.policy.goal(coordinator.num_clients))
+    goal = coordinator.policy.goal(coordinator.num_clients)
+    cohort = asked if coordinator.policy.keeps_tasks else min(asked, goal)
     engine: Engine = part.build("engine", job, cohort=cohort, rounds=coordinator.rounds - done)
     return engine

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,7 +55,6 @@ class Journey(NamedTuple):
     task: Task
     ends: float
     fails: bool
-    work: float
 
 
 class Ahead(NamedTuple):
@@ -86,6 +86,9 @@ class RunState:
     upload: int = 0
     """The largest payload so far, in bytes: what a client is expected to send."""
     journeys: tuple[Journey, ...] = ()
+    """Tasks on their way, in the order of their ends."""
+    works: dict[Task, float] = field(default_factory=dict)
+    """How much of its work each task has time for, where that is not all."""
     sent: dict[int, Broadcast] = field(default_factory=dict)
     """What was sent of each version that somebody still works on."""
     ahead: dict[int, Ahead] = field(default_factory=dict)
@@ -203,28 +206,26 @@ class Simulation:
         down = sent.params_D.nbytes + sum(tensor.nbytes for tensor in sent.aux.values())
         loads = [Load(task.client, job.num_passes(task.client), down, state.upload) for task in tasks]
         trips = self.devices.trips(loads, generator(self.plan.seed, "trips", machine.attempt))
-        journeys = [
-            Journey(task, state.clock + trip.seconds, trip.fails, trip.work)
-            for task, trip in zip(tasks, trips, strict=True)
-        ]
+        pairs = list(zip(tasks, trips, strict=True))
+        journeys = [Journey(task, state.clock + trip.seconds, trip.fails) for task, trip in pairs]
         return replace(
             state,
             sent={**state.sent, machine.version: sent},
-            journeys=(*state.journeys, *journeys),
+            journeys=tuple(sorted([*state.journeys, *journeys], key=lambda journey: journey.ends)),
+            works=state.works | {task: trip.work for task, trip in pairs if trip.work != 1},
             bytes_down=state.bytes_down + down * len(tasks),
         )
 
     def _next(self, state: RunState, began: float) -> tuple[RunState, Event]:
         """What happens next: those tasks end that end first, or the attempt's time does."""
-        waiting = set(state.coordinator.in_flight)
-        journeys = [journey for journey in state.journeys if journey.task in waiting]
-        first = min(journeys, key=lambda journey: journey.ends)
+        first = state.journeys[0]
         deadline = self.coordinator.policy.deadline
         if deadline is not None and first.ends > began + deadline:
             return replace(state, clock=began + deadline), Deadline(state.coordinator.attempt)
-        together = [j.task for j in journeys if (j.ends, j.fails) == (first.ends, first.fails)]
-        ended = (first.task,) if self.coordinator.policy.keeps_tasks else tuple(together)
-        return replace(state, clock=first.ends), Failed(ended) if first.fails else Arrived(ended)
+        alike = takewhile(lambda journey: journey[1:] == first[1:], state.journeys)
+        ended = (first.task,) if self.coordinator.policy.keeps_tasks else tuple(journey.task for journey in alike)
+        state = replace(state, clock=first.ends, journeys=state.journeys[len(ended) :])
+        return state, Failed(ended) if first.fails else Arrived(ended)
 
     def _commit(
         self, state: RunState, tasks: tuple[Task, ...], progress: Progress
@@ -273,8 +274,7 @@ class Simulation:
 
     def _as_done(self, state: RunState, tasks: Iterable[Task]) -> list[Task]:
         """The tasks with as much of their work as there was time for."""
-        work = {journey.task: journey.work for journey in state.journeys}
-        return [task._replace(work=work[task]) for task in tasks]
+        return [task._replace(work=state.works[task]) if task in state.works else task for task in tasks]
 
     def _counts(self, state: RunState, task: Task) -> float:
         """How much a task's update counts that is late by some versions."""
@@ -283,12 +283,12 @@ class Simulation:
     def _forget(self, state: RunState) -> RunState:
         """Drop what nobody works on any more."""
         on_the_way = {*state.coordinator.in_flight, *state.coordinator.arrived}
-        journeys = tuple(journey for journey in state.journeys if journey.task in on_the_way)
         versions = {task.version for task in on_the_way}
         clients = {task.client for task in on_the_way}
         return replace(
             state,
-            journeys=journeys,
+            journeys=state.journeys if self.coordinator.policy.keeps_tasks else (),
+            works={task: work for task, work in state.works.items() if task in on_the_way},
             sent={version: sent for version, sent in state.sent.items() if version in versions},
             ahead={client: done for client, done in state.ahead.items() if client in clients},
         )
@@ -324,13 +324,9 @@ class Simulation:
         missing = [task for task in tasks if task.client not in state.ahead]
         if not missing:
             return state
-        waiting = set(state.coordinator.in_flight)
-        soon = sorted(
-            (j for j in state.journeys if j.task in waiting and not j.fails and j.task.client not in state.ahead),
-            key=lambda journey: journey.ends,
-        )
-        batch = missing + [journey.task for journey in soon]
-        batch = batch[: max(len(missing), LOOK_AHEAD * max(1, self.engine.trainer.stack))]
+        most = LOOK_AHEAD * max(1, self.engine.trainer.stack) - len(missing)
+        soon = (j.task for j in state.journeys if not j.fails and j.task.client not in state.ahead)
+        batch = missing + list(islice(soon, max(0, most)))
         work = self.engine.train(self._as_done(state, batch), state.sent, state.clients, progress)
         rows = rows_of(work.folded) if work.folded else None
         found, number = dict(state.ahead), 0

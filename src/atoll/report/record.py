@@ -159,6 +159,7 @@ def encode_state(state: RunState, identity: str) -> bytes:
         "coordinator": dataclasses.asdict(state.coordinator),
         **{name: getattr(state, name) for name in PLAIN},
         "journeys": state.journeys,
+        "works": list(state.works.items()),
         "reports": {client: ahead.report for client, ahead in state.ahead.items()},
     }
     whole = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
@@ -200,6 +201,7 @@ def _decode_state(text: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Run
         coordinator=CoordinatorState(**machine),
         **{name: text[name] for name in PLAIN},
         journeys=tuple(Journey(Task(*task), *rest) for task, *rest in text["journeys"]),
+        works={Task(*task): work for task, work in text["works"]},
         sent=sent,
         ahead=ahead,
     )
