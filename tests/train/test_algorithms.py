@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import optimum, quadratic, quadratics
+from helpers import normed, optimum, quadratic, quadratics
 
 from atoll import Plan, run
 from atoll.core.errors import PlanError
@@ -161,6 +161,11 @@ def test_fair_rules_help_the_worst_client(algorithm: dict[str, Any]) -> None:
     best = losses(BEST)
     assert found.max() < 0.9 * best.max()
     assert found.mean() > best.mean()
+
+
+def test_fedsam_trains_models_with_averaged_statistics(digits_plan: Plan) -> None:
+    result = run(Plan(**{**digits_plan.to_dict(), "model": normed, "algorithm": "fedsam", "rounds": 1}))
+    assert result.params_D.isfinite().all()
 
 
 def test_moon_needs_a_linear_layer() -> None:

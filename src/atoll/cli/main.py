@@ -204,7 +204,7 @@ def data_measure(
     plan: PlanArgument = None,
     settings: SetOption = None,
     clients: Annotated[int, typer.Option(help="Measure at most so many clients, picked by the seed.")] = 100,
-    budget: Annotated[int, typer.Option(help="Most solver steps for each minimum that Gamma is made of.")] = 200,
+    budget: Annotated[int, typer.Option(help="Most L-BFGS steps for each minimum that Gamma is made of.")] = 500,
     noise: Annotated[float, typer.Option(help="Relative noise of a round's gradient that the cohort is for.")] = 0.1,
     png: Annotated[Path, typer.Option(help="Where to draw the measures.")] = Path("measures.png"),
 ) -> None:
@@ -213,7 +213,8 @@ def data_measure(
 
     from atoll.report.figures import save_png
     from atoll.report.measure_picture import measure_picture
-    from atoll.report.measuring import as_text, cohort_text, measure_plan
+    from atoll.report.measuring import as_text, measure_plan
+    from atoll.rounds.planning import as_table
 
     chosen = _plan(plan, dict(_setting(text) for text in settings or []))
     with Progress(transient=True) as bar:
@@ -224,8 +225,12 @@ def data_measure(
             bar.update(rows[what], completed=done)
 
         found = measure_plan(chosen, clients=clients, budget=budget, progress=show)
+    seen = found.dissimilarity
     print(as_text(found))
-    print(cohort_text(found, noise))
+    print(
+        f"\nnoise of a round's mean gradient at the first model, its standard error over its norm; wanted {noise:.0%}:"
+    )
+    print(as_table(found.num_clients, (seen.b**2 - 1) * seen.norm**2, seen.norm, found.num_bytes, noise))
     save_png(measure_picture(found), png)
     print(f"picture {png}")
 

@@ -35,6 +35,6 @@ def build_engine(part: Part, job: Job, coordinator: Coordinator, done: int = 0) 
     """The engine of a plan, told how many clients can be trained together and how many rounds are left."""
     asked = coordinator.policy.num_wanted(CoordinatorState(), coordinator.num_clients)
     goal = coordinator.policy.goal(coordinator.num_clients)
-    cohort = asked if coordinator.policy.keeps_tasks else min(asked, goal)
+    cohort = max(goal, asked // 4) if coordinator.policy.keeps_tasks else min(asked, goal)  # many are trained before
     engine: Engine = part.build("engine", job, cohort=cohort, rounds=coordinator.rounds - done)
     return engine

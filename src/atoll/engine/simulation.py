@@ -34,6 +34,7 @@ from atoll.core.coordinator import (
     Send,
 )
 from atoll.core.devices import INSTANT, Devices, Load
+from atoll.core.eligibility import Eligibility
 from atoll.core.errors import TrainingError
 from atoll.core.messages import Broadcast, State, Task, Update, stack
 from atoll.core.plan import Plan, Stop
@@ -189,9 +190,13 @@ class Simulation:
         devices, rule = self.devices, self.plan.eligibility
         if devices is INSTANT:
             return Begin()
-        return Begin(
-            lambda client: devices.reachable(client, now) and not rule.why_not(devices.attributes(client, now))
-        )
+        if rule == Eligibility():
+            return Begin(lambda client: devices.reachable(client, now))
+
+        def may(client: int) -> bool:
+            return devices.reachable(client, now) and rule.why_not(devices.attributes(client, now)) is None
+
+        return Begin(may)
 
     @property
     def _patience(self) -> float:

@@ -146,7 +146,9 @@ def _order(
     def grad_at(params_D: Tensor) -> Tensor:
         with torch.enable_grad():
             leaf_D = params_D.detach().clone().requires_grad_()
-            loss = mean_loss(job, outputs(leaf_D, batch.x), batch)
+            views = job.spec.views(leaf_D)
+            views |= {slot.name: views[slot.name].detach().clone() for slot in job.spec.buffers}  # statistics: no slope
+            loss = mean_loss(job, outputs(views, batch.x), batch)
             return torch.autograd.grad(loss, leaf_D)[0]
 
     return LocalTask(
