@@ -146,6 +146,17 @@ def test_reports_of_several_runs_and_of_one(shell: Shell, cli: Shell, tmp_path: 
     assert "fedprox" not in page
 
 
+def test_clients_are_measured(cli: Shell, tmp_path: Path) -> None:
+    said = cli("data", "measure", "--set", "partition=shards", "--set", "partition.num_clients=20", "--clients", "6")
+    assert said.code == 0
+    assert "dissimilarity B" in said.out
+    assert "A noise of 10.0% needs 20 of 20 clients a round." in said.out
+    assert (tmp_path / "measures.png").read_bytes()[:4] == b"\x89PNG"
+    said = cli("data", "measure", "--clients", "0")
+    assert said.code == 2
+    assert "must be at least 1" in said.err
+
+
 def test_data_are_listed_and_shown(shell: Shell, cli: Shell, tmp_path: Path) -> None:
     said = shell("data", "list")
     assert said.code == 0
@@ -154,7 +165,9 @@ def test_data_are_listed_and_shown(shell: Shell, cli: Shell, tmp_path: Path) -> 
     said = cli("data", "show", "--set", "partition=shards", "--set", "partition.num_clients=20", "--png", "deal.png")
     assert (said.code, said.err) == (0, "")
     assert "Dataset('digits': 1437 train, 360 test, samples (1, 8, 8) uint8, 10 classes)" in said.out
-    assert "20 clients by Part('shards', num_clients=20): samples a client min 71, median 72, max 72" in said.out
+    assert "20 clients by shards (num_clients 20): samples a client min 71, median 72, max 72" in said.out
+    assert "Jensen-Shannon divergence (0 to 1), weighted mean 0.597" in said.out
+    assert (tmp_path / "deal-samples.png").read_bytes()[:4] == b"\x89PNG"
     assert "classes a client min 2, mean 2.4, max 3 of 10" in said.out
     assert (tmp_path / "deal.png").read_bytes().startswith(b"\x89PNG")
 

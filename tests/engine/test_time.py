@@ -14,6 +14,7 @@ from atoll import Plan, run
 from atoll.core.devices import Load
 from atoll.core.errors import PlanError
 from atoll.core.messages import Task
+from atoll.core.parts import members
 from atoll.rounds.devices.fleet import fleet
 from atoll.rounds.devices.stragglers import stragglers
 from atoll.rounds.devices.trace import trace
@@ -28,7 +29,7 @@ POLICIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", members("rounds"))
 def test_engines_agree_and_a_stopped_run_ends_the_same(
     digits_plan: Plan, policy: str, algorithm: str, tmp_path: Path
 ) -> None:

@@ -59,10 +59,13 @@ def test_any_number_of_workers_gives_the_same_bits(digits_plan: Plan, algorithm:
 
 
 @pytest.mark.parametrize("engine", ["inline", "vectorised"])
-def test_the_order_of_clients_changes_nothing(digits_plan: Plan, engine: str) -> None:
-    job = build_job(digits_plan)
+@pytest.mark.parametrize("algorithm", members("algorithms"))
+def test_the_order_of_clients_changes_nothing(digits_plan: Plan, algorithm: str, engine: str) -> None:
+    local = {"lr": 0.1} if algorithm == "fedsgd" else {"lr": 0.1, "batch_size": 16}
+    job = build_job(plan_with(digits_plan, algorithm=algorithm, local=local))
     worker = inline(job) if engine == "inline" else vectorised(job, stack=3)
-    sent = {0: Broadcast(job.first_D, {})}
+    server = job.algorithm.init_server(job.first_D)
+    sent = {0: Broadcast(job.first_D, job.algorithm.broadcast(job.first_D, server))}
     tasks = [Task(client, 0, 0) for client in (3, 1, 7, 11, 0)]
     forth, back = worker.train(tasks, sent, {}), worker.train(tasks[::-1], sent, {})
     assert torch.equal(forth.folded["delta"], back.folded["delta"])
