@@ -26,20 +26,20 @@ BASE = Plan(
     local={"lr": 0.05},
 )
 OPTIONS: dict[str, dict[str, object]] = {
-    "fedavg": {},
-    "fedprox": {"algorithm.mu": 0.1},
+    "fedavg": {"local.lr": 0.1},
+    "fedprox": {"algorithm.mu": 0.1, "local.lr": 0.1},
     "scaffold": {},
-    "fednova": {},
-    "feddyn": {"algorithm.alpha": 0.1},
-    "fedavgm": {"algorithm.momentum": 0.9},
-    "fedadagrad": {},
-    "fedadam": {},
-    "fedyogi": {},
+    "fednova": {"local.lr": 0.1},
+    "feddyn": {"algorithm.alpha": 0.03},
+    "fedavgm": {"algorithm.momentum": 0.5},
+    "fedadagrad": {"server.lr": 0.01},
+    "fedadam": {"server.lr": 0.003},
+    "fedyogi": {"server.lr": 0.003},
     "fedexp": {},
-    "fedsam": {},
-    "moon": {},
-    "qffl": {"algorithm.q": 0.5},
-    "afl": {},
+    "fedsam": {"local.lr": 0.1},
+    "moon": {"local.lr": 0.1},
+    "qffl": {"algorithm.q": 0.1, "local.lr": 0.1},
+    "afl": {"local.lr": 0.1},
 }
 LAST = 10
 """Accuracies swing from round to round, so a run's figure is the mean of its last evaluations."""
@@ -56,6 +56,7 @@ def accuracies(name: str, seed: int, rounds: int, runs: Path) -> list[float]:
 
 
 def main() -> None:
+    """Run what is missing, then write the table and the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=BASE.rounds)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -63,9 +64,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/which_algorithm"))
     parser.add_argument("--out", type=Path, default=Path("docs/which_algorithm"))
     args = parser.parse_args()
-    curves = {
-        name: [accuracies(name, seed, args.rounds, args.runs) for seed in args.seeds] for name in args.only
-    }
+    curves = {name: [accuracies(name, seed, args.rounds, args.runs) for seed in args.seeds] for name in args.only}
     ends = {name: [statistics.fmean(curve[-LAST:]) for curve in each] for name, each in curves.items()}
     ranked = sorted(ends, key=lambda name: -statistics.fmean(ends[name]))
     plain = statistics.fmean(ends["fedavg"]) if "fedavg" in ends else float("nan")
