@@ -14,6 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 
 aten = torch.ops.aten
 SAME_IF_SAME_SHAPE = {aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.reshape.default}
+RESHAPES = {*SAME_IF_SAME_SHAPE, aten.unsqueeze.default}
 REPEATABLE = {aten.neg.default, aten.mul.Tensor, aten.view.default, aten.unsqueeze.default}
 """Cheap operations that algorithms and optimisers tend to repeat for every layer."""
 
@@ -21,6 +22,7 @@ REPEATABLE = {aten.neg.default, aten.mul.Tensor, aten.view.default, aten.unsquee
 def tidy(graph: GraphModule) -> None:
     """Improve a recorded step in place; what it computes stays the same up to rounding."""
     _drop_no_ops(graph.graph)
+    _drop_ones(graph.graph)
     for node in list(graph.graph.nodes):
         if _is_update(node):
             _split_update(graph.graph, node)
@@ -55,6 +57,19 @@ def _drop_no_ops(graph: Graph) -> None:
             node.replace_all_uses_with(source)
         elif _transposes(node) and _transposes(source):
             node.replace_all_uses_with(source.args[0])
+    graph.eliminate_dead_code()
+
+
+def _drop_ones(graph: Graph) -> None:
+    """Drop products with ones: a backward pass starts from a one, spread to the shape of the losses."""
+    ones: set[Node] = set()
+    for node in list(graph.nodes):
+        if node.target is aten.ones_like.default or (node.target in RESHAPES and node.args[0] in ones):
+            ones.add(node)
+        elif node.target is aten.mul.Tensor and len(ones & set(node.args)) == 1:
+            (other,) = (each for each in node.args if each not in ones)
+            if isinstance(other, Node) and _shape(other) == _shape(node):
+                node.replace_all_uses_with(other)
     graph.eliminate_dead_code()
 
 
