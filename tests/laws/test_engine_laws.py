@@ -102,6 +102,22 @@ def test_clients_on_different_versions_train_together(digits_plan: Plan) -> None
     assert (one_by_one - together).abs().max() / one_by_one.abs().max() < 1e-5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox"])
+def test_compiled_equals_recorded(digits_plan: Plan, algorithm: str) -> None:
+    plan = plan_with(digits_plan, algorithm=algorithm)
+    recorded, compiled = (final(plan, {"name": "vectorised", "stack": 3, "compile": c}) for c in (False, True))
+    assert (recorded - compiled).abs().max() < 2e-5
+
+
+@pytest.mark.parametrize("sampler", members("rounds.samplers"))
+def test_a_sampler_remembers_what_it_needs(digits_plan: Plan, sampler: str, tmp_path: Path) -> None:
+    plan = plan_with(digits_plan, sampler=sampler, rounds=6)
+    whole = run(plan)
+    run(plan_with(plan, rounds=3), out=tmp_path / "run")
+    assert torch.equal(run(plan, out=tmp_path / "run", resume=True).params_D, whole.params_D)
+
+
 @pytest.mark.parametrize("algorithm", members("algorithms"))
 def test_resume_equals_uninterrupted(digits_plan: Plan, algorithm: str, tmp_path: Path) -> None:
     local = {"lr": 0.1} if algorithm == "fedsgd" else {"lr": 0.1, "batch_size": 16}

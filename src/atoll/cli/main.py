@@ -65,8 +65,8 @@ def run(
     if resume is not None:
         if out is not None:
             raise RunError("--resume names the directory: leave out --out")
-        if engine is not None:
-            raise RunError("a run keeps the engine that it began with: leave out --engine (--workers may change)")
+        if any(key == "engine" or (key.startswith("engine.") and key != "engine.workers") for key in given):
+            raise RunError("a run keeps the engine that it began with: leave it out (--workers may change)")
         chosen = _resumed(resume, plan, given)
     else:
         chosen = _plan(plan, given)
