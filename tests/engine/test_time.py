@@ -11,6 +11,7 @@ import torch
 from helpers import timeless
 
 from atoll import Plan, run
+from atoll.core.attack import Attack
 from atoll.core.devices import Load
 from atoll.core.errors import PlanError
 from atoll.core.messages import Task
@@ -98,6 +99,28 @@ def test_fedasync_mixes_models(digits_plan: Plan) -> None:
     assert torch.equal(ends[0], ends[1])  # nobody is more than 4 versions late
     with pytest.raises(PlanError, match="did you mean 'hinge'"):
         run(late.replace({"policy.staleness": "hing"}))
+
+
+def nowhere() -> Attack:
+    """Send an update that is no number."""
+    return Attack(update=lambda update, knows: update._replace(delta_D=update.delta_D * float("nan")))
+
+
+@pytest.mark.parametrize("policy", ["buffered", "asynchronous"])
+def test_a_client_that_sends_nonsense_does_not_stop_the_others(digits_plan: Plan, policy: str) -> None:
+    settings = {"policy": {**POLICIES[policy], "concurrency": 6}, "devices": FLEET, "rounds": 12}
+    plan = Plan(**{**digits_plan.replace(settings).to_dict(), "attack": nowhere, "attackers": {"num": 4}})
+    result = run(plan)
+    assert result.params_D.isfinite().all()
+    assert result.history[-1]["rejected"] > 0
+    assert result.history[-1]["round"] == 12
+
+
+def test_nothing_is_left_of_an_abandoned_attempt(digits_plan: Plan) -> None:
+    plan = digits_plan.replace({"devices": FLEET, "rounds": 6, "policy": {"size": 5, "min_reports": 5}})
+    rows = run(plan).history
+    assert rows[-1]["abandoned"] > 0
+    assert rows[-1]["rejected"] == 0  # nobody of an old attempt comes late
 
 
 def test_stragglers_send_a_part_of_their_work_or_nothing(digits_plan: Plan) -> None:

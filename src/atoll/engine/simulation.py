@@ -176,7 +176,7 @@ class Simulation:
                     case Commit(tasks):
                         state, row, committed = self._commit(state, tasks, progress)
                     case Abandon():
-                        return replace(state, clock=state.clock + self._patience), None, None
+                        return self._wait(self._forget(state)), None, None
                     case Finish(reason):
                         return state, None, reason
             if committed is not None:
@@ -198,9 +198,10 @@ class Simulation:
 
         return Begin(may)
 
-    @property
-    def _patience(self) -> float:
-        return 0.0 if self.devices is INSTANT else PATIENCE
+    def _wait(self, state: RunState) -> RunState:
+        """Let some time pass if nobody is at work."""
+        idle = self.devices is not INSTANT and not state.coordinator.in_flight
+        return replace(state, clock=state.clock + PATIENCE) if idle else state
 
     def _send(self, state: RunState, tasks: tuple[Task, ...]) -> RunState:
         """Set tasks on their way."""
@@ -239,6 +240,8 @@ class Simulation:
         job, version = self.job, state.coordinator.version
         state, work, late = self._train(state, tasks, progress)
         valid = [report for report in work.reports if report.valid]
+        if not valid and self.coordinator.policy.keeps_tasks:  # one bad client in a small buffer must not end the run
+            return self._forget(state), {}, Committed(0, len(work.reports))
         if not valid:
             raise TrainingError(
                 f"round {version + 1}: all {len(work.reports)} updates hold NaN or Inf: lower local.lr "

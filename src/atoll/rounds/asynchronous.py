@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from atoll.core.coordinator import Policy
 from atoll.core.errors import PlanError
-from atoll.rounds.overlapping import overlapping, staleness_rule
+from atoll.rounds.overlapping import keep_busy, staleness_rule
 
 
 def asynchronous(
@@ -17,4 +17,4 @@ def asynchronous(
     if not 0 < mixing <= 1:
         raise PlanError(f"policy.mixing must be in (0, 1], got {mixing}")
     factor = staleness_rule(staleness, a, b)
-    return overlapping(concurrency, 1, lambda late: mixing * factor(late), mixes=True)
+    return keep_busy(concurrency, 1, lambda late: mixing * factor(late), mixes=True)

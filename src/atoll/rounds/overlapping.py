@@ -10,7 +10,7 @@ from atoll.core.errors import PlanError, nearest
 RULES = ("constant", "hinge", "polynomial")
 
 
-def overlapping(concurrency: int, size: int, staleness: Callable[[int], float], *, mixes: bool) -> Policy:
+def keep_busy(concurrency: int, size: int, staleness: Callable[[int], float], *, mixes: bool) -> Policy:
     """Keep so many clients at work, and commit whenever `size` have answered."""
     if not 1 <= size <= concurrency:
         raise PlanError(
