@@ -14,8 +14,9 @@ from atoll import Plan, run
 from atoll.core.attack import Attack
 from atoll.core.devices import Load
 from atoll.core.errors import PlanError
-from atoll.core.messages import Task
+from atoll.core.messages import Payload, Task
 from atoll.core.parts import members
+from atoll.core.wire import pack
 from atoll.rounds.devices.fleet import fleet
 from atoll.rounds.devices.stragglers import stragglers
 from atoll.rounds.devices.trace import trace
@@ -54,9 +55,10 @@ def test_time_passes_and_clients_are_lost(digits_plan: Plan) -> None:
     assert all(np.diff([0.0, *times]) > 0)
     assert rows[-1]["failed"] > 5
     assert all(row["clients"] >= 1 for row in rows)
-    size = 4 * build_job(plan).spec.num_params
-    assert rows[-1]["bytes_down"] == 10 * 5 * size  # also those who are lost had the model sent
-    assert rows[-1]["bytes_up"] == sum(row["clients"] for row in rows) * size
+    params_D = build_job(plan).first_D
+    down, up = len(pack(Payload(params_D, ({},)))), len(pack(Payload(params_D)))
+    assert rows[-1]["bytes_down"] == 10 * 5 * down  # also those who are lost had the model sent
+    assert rows[-1]["bytes_up"] == sum(row["clients"] for row in rows) * up
 
 
 def test_over_selection_saves_time(digits_plan: Plan) -> None:

@@ -14,8 +14,9 @@ from atoll.core.messages import Update
 from atoll.core.params import spec_of
 from atoll.core.parts import Part, members
 from atoll.core.transform import Chain, Encoding, Transform, chain
+from atoll.core.wire import pack, unpack
 
-OPTIONS = {"clip": {"norm": 1.5}}
+OPTIONS = {"clip": {"norm": 1.5}, "layers": {"patterns": "weight"}, "threshold": {"magnitude": 0.5}}
 EVERY = members("transforms")
 
 
@@ -30,7 +31,7 @@ def encoding(seed: int = 0) -> Encoding:
 
 def through(steps: Chain, vector: torch.Tensor, seed: int = 0) -> torch.Tensor:
     payload, _ = steps.encode(vector, {}, encoding(seed))
-    assert payload.num_bytes >= 0
+    assert unpack(pack(payload), max_bytes=10_000).carrier.dtype == payload.carrier.dtype
     return steps.decode(payload)
 
 

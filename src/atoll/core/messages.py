@@ -75,11 +75,6 @@ class Payload(NamedTuple):
     carrier: Tensor
     sides: tuple[State, ...] = ()
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all tensors that travel."""
-        return self.carrier.nbytes + sum(tensor.nbytes for side in self.sides for tensor in side.values())
-
 
 class Aggregate(NamedTuple):
     """What the aggregator made of a cohort."""

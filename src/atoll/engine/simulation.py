@@ -36,9 +36,10 @@ from atoll.core.coordinator import (
 from atoll.core.devices import INSTANT, Devices, Load
 from atoll.core.eligibility import Eligibility
 from atoll.core.errors import TrainingError
-from atoll.core.messages import Broadcast, State, Task, Update, stack
+from atoll.core.messages import Broadcast, Payload, State, Task, Update, stack
 from atoll.core.plan import Plan, Stop
 from atoll.core.seeds import generator
+from atoll.core.wire import packed_size
 from atoll.engine.base import Engine, Progress, silent
 from atoll.train.loop import knowledge
 from atoll.train.metrics import Metrics, spread
@@ -209,7 +210,7 @@ class Simulation:
         sent = state.sent.get(machine.version)
         if sent is None:
             sent = Broadcast(state.params_D, job.algorithm.broadcast(state.params_D, state.server))
-        down = sent.params_D.nbytes + sum(tensor.nbytes for tensor in sent.aux.values())
+        down = packed_size(Payload(sent.params_D, (sent.aux,)))
         loads = [Load(task.client, job.num_passes(task.client), down, state.upload) for task in tasks]
         trips = self.devices.trips(loads, generator(self.plan.seed, "trips", machine.attempt))
         pairs = list(zip(tasks, trips, strict=True))

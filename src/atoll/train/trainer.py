@@ -14,9 +14,10 @@ from torch import Tensor
 
 from atoll.core.aggregator import Aggregator, stacked
 from atoll.core.errors import AtollError, TrainingError
-from atoll.core.messages import Broadcast, State, Task, Update, stack
+from atoll.core.messages import Broadcast, Payload, State, Task, Update, stack
 from atoll.core.seeds import generator
 from atoll.core.transform import Encoding
+from atoll.core.wire import packed_size
 from atoll.train.evaluate import evaluate_clients, evaluate_slice
 from atoll.train.job import Job
 from atoll.train.loop import Workspace, knowledge, train_client, workspace
@@ -43,7 +44,6 @@ class Report(NamedTuple):
     norm: float
     """The length of its update."""
     bytes_up: int
-    bytes_down: int
     valid: bool
     """Whether the update was finite; others are left out."""
 
@@ -147,7 +147,7 @@ class Trainer:
     ) -> Work:
         """The way up: attacks, the uplink, the check for NaN and Inf, and the fold."""
         job = self.job
-        num_bytes = [(updates.delta_D[0].nbytes + sum(v[0].nbytes for v in updates.aux.values()))] * len(tasks)
+        num_bytes = [packed_size(Payload(updates.rows(torch.tensor(0)).packed()))] * len(tasks)
         bad = [job.attacks(task.client, task.version) for task in tasks]
         if job.uplink.transforms or (job.attack is not None and job.attack.update is not None and any(bad)):
             rows = []
@@ -158,7 +158,7 @@ class Trainer:
                 memory = {k.removeprefix("uplink."): v for k, v in before[i].items() if k.startswith("uplink.")}
                 rng = generator(job.seed, "uplink", task.attempt, task.client)
                 payload, memory = job.uplink.encode(row.packed(), memory, Encoding(job.spec, task.attempt, rng))
-                num_bytes[i] = payload.num_bytes
+                num_bytes[i] = packed_size(payload)
                 after[i] |= {f"uplink.{k}": v for k, v in memory.items()}
                 rows.append(row.unpacked(job.uplink.decode(payload)))
             updates = stack(rows)
@@ -175,7 +175,6 @@ class Trainer:
                 loss=losses[i],
                 norm=norms[i],
                 bytes_up=num_bytes[i],
-                bytes_down=broadcasts[i].params_D.nbytes + sum(v.nbytes for v in broadcasts[i].aux.values()),
                 valid=bool(valid_C[i]),
             )
             for i, task in enumerate(tasks)

@@ -1,0 +1,277 @@
+"""The bytes of an encoded update: `pack` writes them, `unpack` reads them without trusting who sent them.
+
+A message is a header, a table with a row for each tensor, and the bytes of all tensors one after another; docs/wire.md
+gives every byte. Whatever the table says is checked before memory is set aside for it.
+
+Shapes: N, the bytes of one tensor.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import math
+import re
+import struct
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from atoll.core.errors import AtollError
+from atoll.core.messages import Payload
+
+assert sys.byteorder == "little", "tensors travel as they lie in memory, which must be little-endian"
+
+MAGIC = b"ATOL"
+VERSION = 1
+ZSTD = 1
+"""The only flag: the tensors' bytes are compressed."""
+HEADER = struct.Struct("<4sBBHQ")
+"""Magic, version, flags, number of sides, and the bytes of the whole message when it is not compressed."""
+DTYPES = {
+    1: torch.bool,
+    2: torch.uint8,
+    3: torch.int8,
+    4: torch.int16,
+    5: torch.int32,
+    6: torch.int64,
+    7: torch.float16,
+    8: torch.bfloat16,
+    9: torch.float32,
+    10: torch.float64,
+}
+CODES = {dtype: code for code, dtype in DTYPES.items()}
+NAME = re.compile(r"[!-~]{1,255}")
+MAX_DIMS = 8
+MAX_SIDES = 64
+MAX_TENSORS = 1024
+CHUNK = 1 << 20
+"""Bytes that are compressed together: what `unpack` needs beside the tensors."""
+DAMAGED = "refuse it, or ask the sender to send it again"
+
+
+class WireError(AtollError):
+    """Bytes that are not a payload, or a payload that cannot become bytes."""
+
+
+def pack(payload: Payload, *, compress: bool = False) -> bytes:
+    """Write a payload as bytes: one payload always gives the same bytes, whatever the order of its names.
+
+    With `compress` the tensors go through zstd, unless that would not make the message shorter.
+
+    >>> pack(Payload(torch.tensor([1, -1], dtype=torch.int8))).hex(" ")
+    '41 54 4f 4c 01 00 00 00 1c 00 00 00 00 00 00 00 03 01 02 00 00 00 00 00 00 00 01 ff'
+    """
+    table, tensors = _table(payload)
+    size = HEADER.size + len(table) + sum(tensor.nbytes for tensor in tensors)
+    header = HEADER.pack(MAGIC, VERSION, 0, len(payload.sides), size)
+    plain = b"".join([header, table, *(_bytes(tensor) for tensor in tensors)])
+    if not compress:
+        return plain
+    compressor = _zstd().ZstdCompressor()
+    parts = [HEADER.pack(MAGIC, VERSION, ZSTD, len(payload.sides), size), table]
+    for start in range(HEADER.size + len(table), size, CHUNK):
+        frame = compressor.compress(memoryview(plain)[start : start + CHUNK])
+        parts += [struct.pack("<I", len(frame)), frame]
+    return b"".join(parts) if sum(map(len, parts)) < size else plain
+
+
+def packed_size(payload: Payload) -> int:
+    """Count the bytes that `pack` gives without `compress`, and copy no tensor.
+
+    >>> packed_size(Payload(torch.zeros(1000)))
+    4026
+    """
+    table, tensors = _table(payload)
+    return HEADER.size + len(table) + sum(tensor.nbytes for tensor in tensors)
+
+
+def unpack(data: bytes | bytearray | memoryview, *, max_bytes: int) -> Payload:
+    """Read what `pack` wrote; anything else raises WireError.
+
+    No message of more than `max_bytes`, compressed or not, is read. Beside the tensors, which own their memory and can
+    be written to, it takes no more than a chunk and the objects of at most MAX_TENSORS tensors.
+    """
+    message = memoryview(data).cast("B")
+    flags, num_sides, size = _read_header(message, max_bytes)
+    rows, names, start = _read_table(message, num_sides, min(max_bytes, 1 << 62))
+    num_bytes = sum(row.num_bytes for row in rows)
+    if start + num_bytes != size:
+        raise WireError(f"header and table disagree: {size} bytes declared, {start + num_bytes} described; {DAMAGED}")
+    body = message[start:]
+    chunks = _decompressed(_frames(body, num_bytes)) if flags & ZSTD else iter([body])
+    tensors = _read_tensors(rows, chunks)
+    return Payload(next(tensors), tuple({name: next(tensors) for name in side} for side in names))
+
+
+class _Row(NamedTuple):
+    """What the table says of one tensor."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def _zstd() -> Any:
+    """The compressor, which only those need who use it."""
+    try:
+        return importlib.import_module("zstandard")
+    except ImportError as error:
+        raise WireError("compressed payloads need a package: pip install zstandard, or do without compress") from error
+
+
+def _table(payload: Payload) -> tuple[bytes, list[Tensor]]:
+    """Describe the tensors, and put them in the order in which they travel."""
+    num_tensors = 1 + sum(map(len, payload.sides))
+    if len(payload.sides) > MAX_SIDES or num_tensors > MAX_TENSORS:
+        raise WireError(
+            f"a payload has at most {MAX_SIDES} sides and {MAX_TENSORS} tensors: got {len(payload.sides)} and "
+            f"{num_tensors}; put small tensors together into one"
+        )
+    tensors, parts = [payload.carrier], [_row(payload.carrier)]
+    for side in payload.sides:
+        names = sorted(side)
+        _check_names(names)
+        parts.append(struct.pack("<H", len(names)))
+        for name in names:
+            parts += [bytes([len(name)]), name.encode("ascii"), _row(side[name])]
+            tensors.append(side[name])
+    return b"".join(parts), tensors
+
+
+def _row(tensor: Tensor) -> bytes:
+    if tensor.dtype not in CODES or tensor.layout is not torch.strided or tensor.ndim > MAX_DIMS:
+        raise WireError(
+            f"cannot send a {tensor.layout} tensor of {tensor.dtype} with {tensor.ndim} dimensions: make it dense, "
+            f"with at most {MAX_DIMS} dimensions, of {', '.join(str(dtype) for dtype in CODES)}"
+        )
+    return struct.pack(f"<BB{tensor.ndim}Q", CODES[tensor.dtype], tensor.ndim, *tensor.shape)
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """Look at a tensor's memory; only one that is scattered or on another device is copied."""
+    dense = tensor.detach().cpu().contiguous()
+    bytes_N = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)  # a view of one element may have any stride
+    return bytes_N.numpy().data
+
+
+def _check_names(names: list[str]) -> None:
+    for name in names:
+        if not NAME.fullmatch(name):
+            raise WireError(
+                f"tensors are named by 1 to 255 printable ASCII characters without spaces: got {name[:40]!a}"
+            )
+    if any(a >= b for a, b in itertools.pairwise(names)):
+        raise WireError(f"the names of a side must ascend, each of them once; {DAMAGED}")
+
+
+def _read_header(message: memoryview, max_bytes: int) -> tuple[int, int, int]:
+    """Flags, number of sides and size, once the message is one and is all there."""
+    if len(message) < HEADER.size or message[: len(MAGIC)] != MAGIC:
+        raise WireError(f"not a payload: {len(message)} bytes that do not start with {MAGIC!r}; {DAMAGED}")
+    _, version, flags, num_sides, size = HEADER.unpack_from(message)
+    if version != VERSION or flags & ~ZSTD:
+        raise WireError(
+            f"version {version} with flags {flags:#04x}: this Atoll reads version {VERSION} and flag {ZSTD:#04x}; "
+            "let both sides run the same version"
+        )
+    if size > max_bytes:
+        raise WireError(f"a payload of {size} bytes, {max_bytes} are allowed: send less, or raise the limit")
+    if len(message) != size and not (flags & ZSTD and len(message) < size):
+        raise WireError(f"{size} bytes declared, {len(message)} are there; {DAMAGED}")
+    if num_sides > MAX_SIDES:
+        raise WireError(f"{num_sides} sides, at most {MAX_SIDES} are allowed: use a shorter chain of transforms")
+    return flags, num_sides, size
+
+
+def _read_table(message: memoryview, num_sides: int, max_bytes: int) -> tuple[list[_Row], list[list[str]], int]:
+    """A row for each tensor, the names of each side, and where the table ends."""
+    row, at = _read_row(message, HEADER.size, max_bytes)
+    rows, names = [row], []
+    for _ in range(num_sides):
+        (num_tensors,), at = _fields("<H", message, at)
+        if len(rows) + num_tensors > MAX_TENSORS:
+            raise WireError(f"more than {MAX_TENSORS} tensors: put small ones together into one")
+        side = []
+        for _ in range(num_tensors):
+            (length,), at = _fields("<B", message, at)
+            (name,), at = _fields(f"{length}s", message, at)
+            row, at = _read_row(message, at, max_bytes)
+            side.append(name.decode("latin-1"))
+            rows.append(row)
+        _check_names(side)
+        names.append(side)
+    return rows, names, at
+
+
+def _read_row(message: memoryview, at: int, max_bytes: int) -> tuple[_Row, int]:
+    (code, num_dims), at = _fields("<BB", message, at)
+    if code not in DTYPES or num_dims > MAX_DIMS:
+        raise WireError(
+            f"a tensor of unknown dtype {code} or of more than {MAX_DIMS} dimensions ({num_dims}); {DAMAGED}"
+        )
+    shape, at = _fields(f"<{num_dims}Q", message, at)
+    if math.prod(max(dim, 1) for dim in shape) * DTYPES[code].itemsize > max_bytes:
+        raise WireError(
+            f"a tensor of {shape} {DTYPES[code]}, {max_bytes} bytes are allowed: send less, or raise the limit"
+        )
+    return _Row(DTYPES[code], shape), at
+
+
+def _fields(layout: str, message: memoryview, at: int) -> tuple[tuple[Any, ...], int]:
+    """Read a struct, and say where it ends."""
+    end = at + struct.calcsize(layout)
+    if end > len(message):
+        raise WireError(f"cut off: {end} bytes are needed, {len(message)} are there; {DAMAGED}")
+    return struct.unpack_from(layout, message, at), end
+
+
+def _frames(body: memoryview, num_bytes: int) -> list[memoryview]:
+    """The compressed chunks, each of which promises exactly the bytes that are its share."""
+    zstd, frames, at = _zstd(), [], 0
+    for left in range(num_bytes, 0, -CHUNK):
+        (length,), at = _fields("<I", body, at)
+        frame, at = body[at : at + length], at + length
+        try:
+            promised = zstd.frame_content_size(frame)
+        except zstd.ZstdError as error:
+            raise WireError(f"a chunk is not zstd: {error}; {DAMAGED}") from error
+        if promised != min(left, CHUNK):
+            raise WireError(f"a chunk of {promised} bytes where {min(left, CHUNK)} are due; {DAMAGED}")
+        frames.append(frame)
+    if at != len(body):
+        raise WireError(f"{at} compressed bytes declared, {len(body)} are there; {DAMAGED}")
+    return frames
+
+
+def _decompressed(frames: list[memoryview]) -> Iterator[memoryview]:
+    zstd = _zstd()
+    decompressor = zstd.ZstdDecompressor(max_window_size=CHUNK)
+    for frame in frames:
+        try:
+            chunk = decompressor.decompress(frame, allow_extra_data=False)
+        except zstd.ZstdError as error:
+            raise WireError(f"a chunk cannot be decompressed: {error}; {DAMAGED}") from error
+        yield memoryview(chunk)
+
+
+def _read_tensors(rows: list[_Row], chunks: Iterator[memoryview]) -> Iterator[Tensor]:
+    """Copy the bytes into tensors; the chunks hold as many as the rows describe."""
+    chunk = memoryview(b"")
+    for row in rows:
+        bytes_N = torch.empty(row.num_bytes, dtype=torch.uint8)
+        target = bytes_N.numpy().data
+        while target:
+            chunk = chunk or next(chunks)
+            num = min(len(target), len(chunk))
+            target[:num] = chunk[:num]
+            target, chunk = target[num:], chunk[num:]
+        if row.dtype is torch.bool and row.num_bytes and int(bytes_N.max()) > 1:
+            raise WireError(f"a bool that is neither 0 nor 1; {DAMAGED}")
+        yield bytes_N.view(row.dtype).reshape(row.shape)
