@@ -8,7 +8,6 @@ Shapes: N, the bytes of one tensor.
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
 import re
@@ -18,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
+import zstandard
 from torch import Tensor
 
 from atoll.core.errors import AtollError
@@ -71,7 +71,7 @@ def pack(payload: Payload, *, compress: bool = False) -> bytes:
     plain = b"".join([header, table, *(_bytes(tensor) for tensor in tensors)])
     if not compress:
         return plain
-    compressor = _zstd().ZstdCompressor()
+    compressor = zstandard.ZstdCompressor()
     parts = [HEADER.pack(MAGIC, VERSION, ZSTD, len(payload.sides), size), table]
     for start in range(HEADER.size + len(table), size, CHUNK):
         frame = compressor.compress(memoryview(plain)[start : start + CHUNK])
@@ -116,14 +116,6 @@ class _Row(NamedTuple):
     @property
     def num_bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
-
-
-def _zstd() -> Any:
-    """The compressor, which only those need who use it."""
-    try:
-        return importlib.import_module("zstandard")
-    except ImportError as error:
-        raise WireError("compressed payloads need a package: pip install zstandard, or do without compress") from error
 
 
 def _table(payload: Payload) -> tuple[bytes, list[Tensor]]:
@@ -234,13 +226,13 @@ def _fields(layout: str, message: memoryview, at: int) -> tuple[tuple[Any, ...],
 
 def _frames(body: memoryview, num_bytes: int) -> list[memoryview]:
     """The compressed chunks, each of which promises exactly the bytes that are its share."""
-    zstd, frames, at = _zstd(), [], 0
+    frames, at = [], 0
     for left in range(num_bytes, 0, -CHUNK):
         (length,), at = _fields("<I", body, at)
         frame, at = body[at : at + length], at + length
         try:
-            promised = zstd.frame_content_size(frame)
-        except zstd.ZstdError as error:
+            promised = zstandard.frame_content_size(frame)
+        except zstandard.ZstdError as error:
             raise WireError(f"a chunk is not zstd: {error}; {DAMAGED}") from error
         if promised != min(left, CHUNK):
             raise WireError(f"a chunk of {promised} bytes where {min(left, CHUNK)} are due; {DAMAGED}")
@@ -251,12 +243,11 @@ def _frames(body: memoryview, num_bytes: int) -> list[memoryview]:
 
 
 def _decompressed(frames: list[memoryview]) -> Iterator[memoryview]:
-    zstd = _zstd()
-    decompressor = zstd.ZstdDecompressor(max_window_size=CHUNK)
+    decompressor = zstandard.ZstdDecompressor(max_window_size=CHUNK)
     for frame in frames:
         try:
             chunk = decompressor.decompress(frame, allow_extra_data=False)
-        except zstd.ZstdError as error:
+        except zstandard.ZstdError as error:
             raise WireError(f"a chunk cannot be decompressed: {error}; {DAMAGED}") from error
         yield memoryview(chunk)
 
