@@ -348,8 +348,7 @@ def seeds() -> Iterator[bytes]:
     many = Payload(torch.ones(2, 2), ({letter: torch.zeros(0) for letter in string.ascii_letters},))
     for payload in (several, many, Payload(torch.tensor(1.0)), Payload(torch.zeros(300, 5), ({"a": torch.ones(9)},))):
         yield pack(payload)
-        if find_spec("zstandard"):
-            yield pack(payload, compress=True)
+        yield pack(payload, compress=True)
 
 
 def mutated(rng: random.Random, corpus: list[bytes]) -> bytes:
