@@ -1,0 +1,35 @@
+"""Two bytes a value."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from atoll.core.errors import PlanError
+from atoll.core.messages import State
+from atoll.core.transform import Encoding, Transform
+from atoll.transforms.bits import needs_floats
+
+FORMATS = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def half(format: str = "float16") -> Transform:
+    """Send 16-bit floats, rounded to the nearest: float16 (11 bits of precision, up to 65504) or bfloat16 (8 bits).
+
+    Values that the format cannot hold become Inf. The smallest values may double when they are rounded.
+    """
+    if format not in FORMATS:
+        raise PlanError(f"half: format is {' or '.join(FORMATS)}, got '{format}'")
+    dtype = FORMATS[format]
+    largest = torch.finfo(dtype).max
+
+    def encode(vector_V: Tensor, memory: State, encoding: Encoding) -> tuple[Tensor, State, State]:
+        needs_floats("half", vector_V)
+        return vector_V.to(dtype), {"like": torch.empty(0, dtype=vector_V.dtype)}, memory
+
+    def decode(carrier: Tensor, side: State) -> Tensor:
+        return carrier.to(side["like"].dtype)
+
+    return Transform(encode, decode, sensitivity=lambda l2_in: 2 * l2_in if l2_in <= largest else math.inf)
