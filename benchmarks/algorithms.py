@@ -1,4 +1,4 @@
-"""What algorithms and asynchronous rounds cost beside FedAvg in synchronous rounds. Run: python benchmarks/algorithms.py
+"""What algorithms and asynchronous rounds cost beside synchronous FedAvg. Run: python benchmarks/algorithms.py
 
 mlp_2nn on MNIST, 100 clients, 10 a round, B = 10, E = 1, one process. Everything takes turns, and a figure is the least
 over the turns of a run's least round: what the work itself costs, whatever else the machine does.

@@ -1,0 +1,64 @@
+"""Send some layers only. Shapes: V, the vector that comes in; K, the values of it that travel; R ranges of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor
+
+from atoll.core.errors import PlanError, nearest
+from atoll.core.messages import State
+from atoll.core.params import ParamSpec
+from atoll.core.transform import Encoding, Transform
+from atoll.transforms.feedback import codec, whole
+
+
+def layers(patterns: str | Sequence[str], others_every: int = 0, error_feedback: bool = False) -> Transform:
+    """Send the tensors whose names match a pattern such as `"conv*"`, and the extra vectors; drop other changes.
+
+    With `others_every = n` all tensors travel every n-th time that clients are asked (as in Chen et al. 2019,
+    arXiv:1903.07424), and error feedback keeps the others' changes until then. Bytes for float32: 4 K + 8 R + 8.
+    """
+    wanted = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+    if not wanted:
+        raise PlanError('layers needs patterns of names, such as ["fc*"]: none was given')
+    if others_every < 0:
+        raise PlanError(f"layers.others_every must be 0 (never) or more, got {others_every}")
+    if error_feedback and not others_every:
+        raise PlanError("layers: what is kept back would never travel: set others_every, or leave error_feedback out")
+
+    def encode(vector_V: Tensor, memory: State, encoding: Encoding) -> tuple[Tensor, State, State]:
+        whole("layers", vector_V, encoding)
+        num = vector_V.numel()
+        everything = others_every > 0 and encoding.attempt % others_every == 0
+        ranges = [(0, num)] if everything else _ranges(encoding.spec, wanted, num)
+        side = {"length": torch.tensor([num]), "ranges": torch.tensor(ranges, dtype=torch.int32)}
+        return torch.cat([vector_V[start:stop] for start, stop in ranges]), side, memory
+
+    def decode(carrier_K: Tensor, side: State) -> Tensor:
+        vector_V, rest = torch.zeros(int(side["length"]), dtype=carrier_K.dtype), carrier_K
+        for start, stop in side["ranges"].tolist():
+            vector_V[start:stop], rest = rest[: stop - start], rest[stop - start :]
+        return vector_V
+
+    inner = Transform(encode, decode, linear=others_every == 0, sensitivity=lambda l2_in: l2_in)
+    return codec("layers", inner, error_feedback=error_feedback)
+
+
+def _ranges(spec: ParamSpec, patterns: tuple[str, ...], num: int) -> list[tuple[int, int]]:
+    """Where the wanted tensors and the extra vectors lie, with neighbours joined."""
+    for pattern in patterns:
+        if not any(fnmatchcase(slot.name, pattern) for slot in spec.slots):
+            raise PlanError(
+                f"layers: no tensor of the model matches '{pattern}': {nearest(pattern, (s.name for s in spec.slots))}"
+            )
+    found = [(s.offset, s.offset + s.size) for s in spec.slots if any(fnmatchcase(s.name, p) for p in patterns)]
+    joined: list[tuple[int, int]] = []
+    for start, stop in [*found, (spec.num_params, num)]:
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], stop)
+        elif start < stop:
+            joined.append((start, stop))
+    return joined
