@@ -78,11 +78,14 @@ def main() -> None:
     print(table)
     args.out.with_suffix(".table.md").write_text(table + "\n")
     figure, axes = plt.subplots(figsize=(9, 5), layout="constrained")
-    for name in ranked:
+    for place, name in enumerate(ranked):
         mean = [statistics.fmean(values) for values in zip(*curves[name], strict=True)]
         smooth = [statistics.fmean(mean[max(0, i - LAST + 1) : i + 1]) for i in range(len(mean))]
-        axes.plot(range(1, len(smooth) + 1), smooth, label=name, linewidth=2.5 if name == "fedavg" else 1.2)
-    axes.set(xlabel="round", ylabel=f"test accuracy, %, mean of {LAST} rounds and {len(args.seeds)} seeds")
+        width, dashes = 3 if name == "fedavg" else 1.5, "-" if place < 7 else "--"
+        axes.plot(range(1, len(smooth) + 1), smooth, dashes, color=f"C{place % 7}", label=name, linewidth=width)
+    axes.set(
+        ylim=(40, None), xlabel="round", ylabel=f"test accuracy, %, mean of {LAST} rounds and {len(args.seeds)} seeds"
+    )
     axes.legend(ncols=2, frameon=False)
     axes.grid(alpha=0.3)
     figure.savefig(args.out.with_suffix(".png"), dpi=120)
