@@ -74,6 +74,10 @@ def optimum(dataset: Dataset) -> Any:
     return torch.from_numpy((curvature * centre).sum(0) / curvature.sum(0))
 
 
+FRAME = 26
+"""Bytes that a packed vector takes beside its values."""
+
+
 def rows(path: Path) -> list[dict[str, Any]]:
     """The metrics of a run without its times."""
     found = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]

@@ -107,7 +107,7 @@ def test_a_plan_from_toml_with_every_option(shell: Shell, tmp_path: Path) -> Non
     assert second == (
         f"test accuracy {100 * test['accuracy']:.2f} %   loss {test['loss']:.4f}   macro F1 {test['f1']:.4f}"
     )
-    assert third == "sent up 62.4 kB, down 62.4 kB"  # 4 rounds, 6 clients, 650 parameters of 4 bytes
+    assert third == "sent up 63.1 kB, down 63.0 kB"  # 4 rounds, 6 clients, 650 parameters of 4 bytes, and frames
     assert fourth == "report somewhere/run/report.html"
     assert json.loads((path / "run.json").read_text())["engine"]["name"] == "processes"
     assert (path / "report.html").read_text().startswith("<!doctype html>")

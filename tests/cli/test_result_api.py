@@ -11,6 +11,7 @@ from typing import Any
 import pandas
 import pytest
 import torch
+from helpers import FRAME
 from matplotlib.figure import Figure
 from safetensors.torch import load_file
 from torch import nn
@@ -60,7 +61,7 @@ def test_history_frame_and_plot(tmp_path: Path) -> None:
     assert frame["clients"].tolist() == [4] * 5
     assert frame["test.accuracy"].notna().tolist() == [False, True, False, True, True]
     assert frame["clients_test.mean"].notna().tolist() == [False] * 4 + [True]
-    assert frame["bytes_up"].tolist() == [4 * 650 * 4 * number for number in range(1, 6)]
+    assert frame["bytes_up"].tolist() == [4 * (650 * 4 + FRAME) * number for number in range(1, 6)]
     assert (frame["seconds"].diff().dropna() > 0).all()
     for against in ("round", "seconds", "bytes"):
         figure = result.plot(against)

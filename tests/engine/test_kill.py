@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -167,6 +168,11 @@ def test_no_worker_outlives_a_killed_run(farm: Farm, tmp_path: Path) -> None:
 # --- stopped politely -------------------------------------------------------------------------------------------------
 
 
+def hear_interrupts() -> None:
+    """Interrupt as usual, also where the tests run in the background, which ignores it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def stopped(path: Path, engine: str, how: Callable[[int], None]) -> subprocess.CompletedProcess[str]:
     """Start `atoll run`, wait for some rounds, stop it, and return what it said."""
     settings = Plan.read(plan_for(engine, ENDLESS)).to_toml()
@@ -174,11 +180,16 @@ def stopped(path: Path, engine: str, how: Callable[[int], None]) -> subprocess.C
     command = [sys.executable, "-m", "atoll.cli.main", "run", "plan.toml", "--out", path.name]
     metrics = path / "metrics.jsonl"
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=path.parent, start_new_session=True, **pipes) as process:
+    with subprocess.Popen(
+        command, cwd=path.parent, start_new_session=True, preexec_fn=hear_interrupts, **pipes
+    ) as process:
+        watch = threading.Timer(60, process.kill)  # whatever goes wrong, nothing is left running
+        watch.start()
         while process.poll() is None and not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 5):
             time.sleep(0.02)
         how(process.pid)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate()
+        watch.cancel()
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 

@@ -56,9 +56,9 @@ def test_time_passes_and_clients_are_lost(digits_plan: Plan) -> None:
     assert rows[-1]["failed"] > 5
     assert all(row["clients"] >= 1 for row in rows)
     params_D = build_job(plan).first_D
-    down, up = len(pack(Payload(params_D, ({},)))), len(pack(Payload(params_D)))
-    assert rows[-1]["bytes_down"] == 10 * 5 * down  # also those who are lost had the model sent
-    assert rows[-1]["bytes_up"] == sum(row["clients"] for row in rows) * up
+    size = len(pack(Payload(params_D)))
+    assert rows[-1]["bytes_down"] == 10 * 5 * size  # also those who are lost had the model sent
+    assert rows[-1]["bytes_up"] == sum(row["clients"] for row in rows) * size
 
 
 def test_over_selection_saves_time(digits_plan: Plan) -> None:

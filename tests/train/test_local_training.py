@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import FRAME
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -282,7 +283,7 @@ class WholeModel(nn.Module):
 def test_a_factory_gets_what_it_asks_for(model: Any, num_params: int) -> None:
     result = run(Plan(model=model, rounds=1, engine="inline"))
     assert result.params_D.numel() == num_params
-    assert result.history[0]["bytes_up"] == 10 * 4 * num_params
+    assert result.history[0]["bytes_up"] == 10 * (4 * num_params + FRAME)
 
 
 def half_frozen() -> nn.Module:
@@ -298,7 +299,7 @@ def test_frozen_parameters_do_not_travel(engine: str) -> None:
     result = run(plan)
     after = result.model.state_dict()
     assert result.params_D.numel() == 170
-    assert result.history[0]["bytes_up"] == result.history[0]["bytes_down"] == 10 * 4 * 170
+    assert result.history[0]["bytes_up"] == result.history[0]["bytes_down"] == 10 * (4 * 170 + FRAME)
     assert torch.equal(after["1.weight"], before["1.weight"])
     assert torch.equal(after["1.bias"], before["1.bias"])
     assert (after["3.weight"] - before["3.weight"]).abs().max() > 0.1
@@ -311,7 +312,7 @@ def test_double_precision_is_kept_all_the_way(digits_plan: Plan) -> None:
     assert all(parameter.dtype == torch.float64 for parameter in ends[0].model.parameters())
     assert (ends[0].params_D - ends[1].params_D).abs().max() < 1e-13
     assert (ends[0].params_D - ends[2].params_D).abs().max() < 1e-13
-    assert ends[0].history[0]["bytes_up"] == 5 * 8 * ends[0].params_D.numel()
+    assert ends[0].history[0]["bytes_up"] == 5 * (8 * ends[0].params_D.numel() + FRAME)
 
 
 # --- batch norm -------------------------------------------------------------------------------------------------------

@@ -210,7 +210,7 @@ class Simulation:
         sent = state.sent.get(machine.version)
         if sent is None:
             sent = Broadcast(state.params_D, job.algorithm.broadcast(state.params_D, state.server))
-        down = packed_size(Payload(sent.params_D, (sent.aux,)))
+        down = packed_size(Payload(sent.params_D, (sent.aux,) if sent.aux else ()))
         loads = [Load(task.client, job.num_passes(task.client), down, state.upload) for task in tasks]
         trips = self.devices.trips(loads, generator(self.plan.seed, "trips", machine.attempt))
         pairs = list(zip(tasks, trips, strict=True))
