@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -259,9 +260,24 @@ def test_options_that_cannot_be_right_are_refused(part: Any, match: str) -> None
         uplink(part)
 
 
+CLIP = {"name": "clip", "norm": 1.0}
+
+
+def test_a_bound_on_factors_is_no_bound_on_their_product() -> None:
+    low_rank = {"name": "low_rank", "rank": 1, "error_feedback": False}
+    assert uplink(CLIP, low_rank).sensitivity() == 1.0
+    assert uplink(low_rank, CLIP).sensitivity() == math.inf
+    assert uplink("top_k", CLIP).sensitivity() == 1.0
+
+
+def test_a_vote_needs_a_step(digits_plan: Plan) -> None:
+    with pytest.raises(PlanError, match="set it"):
+        run(digits_plan.replace({"aggregator": "majority"}))
+
+
 def test_what_cannot_be_encoded_or_decoded_is_refused() -> None:
-    for later in ("top_k", "random_k", {"name": "threshold", "magnitude": 1.0}, "prune", "low_rank", "sign"):
-        with pytest.raises(PlanError, match=r"gets torch.uint8: put it earlier"):
+    for later in ("top_k", "random_k", {"name": "threshold", "magnitude": 1.0}, "prune", "low_rank", "sign", CLIP):
+        with pytest.raises(PlanError, match=r"got torch.uint8: put \w+ earlier"):
             sent(uplink("sign", later), randn(1054))
     for later in ("low_rank", {"name": "layers", "patterns": "0.*"}):
         with pytest.raises(PlanError, match="needs all 1054 parameters but gets 11 values"):

@@ -98,7 +98,10 @@ def _run_and_tell(plan: Plan, directory: Path, *, resume: bool, quiet: bool) -> 
         print(f"\n    {go_on}\n")
         raise typer.Exit(130)
     if result.reason == Reason.GAVE_UP:
-        raise TrainingError(f"{result.reason}; see the report of {directory}, and lower policy.min_reports")
+        raise TrainingError(
+            f"{result.reason}; see the report of {directory}, and lower policy.min_reports, raise policy.deadline, "
+            "or set eligibility so that more devices meet it"
+        )
     page = write_report([directory])
     if last is not None:
         test = result.test

@@ -38,6 +38,8 @@ class Aggregator(NamedTuple):
     needs_individuals: bool = False
     """Whether it must see each update: then memory grows with the cohort, and it cannot sit behind a masked sum."""
     min_updates: int = 1
+    unit_steps: bool = False
+    """Whether what it gives has no size of its own, so that a plan must say server.lr."""
 
 
 Rule = Callable[[Tensor, Tensor], Tensor]

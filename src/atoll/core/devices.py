@@ -28,6 +28,23 @@ class Trip(NamedTuple):
     """How much of its steps the client has time for, in (0, 1]."""
 
 
+class Speed(NamedTuple):
+    """How fast a device is."""
+
+    samples_per_second: float
+    down_mbps: float
+    """Mbit/s."""
+    up_mbps: float
+
+
+def trip(load: Load, speed: Speed, dropout: float, rng: np.random.Generator, factor: float = 1.0) -> Trip:
+    """Download, train and upload, `factor` times slower than stated; lost with probability `dropout` on the way."""
+    megabits = 8e-6 * load.bytes_down / speed.down_mbps + 8e-6 * load.bytes_up / speed.up_mbps
+    seconds = factor * (megabits + load.num_samples / speed.samples_per_second)
+    fails, when = rng.random() < dropout, rng.random()
+    return Trip(seconds * when if fails else seconds, fails)
+
+
 def always(client: int, seconds: float) -> bool:
     """At any time."""
     return True

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from atoll.core.errors import PlanError
 from atoll.core.messages import Payload, State
 from atoll.core.params import ParamSpec
 
@@ -48,6 +50,8 @@ class Transform(NamedTuple):
     """Sums of carriers decode to the sum of the vectors."""
     sensitivity: Callable[[float], float] = any_norm
     """Largest L2 norm of a decoded vector, given the largest L2 norm that comes in."""
+    same_norm: bool = True
+    """Whether the carrier is as long as what is decoded: else a later step's bound on the carrier bounds nothing."""
 
 
 class Chain(NamedTuple):
@@ -62,8 +66,10 @@ class Chain(NamedTuple):
 
     def sensitivity(self, l2_in: float = math.inf) -> float:
         """Largest L2 norm of a decoded vector."""
-        for transform in self.transforms:
+        for number, transform in enumerate(self.transforms, 1):
             l2_in = transform.sensitivity(l2_in)
+            if not transform.same_norm and number < len(self.transforms):
+                return math.inf
         return l2_in
 
     def encode(self, vector_V: Tensor, memory: State, encoding: Encoding) -> tuple[Payload, State]:
@@ -85,6 +91,15 @@ class Chain(NamedTuple):
         for transform, side in zip(reversed(self.transforms), reversed(payload.sides), strict=True):
             vector = transform.decode(vector, side)
         return vector
+
+
+def needs_floats(name: str, vector_V: Tensor) -> None:
+    """Refuse a carrier that is no longer a vector of full numbers."""
+    if vector_V.dtype not in (torch.float32, torch.float64):
+        raise PlanError(
+            f"{name} needs float32 or float64 values but got {vector_V.dtype}: "
+            f"put {name} earlier in the chain, before what packs the values"
+        )
 
 
 def chain(*transforms: Transform) -> Chain:

@@ -252,6 +252,7 @@ def _facts(record: RunRecord) -> str:
             f"{work}{batch}\n{part_text(plan.local.optimizer)}, lr {plan.local.lr:g}, {part_text(plan.local.schedule)}",
         ),
         ("Who is asked", f"{part_text(plan.sampler)}\n{part_text(plan.policy)}"),
+        *([("Devices", part_text(plan.devices))] if plan.devices else []),
         ("Aggregation", f"{part_text(plan.aggregator)}{server}"),
         ("Uplink", ", ".join(map(part_text, plan.uplink)) or "no transform"),
     ]

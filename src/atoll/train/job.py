@@ -89,6 +89,9 @@ def build_job(plan: Plan, federation: Federation | None = None) -> Job:
     model = build_model(plan, federation)
     spec = spec_of(model, buffers=plan.local.buffers)
     local = _settle(plan.local, algorithm, plan.algorithm.name)
+    aggregator: Aggregator = plan.aggregator.build("aggregators")
+    if aggregator.unit_steps and plan.server.lr is None:
+        raise PlanError(f"{plan.aggregator.name} moves every parameter by server.lr: set it, e.g. to 0.001")
     schedule: Callable[[int], float] = local.schedule.build("train.schedules")
     return Job(
         seed=plan.seed,
@@ -102,7 +105,7 @@ def build_job(plan: Plan, federation: Federation | None = None) -> Job:
         optimizer=local.optimizer.build("train.optimizers"),
         lr_of=lambda version: local.lr * schedule(version),
         uplink=chain(*(part.build("transforms") for part in plan.uplink)),
-        aggregator=plan.aggregator.build("aggregators"),
+        aggregator=aggregator,
         server_lr=algorithm.server_lr if plan.server.lr is None else plan.server.lr,
         keeps_rows=plan.policy.build("rounds").keeps_tasks,
         attack=plan.attack.build("attacks") if plan.attack else None,

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.core.errors import DataError, PlanError
+from atoll.core.errors import DataError
 
 CHUNK = 65536
 """Values that are worked on at once, so that what lies between two steps stays in the cache."""
@@ -26,15 +26,6 @@ class Grid(NamedTuple):
     step: float
     num_codes: int
     shift: int = 0
-
-
-def needs_floats(name: str, vector_V: Tensor) -> None:
-    """Refuse a carrier that is no longer a vector of full numbers."""
-    if vector_V.dtype not in (torch.float32, torch.float64):
-        raise PlanError(
-            f"{name} needs float32 or float64 values but got {vector_V.dtype}: "
-            f"put {name} earlier in the chain, before what packs the values"
-        )
 
 
 def code_dtype(bits: int) -> torch.dtype:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from atoll.core.errors import PlanError
 from atoll.core.messages import State
-from atoll.core.transform import Encoding, Transform
+from atoll.core.transform import Encoding, Transform, needs_floats
 
 
 def clip(norm: float) -> Transform:
@@ -15,6 +15,7 @@ def clip(norm: float) -> Transform:
         raise PlanError(f"clip needs a norm above 0: got {norm}; to send nothing at all, leave the client out")
 
     def encode(vector_V: Tensor, memory: State, encoding: Encoding) -> tuple[Tensor, State, State]:
+        needs_floats("clip", vector_V)
         length = float(vector_V.double().norm())
         return vector_V * (norm / length) if length > norm else vector_V, {}, memory
 

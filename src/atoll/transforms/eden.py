@@ -12,8 +12,8 @@ from torch import Tensor
 
 from atoll.core.errors import PlanError
 from atoll.core.messages import State
-from atoll.core.transform import Encoding, Transform
-from atoll.transforms.bits import needs_floats, pack_bits, unpack_bits
+from atoll.core.transform import Encoding, Transform, needs_floats
+from atoll.transforms.bits import pack_bits, unpack_bits
 from atoll.transforms.rotate import LARGEST_BLOCK, blocks, rotated, rotated_back
 
 TIMES = 2

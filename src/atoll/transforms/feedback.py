@@ -15,7 +15,7 @@ from torch import Tensor
 
 from atoll.core.errors import DataError, PlanError
 from atoll.core.messages import State
-from atoll.core.transform import Encoding, Transform
+from atoll.core.transform import Encoding, Transform, any_norm, needs_floats
 
 Positions = npt.NDArray[np.int64]
 WIRE = {1: np.uint8, 2: np.int16}
@@ -31,16 +31,12 @@ def codec(name: str, inner: Transform, *, error_feedback: bool = False) -> Trans
     sent then holds parts of earlier updates, so the norm of this one bounds nothing.
     """
 
-    def check(vector_V: Tensor) -> None:
-        if vector_V.dtype not in (torch.float32, torch.float64):
-            raise PlanError(f"{name} needs full floats but gets {vector_V.dtype}: put it earlier in uplink")
-
     def encode(vector_V: Tensor, memory: State, encoding: Encoding) -> tuple[Tensor, State, State]:
-        check(vector_V)
+        needs_floats(name, vector_V)
         return inner.encode(vector_V, memory, encoding)
 
     def encode_all(vector_V: Tensor, memory: State, encoding: Encoding) -> tuple[Tensor, State, State]:
-        check(vector_V)
+        needs_floats(name, vector_V)
         if memory["residual"].shape != vector_V.shape:
             raise PlanError(
                 f"{name} remembers {memory['residual'].numel()} values but gets {vector_V.numel()}: put it earlier in "
@@ -60,7 +56,7 @@ def codec(name: str, inner: Transform, *, error_feedback: bool = False) -> Trans
 
     if not error_feedback:
         return inner._replace(encode=encode)
-    return Transform(encode_all, inner.decode, init=init, linear=inner.linear)
+    return inner._replace(encode=encode_all, init=init, sensitivity=any_norm)
 
 
 def whole(name: str, vector_V: Tensor, encoding: Encoding) -> None:

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from atoll.core.errors import PlanError
 from atoll.core.messages import State
-from atoll.core.transform import Encoding, Transform
-from atoll.transforms.bits import needs_floats
+from atoll.core.transform import Encoding, Transform, needs_floats
 
 FORMATS = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 

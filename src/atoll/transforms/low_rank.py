@@ -60,7 +60,7 @@ def low_rank(rank: int = 2, error_feedback: bool = True) -> Transform:
             torch.mm(p_NR, q_MR.T, out=_view(vector_V, matrix))
         return vector_V
 
-    inner = Transform(encode, decode, sensitivity=lambda l2_in: l2_in)
+    inner = Transform(encode, decode, sensitivity=lambda l2_in: l2_in, same_norm=False)
     return codec("low_rank", inner, error_feedback=error_feedback)
 
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from atoll.core.errors import PlanError
 from atoll.core.messages import State
-from atoll.core.transform import Encoding, Transform
-from atoll.transforms.bits import Grid, code_dtype, needs_floats, pack_bits, to_codes, to_values, unpack_bits
+from atoll.core.transform import Encoding, Transform, needs_floats
+from atoll.transforms.bits import Grid, code_dtype, pack_bits, to_codes, to_values, unpack_bits
 
 
 def qsgd(levels: int = 127) -> Transform:

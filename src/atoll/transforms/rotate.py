@@ -12,8 +12,7 @@ from torch import Tensor
 
 from atoll.core.messages import State
 from atoll.core.seeds import derive
-from atoll.core.transform import Encoding, Transform
-from atoll.transforms.bits import needs_floats
+from atoll.core.transform import Encoding, Transform, needs_floats
 
 LARGEST_BLOCK = 4096
 CHUNK = 131072

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from atoll.core.devices import Devices, Load, Trip
+from atoll.core.devices import Devices, Load, Speed, Trip, trip
 from atoll.core.errors import PlanError
 from atoll.core.seeds import generator
 
@@ -42,19 +42,13 @@ def fleet(
         if not 0 <= value < 1:
             raise PlanError(f"fleet: {name} must be in [0, 1), got {value}")
 
-    def speeds(client: int) -> tuple[float, float, float]:
+    def speed(client: int) -> Speed:
         compute, down, up = np.exp(spread * generator(seed, "device speed", client).standard_normal(3)).tolist()
-        return samples_per_second * compute, 125_000 * down_mbps * down, 125_000 * up_mbps * up
+        return Speed(samples_per_second * compute, down_mbps * down, up_mbps * up)
 
     def trips(loads: list[Load], rng: np.random.Generator) -> list[Trip]:
-        found = []
-        for load in loads:
-            compute, down, up = speeds(load.client)
-            seconds = load.bytes_down / down + load.num_samples / compute + load.bytes_up / up
-            seconds *= math.exp(jitter * rng.standard_normal())
-            fails, when = rng.random() < dropout, rng.random()
-            found.append(Trip(seconds * when if fails else seconds, fails))
-        return found
+        slower = [math.exp(jitter * z) for z in rng.standard_normal(len(loads))]
+        return [trip(load, speed(load.client), dropout, rng, each) for load, each in zip(loads, slower, strict=True)]
 
     def rested(client: int, seconds: float) -> bool:
         """Whether a device lies on its charger: it is midnight at second 0, and every hour is drawn anew."""

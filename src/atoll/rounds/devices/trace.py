@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from atoll.core.devices import Devices, Load, Trip
+from atoll.core.devices import Devices, Load, Speed, Trip, trip
 from atoll.core.errors import PlanError
 from atoll.core.seeds import derive
 
-NUMBERS = {"samples_per_second": 0.0, "down_mbps": 0.0, "up_mbps": 0.0}
+NUMBERS = Speed._fields
 """Columns that every row must have, above 0."""
 OPTIONAL = {"dropout": 0.0, "from_hour": 0.0, "to_hour": 24.0, "battery": math.nan, "memory": math.nan}
 """Columns that may be missing, and what holds then."""
@@ -30,15 +30,11 @@ def trace(path: str, seed: int = 0) -> Devices:
     def row(client: int) -> dict[str, float]:
         return rows[derive(seed, "device row", client) % len(rows)]
 
+    def speed(client: int) -> Speed:
+        return Speed(*(row(client)[name] for name in NUMBERS))
+
     def trips(loads: list[Load], rng: np.random.Generator) -> list[Trip]:
-        found = []
-        for load in loads:
-            it = row(load.client)
-            seconds = load.bytes_down / (125_000 * it["down_mbps"]) + load.bytes_up / (125_000 * it["up_mbps"])
-            seconds += load.num_samples / it["samples_per_second"]
-            fails, when = rng.random() < it["dropout"], rng.random()
-            found.append(Trip(seconds * when if fails else seconds, fails))
-        return found
+        return [trip(load, speed(load.client), row(load.client)["dropout"], rng) for load in loads]
 
     def reachable(client: int, seconds: float) -> bool:
         hour, start, end = seconds / 3600 % 24, row(client)["from_hour"], row(client)["to_hour"]
