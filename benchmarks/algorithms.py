@@ -31,7 +31,7 @@ POLICIES = {
     "buffered, 10 of 1,000 at work": {"name": "buffered", "size": 10, "concurrency": 1000},
     "asynchronous, 100 at work": {"name": "asynchronous", "concurrency": 100},
 }
-UPDATES = 2000
+UPDATES = 10_000
 
 
 def algorithms(names: list[str], turns: int) -> dict[str, float]:

@@ -92,7 +92,7 @@ def test_a_coordinator_never_asks_the_busy_or_the_unreachable(part: Part) -> Non
     assert isinstance(commands[0], Send)
     asked = {task.client for task in commands[0].tasks}
     assert not asked & {2, 7}
-    state = CoordinatorState(attempt=1, in_flight=commands[0].tasks)
+    state = CoordinatorState(attempt=1, in_flight={task.client: task for task in commands[0].tasks})
     state, commands = machine.step(state, Begin())
     again = {task.client for task in commands[0].tasks} if commands and isinstance(commands[0], Send) else set()
     assert not again & asked

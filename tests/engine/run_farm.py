@@ -188,6 +188,7 @@ def _serve() -> None:
 
     sys.path.insert(0, str(Path(__file__).parents[1]))
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which is ignored where tests run in the background
     for line in sys.stdin.buffer:
         request = json.loads(line)
         pid = os.fork()

@@ -23,7 +23,7 @@ def scaffold() -> Algorithm:
         return {"control": server["control"]}
 
     def local_grad(grad_D: Tensor, params_D: Tensor, task: LocalTask) -> Tensor:
-        return grad_D - task.state["control"] + task.broadcast.aux["control"]
+        return grad_D + (task.broadcast.aux["control"] - task.state["control"])
 
     def finish(delta_D: Tensor, task: LocalTask) -> tuple[Update, State]:
         change_D = -task.broadcast.aux["control"] - delta_D / (task.num_steps * task.lr)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -46,15 +46,17 @@ class Reason(StrEnum):
     GAVE_UP = "gave up: too many rounds in a row were abandoned"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CoordinatorState:
+NOTHING: Mapping[int, Any] = MappingProxyType({})
+
+
+class CoordinatorState(NamedTuple):
     """All that the machine remembers; small and plain, so that it can be written down at every commit."""
 
     phase: Phase = Phase.READY
     version: int = 0
     attempt: int = 0
-    in_flight: tuple[Task, ...] = ()
-    """Asked, and still welcome."""
+    in_flight: Mapping[int, Task] = NOTHING
+    """Asked, and still welcome, by client: nobody is asked twice at a time."""
     arrived: tuple[Task, ...] = ()
     """Done, and waiting for a commit."""
     committing: tuple[Task, ...] = ()
@@ -63,7 +65,7 @@ class CoordinatorState:
     abandoned_in_a_row: int = 0
     failed: int = 0
     rejected: int = 0
-    scores: Mapping[int, float] = field(default_factory=dict)
+    scores: Mapping[int, float] = NOTHING
     """What the sampler wants to know of each client that took part."""
 
 
@@ -101,7 +103,7 @@ class Committed(NamedTuple):
 
     num_valid: int
     num_invalid: int = 0
-    scores: Mapping[int, float] = MappingProxyType({})
+    scores: Mapping[int, float] = NOTHING
     """What the sampler wants to know of each client that took part."""
 
 
@@ -241,8 +243,8 @@ class Coordinator:
             case Arrived(tasks):
                 return self._arrived(state, tasks)
             case Failed(tasks):
-                gone = _common(tasks, state.in_flight)
-                state = replace(state, in_flight=_without(state.in_flight, gone), failed=state.failed + len(gone))
+                gone = _welcome(tasks, state.in_flight)
+                state = state._replace(in_flight=_without(state.in_flight, gone), failed=state.failed + len(gone))
                 if self.policy.keeps_tasks and state.phase is Phase.COLLECTING:
                     return self._turn(state), []  # others are asked at once in place of the lost
                 return self._close_if_due(state)
@@ -252,7 +254,7 @@ class Coordinator:
             case Committed():
                 return self._committed(state, event)
             case Halt(reason):
-                return replace(state, phase=Phase.FINISHED), [Finish(reason)]
+                return state._replace(phase=Phase.FINISHED), [Finish(reason)]
 
     @property
     def _goal(self) -> float:
@@ -262,37 +264,39 @@ class Coordinator:
 
     def _next_attempt(self, state: CoordinatorState, reachable: Callable[[int], bool]) -> Step:
         if state.version >= self.rounds:
-            return replace(state, phase=Phase.FINISHED), [Finish(Reason.ALL_ROUNDS)]
+            return state._replace(phase=Phase.FINISHED), [Finish(Reason.ALL_ROUNDS)]
         if state.abandoned_in_a_row >= self.policy.max_abandoned:
-            return replace(state, phase=Phase.FINISHED), [Finish(Reason.GAVE_UP)]
-        busy = frozenset(task.client for task in (*state.in_flight, *state.arrived))
+            return state._replace(phase=Phase.FINISHED), [Finish(Reason.GAVE_UP)]
+        at_work, waiting = state.in_flight, {task.client for task in state.arrived}
         num = self.policy.num_wanted(state, self.num_clients)
         picks: list[Pick] = []
         if num > 0:
             everyone = Population(
                 num_clients=self.num_clients,
-                free=lambda client: client not in busy and reachable(client),
+                free=lambda client: client not in at_work and client not in waiting and reachable(client),
                 sizes=self.sizes,
                 scores=state.scores,
                 attempt=state.attempt,
             )
             picks = self.sampler.sample(generator(self.seed, "cohort", state.attempt), num, everyone)
         tasks = tuple(Task(client, state.version, state.attempt, share) for client, share in picks)
-        state = replace(state, phase=Phase.COLLECTING, in_flight=state.in_flight + tasks)
+        at_work = {**at_work, **{task.client: task for task in tasks}}
+        state = state._replace(phase=Phase.COLLECTING, in_flight=at_work)
         sent: list[Command] = [Send(tasks)] if tasks else []
         state, more = self._close_if_due(state)  # a sampler may pick nobody, or enough may have arrived before
         return state, sent + more
 
     def _arrived(self, state: CoordinatorState, tasks: tuple[Task, ...]) -> Step:
         room = math.inf if self.policy.keeps_tasks else self._goal - len(state.arrived)
-        welcome = _common(tasks, state.in_flight)
+        welcome = _welcome(tasks, state.in_flight)
         counted = welcome if len(welcome) <= room else welcome[: int(room)]
+        late = set(tasks).difference(counted) if len(counted) < len(tasks) else ()
         commands = [
             Reject(task, Reason.LATE if task.attempt <= state.attempt else Reason.UNKNOWN_TASK)
-            for task in (_without(tasks, counted) if len(counted) < len(tasks) else ())
+            for task in tasks
+            if task in late
         ]
-        state = replace(
-            state,
+        state = state._replace(
             in_flight=_without(state.in_flight, counted),
             arrived=state.arrived + counted,
             rejected=state.rejected + len(commands),
@@ -313,10 +317,9 @@ class Coordinator:
             return self._abandon(state)
         kept = self.policy.keeps_tasks
         goal = self.policy.goal(self.num_clients) if kept else len(state.arrived)
-        state = replace(
-            state,
+        state = state._replace(
             phase=Phase.COMMITTING,
-            in_flight=state.in_flight if kept else (),
+            in_flight=state.in_flight if kept else {},
             arrived=state.arrived[goal:],
             committing=state.arrived[:goal],
         )
@@ -324,39 +327,36 @@ class Coordinator:
 
     def _abandon(self, state: CoordinatorState) -> Step:
         command = Abandon(state.attempt, Reason.TOO_FEW)
-        counted = replace(state, abandoned=state.abandoned + 1, abandoned_in_a_row=state.abandoned_in_a_row + 1)
+        counted = state._replace(abandoned=state.abandoned + 1, abandoned_in_a_row=state.abandoned_in_a_row + 1)
         return self._turn(counted), [command]
 
     def _committed(self, state: CoordinatorState, done: Committed) -> Step:
         scores = {**state.scores, **done.scores} if done.scores else state.scores
-        state = replace(state, rejected=state.rejected + done.num_invalid, scores=scores)
+        state = state._replace(rejected=state.rejected + done.num_invalid, scores=scores)
         if done.num_valid < self.policy.min_reports:
             return self._abandon(state)
-        return self._turn(replace(state, version=state.version + 1, abandoned_in_a_row=0)), []
+        return self._turn(state._replace(version=state.version + 1, abandoned_in_a_row=0)), []
 
     def _turn(self, state: CoordinatorState) -> CoordinatorState:
         """Make ready for the next attempt; the driver begins it when it has written this state down."""
         kept = self.policy.keeps_tasks
-        return replace(
-            state,
+        return state._replace(
             phase=Phase.READY,
             attempt=state.attempt + 1,
-            in_flight=state.in_flight if kept else (),
+            in_flight=state.in_flight if kept else {},
             arrived=state.arrived if kept else (),
             committing=(),
         )
 
 
-def _common(some: tuple[Task, ...], others: tuple[Task, ...]) -> tuple[Task, ...]:
-    """Those of some tasks, each once, that are among others."""
-    among = others if len(some) == 1 else set(others)
-    return tuple(task for task in dict.fromkeys(some) if task in among)
+def _welcome(tasks: tuple[Task, ...], in_flight: Mapping[int, Task]) -> tuple[Task, ...]:
+    """Those of some tasks, each once, that are waited for."""
+    return tuple(task for task in dict.fromkeys(tasks) if in_flight.get(task.client) == task)
 
 
-def _without(tasks: tuple[Task, ...], gone: tuple[Task, ...]) -> tuple[Task, ...]:
-    """Tasks without some that are among them."""
-    if len(gone) == 1:  # one at a time, as asynchronous clients arrive: then a search is quicker than hashing all
-        place = tasks.index(gone[0])
-        return tasks[:place] + tasks[place + 1 :]
-    left = set(gone)
-    return tuple(task for task in tasks if task not in left)
+def _without(in_flight: Mapping[int, Task], gone: tuple[Task, ...]) -> dict[int, Task]:
+    """What is in flight without some that are."""
+    left = dict(in_flight)
+    for task in gone:
+        del left[task.client]
+    return left

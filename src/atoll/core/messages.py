@@ -55,8 +55,8 @@ class Update(NamedTuple):
             aux[name], rest = rest[: old.numel()].view(old.shape), rest[old.numel() :]
         return Update(delta_D, self.weight, aux)
 
-    def rows(self, keep_C: Tensor) -> Update:
-        """The clients of a stacked update that a boolean mask or an index picks."""
+    def rows(self, keep_C: Tensor | int) -> Update:
+        """The clients of a stacked update that a boolean mask picks, or the one with this number."""
         return Update(self.delta_D[keep_C], self.weight[keep_C], {k: v[keep_C] for k, v in self.aux.items()})
 
 

@@ -70,10 +70,11 @@ class Processes(Engine):
         self, groups: list[list[Task]], sent: Mapping[int, Broadcast], states: Mapping[int, State]
     ) -> Iterable[Work]:
         """Share groups out; what comes back is folded already."""
-        for version, each in sent.items():
-            if self._kept.get(version) is not each:
-                self._tell({"do": "keep", "key": version, "among": list(sent)}, {"params": each.params_D, **each.aux})
-        self._kept = dict(sent)
+        needed = {task.version: sent[task.version] for group in groups for task in group}
+        fresh = {version: each for version, each in needed.items() if self._kept.get(version) is not each}
+        self._kept = {version: each for version, each in self._kept.items() if sent.get(version) is each} | fresh
+        news = {str(version): {"params": each.params_D, **each.aux} for version, each in fresh.items()}
+        self._tell({"do": "keep", "versions": list(self._kept)}, joined(news))
         requests = (
             (
                 {"do": "train", "tasks": [list(task) for task in group]},
@@ -89,13 +90,13 @@ class Processes(Engine):
 
     def slices(self, params_D: Tensor, starts: list[int]) -> Iterable[State]:
         """Share slices of the test set out."""
-        self._tell({"do": "keep", "key": "evaluate"}, {"params": params_D})
+        self._tell({"do": "look at"}, {"params": params_D})
         for _, tensors in self._farm(({"do": "slice", "start": start}, {}) for start in starts):
             yield tensors
 
     def client_scores(self, params_D: Tensor, groups: list[list[int]]) -> Iterable[Tensor]:
         """Share groups of clients out."""
-        self._tell({"do": "keep", "key": "evaluate"}, {"params": params_D})
+        self._tell({"do": "look at"}, {"params": params_D})
         for _, tensors in self._farm(({"do": "clients", "clients": group}, {}) for group in groups):
             yield tensors["scores"]
 
@@ -174,18 +175,23 @@ def _serve(pipe: Connection, others: list[Connection], trainer: Trainer) -> None
     for other in others:
         other.close()
     torch.set_num_threads(1)
-    kept: dict[int | str, Broadcast] = {}
+    kept: dict[int, Broadcast] = {}
+    evaluated: State = {}
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             header, tensors = receive(pipe)
             if header["do"] == "keep":
-                if header["key"] != "evaluate":
-                    kept = {key: value for key, value in kept.items() if key in header["among"]}
-                kept[header["key"]] = Broadcast(tensors.pop("params"), tensors)
+                fresh = {
+                    int(version): Broadcast(each.pop("params"), each) for version, each in grouped(tensors).items()
+                }
+                kept = {version: fresh.get(version) or kept[version] for version in header["versions"]}
+                continue
+            if header["do"] == "look at":
+                evaluated = tensors
                 continue
             try:
                 with explained():
-                    answer = _answer(trainer, kept, header, tensors)
+                    answer = _answer(trainer, kept, evaluated, header, tensors)
             except AtollError as error:
                 answer = ({"error": str(error)}, {})
             send(pipe, *answer)
@@ -201,17 +207,16 @@ def _end_with_parent() -> None:
 
 
 def _answer(
-    trainer: Trainer, kept: dict[int | str, Broadcast], header: dict[str, Any], tensors: State
+    trainer: Trainer, kept: dict[int, Broadcast], evaluated: State, header: dict[str, Any], tensors: State
 ) -> tuple[dict[str, Any], State]:
     match header["do"]:
         case "train":
             tasks = [Task(*task) for task in header["tasks"]]
             states = {int(client): state for client, state in grouped(tensors).items()}
-            versions = {key: value for key, value in kept.items() if isinstance(key, int)}
-            work = trainer.train(tasks, versions, states)
+            work = trainer.train(tasks, kept, states)
             groups = {"folded": work.folded} | {str(client): state for client, state in work.states.items()}
             return {"reports": [list(report) for report in work.reports]}, joined(groups)
         case "slice":
-            return {}, trainer.evaluate(kept["evaluate"].params_D, header["start"])
+            return {}, trainer.evaluate(evaluated["params"], header["start"])
         case _:
-            return {}, {"scores": trainer.evaluate_clients(kept["evaluate"].params_D, header["clients"])}
+            return {}, {"scores": trainer.evaluate_clients(evaluated["params"], header["clients"])}

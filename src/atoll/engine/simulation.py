@@ -6,9 +6,12 @@ Shapes: C clients, D parameters.
 from __future__ import annotations
 
 import time
+from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice, takewhile
+from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +21,7 @@ from torch import Tensor
 from atoll.core.aggregator import as_rows, rows_of
 from atoll.core.algorithm import ServerTask
 from atoll.core.coordinator import (
+    NOTHING,
     Abandon,
     Arrived,
     Begin,
@@ -63,21 +67,20 @@ class Ahead(NamedTuple):
     """A task that was trained before it arrived."""
 
     update: Update
-    """Of one client, with a leading dimension of 1; of none if it is not valid."""
+    """Empty if it is not valid."""
     report: Report
     state: State
 
 
-@dataclass(frozen=True)
-class RunState:
+class RunState(NamedTuple):
     """All that a run is made of at a commit; writing it down and reading it back continues to the same bits."""
 
     params_D: Tensor
     server: State
     rule: State
     """What the aggregator remembers."""
-    clients: dict[int, State] = field(default_factory=dict)
-    coordinator: CoordinatorState = field(default_factory=CoordinatorState)
+    clients: Mapping[int, State] = NOTHING
+    coordinator: CoordinatorState = CoordinatorState()
     bytes_up: int = 0
     bytes_down: int = 0
     samples: int = 0
@@ -89,11 +92,11 @@ class RunState:
     """The largest payload so far, in bytes: what a client is expected to send."""
     journeys: tuple[Journey, ...] = ()
     """Tasks on their way, in the order of their ends."""
-    works: dict[Task, float] = field(default_factory=dict)
+    works: Mapping[Task, float] = MappingProxyType({})
     """How much of its work each task has time for, where that is not all."""
-    sent: dict[int, Broadcast] = field(default_factory=dict)
+    sent: Mapping[int, Broadcast] = NOTHING
     """What was sent of each version that somebody still works on."""
-    ahead: dict[int, Ahead] = field(default_factory=dict)
+    ahead: Mapping[int, Ahead] = NOTHING
     """What clients will answer that have not arrived yet."""
 
 
@@ -133,6 +136,7 @@ class Simulation:
     ) -> None:
         self.plan, self.engine, self.job, self.coordinator = plan, engine, engine.job, coordinator
         self.devices = devices
+        self._all_eligible = plan.eligibility == Eligibility()
         first_D = self.job.first_D.clone()
         self.state = state or RunState(
             first_D, self.job.algorithm.init_server(first_D), self.job.aggregator.init(), upload=first_D.nbytes
@@ -145,14 +149,14 @@ class Simulation:
             started = clock()
             state, done, reason = self._attempt(self.state, progress)
             if done is None:
-                self.state = replace(state, seconds=state.seconds + clock() - started)
+                self.state = state._replace(seconds=state.seconds + clock() - started)
                 self.reason = reason
                 continue
             so_far = {**done, "seconds": state.seconds + clock() - started}
             reason = why_stop(self.plan.stop, so_far)
             found = self._evaluate(done["round"], state.params_D, last=reason is not None)
             took = clock() - started
-            self.state = state = replace(state, seconds=state.seconds + took)
+            self.state = state = state._replace(seconds=state.seconds + took)
             row = {**done, "round_seconds": round(took, 6), "seconds": round(state.seconds, 6), **found.row}
             yield replace(found, row=row)
             self.reason = reason or why_stop(self.plan.stop, row)
@@ -166,7 +170,7 @@ class Simulation:
         event: Event = self._begin(state.clock)
         while True:
             machine, commands = self.coordinator.step(state.coordinator, event)
-            state = replace(state, coordinator=machine)
+            state = state._replace(coordinator=machine)
             if row is not None and isinstance(event, Committed) and not commands:
                 return state, {"round": machine.version, **row, **_counters(machine)}, None
             committed: Event | None = None
@@ -191,7 +195,7 @@ class Simulation:
         devices, rule = self.devices, self.plan.eligibility
         if devices is INSTANT:
             return Begin()
-        if rule == Eligibility():
+        if self._all_eligible:
             return Begin(lambda client: devices.reachable(client, now))
 
         def may(client: int) -> bool:
@@ -202,7 +206,7 @@ class Simulation:
     def _wait(self, state: RunState) -> RunState:
         """Let some time pass if nobody is at work."""
         idle = self.devices is not INSTANT and not state.coordinator.in_flight
-        return replace(state, clock=state.clock + PATIENCE) if idle else state
+        return state._replace(clock=state.clock + PATIENCE) if idle else state
 
     def _send(self, state: RunState, tasks: tuple[Task, ...]) -> RunState:
         """Set tasks on their way."""
@@ -214,24 +218,33 @@ class Simulation:
         loads = [Load(task.client, job.num_passes(task.client), down, state.upload) for task in tasks]
         trips = self.devices.trips(loads, generator(self.plan.seed, "trips", machine.attempt))
         pairs = list(zip(tasks, trips, strict=True))
-        journeys = [Journey(task, state.clock + trip.seconds, trip.fails) for task, trip in pairs]
-        return replace(
-            state,
+        journeys = list(state.journeys)
+        for task, trip in pairs:
+            insort(journeys, Journey(task, state.clock + trip.seconds, trip.fails), key=attrgetter("ends"))
+        return state._replace(
             sent={**state.sent, machine.version: sent},
-            journeys=tuple(sorted([*state.journeys, *journeys], key=lambda journey: journey.ends)),
-            works=state.works | {task: trip.work for task, trip in pairs if trip.work != 1},
+            journeys=tuple(journeys),
+            works={**state.works, **{task: trip.work for task, trip in pairs if trip.work != 1}},
             bytes_down=state.bytes_down + down * len(tasks),
         )
 
     def _next(self, state: RunState, began: float) -> tuple[RunState, Event]:
-        """What happens next: those tasks end that end first, or the attempt's time does."""
-        first = state.journeys[0]
-        deadline = self.coordinator.policy.deadline
-        if deadline is not None and first.ends > began + deadline:
-            return replace(state, clock=began + deadline), Deadline(state.coordinator.attempt)
-        alike = takewhile(lambda journey: journey[1:] == first[1:], state.journeys)
-        ended = (first.task,) if self.coordinator.policy.keeps_tasks else tuple(journey.task for journey in alike)
-        state = replace(state, clock=first.ends, journeys=state.journeys[len(ended) :])
+        """What happens next: those tasks end that end first, or the attempt's time does.
+
+        Where clients work on after a commit, nobody is asked until the next commit or loss, so that all who arrive
+        before that may arrive in one event.
+        """
+        first, policy = state.journeys[0], self.coordinator.policy
+        if policy.deadline is not None and first.ends > began + policy.deadline:
+            return state._replace(clock=began + policy.deadline), Deadline(state.coordinator.attempt)
+        if policy.keeps_tasks:
+            room = policy.goal(self.coordinator.num_clients) - len(state.coordinator.arrived)
+            arriving = takewhile(lambda journey: not journey.fails, state.journeys)
+            together = state.journeys[:1] if first.fails else tuple(islice(arriving, room))
+        else:
+            together = tuple(takewhile(lambda journey: journey[1:] == first[1:], state.journeys))
+        ended = tuple(journey.task for journey in together)
+        state = state._replace(clock=together[-1].ends, journeys=state.journeys[len(ended) :])
         return state, Failed(ended) if first.fails else Arrived(ended)
 
     def _commit(
@@ -248,8 +261,7 @@ class Simulation:
                 f"round {version + 1}: all {len(work.reports)} updates hold NaN or Inf: lower local.lr "
                 f"(now {job.lr_of(version):g}), take fewer local steps, or check the data and the model"
             )
-        state = replace(
-            state,
+        state = state._replace(
             bytes_up=state.bytes_up + sum(report.bytes_up for report in work.reports),
             samples=state.samples + sum(job.num_passes(task.client, task.work) for task in self._as_done(state, tasks)),
             upload=max(state.upload if version else 0, *(report.bytes_up for report in work.reports)),
@@ -262,8 +274,8 @@ class Simulation:
                 aggregate = aggregate._replace(delta_D=aggregate.delta_D + self._counts(state, task) * gap_D)
             order = ServerTask(job.server_lr, version, self.coordinator.num_clients)
             params_D, server = job.algorithm.server_step(state.params_D, aggregate, state.server, order)
-            clients = state.clients | work.states if work.states else state.clients
-            state = replace(state, params_D=params_D, server=server, rule=rule, clients=clients)
+            clients = {**state.clients, **work.states} if work.states else state.clients
+            state = state._replace(params_D=params_D, server=server, rule=rule, clients=clients)
         samples = sum(report.num_samples for report in valid)
         row = {
             "clients": len(valid),
@@ -291,16 +303,15 @@ class Simulation:
 
     def _forget(self, state: RunState) -> RunState:
         """Drop what nobody works on any more."""
-        on_the_way = {*state.coordinator.in_flight, *state.coordinator.arrived}
-        versions = {task.version for task in on_the_way}
-        clients = {task.client for task in on_the_way}
-        return replace(
-            state,
-            journeys=state.journeys if self.coordinator.policy.keeps_tasks else (),
-            works={task: work for task, work in state.works.items() if task in on_the_way},
-            sent={version: sent for version, sent in state.sent.items() if version in versions},
-            ahead={client: done for client, done in state.ahead.items() if client in clients},
-        )
+        if not self.coordinator.policy.keeps_tasks:
+            return state._replace(journeys=(), works={}, sent={})
+        machine, ahead, works = state.coordinator, dict(state.ahead), dict(state.works)
+        for task in machine.committing:
+            ahead.pop(task.client, None)
+            works.pop(task, None)
+        versions = {task.version for task in (*machine.in_flight.values(), *machine.arrived)}
+        sent = {version: sent for version, sent in state.sent.items() if version in versions}
+        return state._replace(works=works, sent=sent, ahead=ahead)
 
     def _train(self, state: RunState, tasks: tuple[Task, ...], progress: Progress) -> tuple[RunState, Work, float]:
         """Train tasks that have arrived, fold their updates, and tell by how many versions they are late on average."""
@@ -314,7 +325,7 @@ class Simulation:
         rows = [ahead.update for ahead in each if ahead.report.valid]
         folded: State = {}
         if rows:
-            stacked = stack([row.rows(torch.tensor(0)) for row in rows])
+            stacked = stack(rows)
             folded = as_rows(stacked._replace(delta_D=stacked.delta_D * torch.tensor(counts)[:, None]))
         states = {ahead.report.client: ahead.state for ahead in each if ahead.state and ahead.report.valid}
         work = Work(folded, [ahead.report for ahead in each], states)
@@ -337,15 +348,16 @@ class Simulation:
         soon = (j.task for j in state.journeys if not j.fails and j.task.client not in state.ahead)
         batch = missing + list(islice(soon, max(0, most)))
         work = self.engine.train(self._as_done(state, batch), state.sent, state.clients, progress)
-        rows = rows_of(work.folded) if work.folded else None
-        found, number = dict(state.ahead), 0
+        rows, number = rows_of(work.folded) if work.folded else None, 0
+        found = dict(state.ahead)
         for report in work.reports:
-            one = torch.arange(number, number + report.valid)
-            assert rows is not None or not report.valid
-            update = rows.rows(one) if rows is not None else Update(state.params_D[:0], state.params_D[:0], {})
+            update = Update(state.params_D[:0], state.params_D[:0], {})
+            if report.valid and rows is not None:
+                one, number = rows.rows(number), number + 1  # cloned, since a view would keep all the others
+                aux = {name: vector.clone() for name, vector in one.aux.items()}
+                update = Update(one.delta_D.clone(), one.weight.clone(), aux)
             found[report.client] = Ahead(update, report, work.states.get(report.client, {}))
-            number += report.valid
-        return replace(state, ahead=found)
+        return state._replace(ahead=found)
 
     def _collude(self, state: RunState, tasks: tuple[Task, ...], work: Work) -> Work:
         """Let attackers who see every update change their own, then fold by the plan's rule."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime
 import errno
 import fcntl
@@ -154,9 +153,14 @@ def encode_state(state: RunState, identity: str) -> bytes:
         parts = {"update": as_rows(ahead.update), "state": ahead.state}
         for kind, group in parts.items():
             tensors |= {f"ahead/{client}/{kind}/{name}": tensor for name, tensor in group.items()}
+    machine = state.coordinator
     text = {
         "identity": identity,
-        "coordinator": dataclasses.asdict(state.coordinator),
+        "coordinator": {
+            **machine._asdict(),
+            "in_flight": list(machine.in_flight.values()),
+            "scores": dict(machine.scores),
+        },
         **{name: getattr(state, name) for name in PLAIN},
         "journeys": state.journeys,
         "works": list(state.works.items()),
@@ -181,6 +185,7 @@ def _decode_state(text: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Run
     machine = dict(text["coordinator"])
     for name in ("in_flight", "arrived", "committing"):
         machine[name] = tuple(Task(*task) for task in machine[name])
+    machine["in_flight"] = {task.client: task for task in machine["in_flight"]}
     machine["phase"] = Phase(machine["phase"])
     machine["scores"] = {int(client): score for client, score in machine["scores"].items()}
     ahead = {

@@ -38,13 +38,13 @@ class Stacked(NamedTuple):
     live_SG: np.ndarray
 
 
-def stacked_batches(job: Job, tasks: list[Task], width: int) -> Stacked:
-    """Lay the batches of several clients side by side; short batches and clients are padded and masked."""
+def stacked_batches(job: Job, tasks: list[Task], width: int, size: int) -> Stacked:
+    """Lay the batches of up to `size` clients side by side; short batches, clients and stacks are padded and masked."""
     per_client = [client_batches(job, task) for task in tasks]
     steps = max(len(batches) for batches in per_client)
-    index_SGB = np.zeros((steps, len(tasks), width), dtype=np.int64)
-    weight_SGB = np.zeros((steps, len(tasks), width))
-    live_SG = np.zeros((steps, len(tasks)), dtype=np.float32)
+    index_SGB = np.zeros((steps, size, width), dtype=np.int64)
+    weight_SGB = np.zeros((steps, size, width))
+    live_SG = np.zeros((steps, size), dtype=np.float32)
     for g, batches in enumerate(per_client):
         live_SG[: len(batches), g] = 1
         sizes = np.array([len(batch) for batch in batches])

@@ -40,6 +40,33 @@ def tidy(graph: GraphModule) -> None:
     graph.recompile()
 
 
+def hoist(graph: GraphModule, num_fixed: int) -> GraphModule:
+    """Take out of a step what depends on its last `num_fixed` inputs alone, so that it is computed once, not each step.
+
+    Returns a function of those inputs; what it gives, the step takes as further inputs.
+    """
+    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    fixed = set(inputs[len(inputs) - num_fixed :])
+    known = fixed | {node for node in graph.graph.nodes if node.op == "get_attr"}
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and node.all_input_nodes and known.issuperset(node.all_input_nodes):
+            known.add(node)
+    changed = {node.args[0] for node in graph.graph.nodes if getattr(node.target, "_schema", None) and _mutates(node)}
+    once = Graph()
+    copies = {node: once.placeholder(node.name) for node in inputs if node in fixed}
+    moved = [node for node in graph.graph.nodes if node in known and node not in fixed and not changed & known]
+    for node in moved:
+        copies[node] = once.node_copy(node, copies.__getitem__)
+    results = [node for node in moved if node.op == "call_function" and not known.issuperset(node.users)]
+    once.output([copies[node] for node in results])
+    with graph.graph.inserting_after(inputs[-1]):
+        for node in reversed(results):  # each is inserted right after the old inputs
+            node.replace_all_uses_with(graph.graph.placeholder(f"once_{node.name}"))
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return GraphModule(graph, once)
+
+
 def _shape(node: object) -> tuple[int, ...]:
     value = node.meta.get("val") if isinstance(node, Node) else None
     return tuple(value.shape) if isinstance(value, Tensor) else ()

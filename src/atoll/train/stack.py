@@ -18,7 +18,7 @@ from atoll.core.algorithm import Batch, LocalTask, Params
 from atoll.core.messages import Broadcast, State, Task, Update
 from atoll.core.seeds import derive
 from atoll.train.batches import stacked_batches
-from atoll.train.fuse import tidy
+from atoll.train.fuse import hoist, tidy
 from atoll.train.job import Job
 from atoll.train.loop import features, knowledge, mean_loss
 from atoll.train.trace import record
@@ -154,25 +154,28 @@ def _dims(fixed: Fixed) -> Fixed:
 
 
 class StackedTrainer:
-    """Trains up to `size` clients at once; recorded steps are kept for each shape that occurs."""
+    """Trains up to `size` clients at once; recorded steps are kept for each shape that occurs.
+
+    Fewer clients are padded to the whole, half, quarter or eighth of `size`, so that few steps are recorded.
+    """
 
     def __init__(self, job: Job, *, size: int, compile: bool = False) -> None:
         self.job, self.size, self.compile = job, size, compile
-        self._steps: dict[tuple[object, ...], Step] = {}
+        self._steps: dict[tuple[object, ...], tuple[Step, Step]] = {}
 
     def train(
         self, tasks: list[Task], sent: list[Broadcast], states: list[State], first_losses: list[float]
     ) -> StackedTrained:
-        """Do several tasks; fewer than `size` are padded with idle copies of the first."""
+        """Do several tasks; idle copies of the first fill up their stack."""
         job, num = self.job, len(tasks)
-        idle = self.size - num
+        size = self._padded(num)
+        idle = size - num
         padded = tasks + tasks[:1] * idle
-        batches = stacked_batches(job, padded, self._width(tasks))
-        batches.live_SG[:, num:] = 0
+        batches = stacked_batches(job, tasks, self._width(tasks), size)
         fixed = self._fixed(
             padded, sent + sent[:1] * idle, states + states[:1] * idle, first_losses + first_losses[:1] * idle
         )
-        params_GD = fixed.sent.params_D.expand(self.size, -1).clone()
+        params_GD = fixed.sent.params_D.expand(size, -1).clone()
         leaves = self._leaves(params_GD)
         memory = job.optimizer.init([job.trainable(params_GD)] if job.algorithm.local_grad is not None else leaves)
         losses_SG = self._run(padded, batches, params_GD, leaves, memory, fixed, sent)
@@ -220,7 +223,9 @@ class StackedTrainer:
                         assert attack is not None
                         x[g], y[g] = attack(x[g], y[g], knowledge(job, tasks[g], sent[g].params_D))
                     fresh = (Batch(x, y, weights[s]), seeds[s], lives[s], numbers[s])
-                    step = self._step_for(fresh, params_GD, memory, fixed) if step is None else step
+                    if step is None:
+                        once, step = self._step_for(fresh, params_GD, memory, fixed)
+                        lasting += once(*tree_leaves(fixed))
                     losses_SG[s] = step(x, y, weights[s], *fresh[1:], *lasting)[0]
         return losses_SG
 
@@ -231,17 +236,28 @@ class StackedTrainer:
         x = federation.features(rows.view(*index.shape, *federation.train_x.shape[1:]))
         return x.to(self.job.spec.dtype) if x.dtype.is_floating_point else x
 
-    def _step_for(self, fresh: tuple[Any, ...], params_GD: Tensor, memory: list[Tensor], fixed: Fixed) -> Step:
-        """The recorded step for arguments of these shapes; recording runs it once, on copies of what it changes."""
+    def _step_for(
+        self, fresh: tuple[Any, ...], params_GD: Tensor, memory: list[Tensor], fixed: Fixed
+    ) -> tuple[Step, Step]:
+        """The recorded step for arguments of these shapes, and what is to be computed once before the first.
+
+        Recording runs the step once, on copies of what it changes.
+        """
         batch: Batch = fresh[0]
         key = (batch.x.shape, batch.y.shape, fixed.sent.params_D.dim())
         if key not in self._steps:
             copy_GD = params_GD.clone()
             args = (*fresh, copy_GD, self._leaves(copy_GD), [each.clone() for each in memory], fixed)
-            graph = record(make_step(self.job, self.size), args)
+            graph = record(make_step(self.job, len(params_GD)), args)
             tidy(graph)
-            self._steps[key] = torch.compile(graph, dynamic=False) if self.compile else graph
+            once = hoist(graph, len(tree_leaves(fixed)))
+            self._steps[key] = (once, torch.compile(graph, dynamic=False) if self.compile else graph)
         return self._steps[key]
+
+    def _padded(self, num: int) -> int:
+        """How many rows a stack of so many clients has; it is always whole where compiling another takes long."""
+        sizes = [self.size] if self.compile else [-(-self.size // parts) for parts in (8, 4, 2, 1)]
+        return next(size for size in sizes if size >= num)
 
     def _leaves(self, params_GD: Tensor) -> list[Tensor]:
         views = self.job.spec.views(params_GD)

@@ -34,6 +34,10 @@ ADVICE = {
 """What to do about errors that are met often."""
 
 
+WORTH_A_GROUP = 16
+"""So many stacked clients of a small model cost hardly more than one."""
+
+
 class Report(NamedTuple):
     """What is known of one client's task, beside its vectors."""
 
@@ -88,9 +92,12 @@ class Trainer:
         return self._space
 
     def groups(self, tasks: Sequence[Task]) -> list[list[Task]]:
-        """Tasks that are trained together: alike in length, and the same however many workers there are."""
+        """Tasks that are trained together: alike in length, and the same however many workers there are.
+
+        Fewer than four full stacks are shared out to four smaller ones, as long as these are worth it.
+        """
         ordered = sorted(tasks, key=lambda task: (-self.job.num_steps(task.client, task.work), task))
-        size = max(1, self.stack)
+        size = max(1, min(self.stack, max(WORTH_A_GROUP, -(-len(tasks) // 4))))
         return [ordered[i : i + size] for i in range(0, len(ordered), size)]
 
     def train(self, tasks: list[Task], sent: Mapping[int, Broadcast], states: Mapping[int, State]) -> Work:
@@ -147,12 +154,12 @@ class Trainer:
     ) -> Work:
         """The way up: attacks, the uplink, the check for NaN and Inf, and the fold."""
         job = self.job
-        num_bytes = [packed_size(Payload(updates.rows(torch.tensor(0)).packed()))] * len(tasks)
+        num_bytes = [packed_size(Payload(updates.rows(0).packed()))] * len(tasks)
         bad = [job.attacks(task.client, task.version) for task in tasks]
         if job.uplink.transforms or (job.attack is not None and job.attack.update is not None and any(bad)):
             rows = []
             for i, task in enumerate(tasks):
-                row = updates.rows(torch.tensor(i))
+                row = updates.rows(i)
                 if bad[i] and job.attack is not None and job.attack.update is not None:
                     row = job.attack.update(row, knowledge(job, task, broadcasts[i].params_D))
                 memory = {k.removeprefix("uplink."): v for k, v in before[i].items() if k.startswith("uplink.")}

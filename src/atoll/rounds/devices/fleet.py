@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 
@@ -42,6 +43,7 @@ def fleet(
         if not 0 <= value < 1:
             raise PlanError(f"fleet: {name} must be in [0, 1), got {value}")
 
+    @lru_cache(maxsize=1 << 17)
     def speed(client: int) -> Speed:
         compute, down, up = np.exp(spread * generator(seed, "device speed", client).standard_normal(3)).tolist()
         return Speed(samples_per_second * compute, down_mbps * down, up_mbps * up)
