@@ -147,7 +147,8 @@ def _run(plan: Plan, directory: RunDirectory | None, watcher: Watcher, checkpoin
             )
         devices = plan.devices.build("rounds.devices", seed=plan.seed) if plan.devices else INSTANT
         simulation = Simulation(plan, engine, coordinator, state, devices)
-        simulation.reason = why_stop(plan.stop, history[-1]) if history else None
+        if history:
+            simulation.last_row, simulation.reason = history[-1], why_stop(plan.stop, history[-1])
         recorder = _Recorder(directory, plan.identity(), simulation.state, history, checkpoint_seconds)
         watcher.begin(_title(plan, job, engine), simulation.state.coordinator.version, plan.rounds)
         try:
@@ -196,11 +197,16 @@ class _Recorder:
         self._confusion: dict[str, Any] | None = None
 
     def record(self, state: RunState, done: Round) -> None:
-        """Write down a round, and now and then a checkpoint.
+        """Write down a round, or more about the last one, and now and then a checkpoint.
 
         The state comes last: whatever interrupts this, no checkpoint is ahead of what was written about its rounds.
         """
+        again = bool(self.history) and self.history[-1]["round"] == done.row["round"]
+        if again:
+            self.history.pop()
         if self.directory is not None:
+            if again:
+                self.directory.keep_rows(done.row["round"] - 1)
             self.directory.append("metrics.jsonl", json.dumps(done.row))
             if done.scores_C2 is not None:
                 accuracy_C, loss_C = plain(done.scores_C2.T)

@@ -146,7 +146,6 @@ def test_a_task_done_in_part_takes_part_of_the_steps(digits_plan: Plan) -> None:
 @pytest.mark.parametrize(
     ("stop", "reason"),
     [
-        ({"bytes": 1_000_000}, "byte budget spent"),
         ({"samples": 3000}, "compute budget spent"),
         ({"simulated_seconds": 60.0}, "simulated time is up"),
         ({"seconds": 0.05}, "time is up"),
@@ -161,7 +160,6 @@ def test_budgets_end_a_run_with_their_reason(digits_plan: Plan, stop: dict[str, 
     assert result.reason == reason
     assert "test" in last  # the last round is measured, whatever ended the run
     spent = {
-        "bytes": [row["bytes_up"] + row["bytes_down"] for row in (before, last)],
         "samples": [row["samples_trained"] for row in (before, last)],
         "simulated_seconds": [row["simulated_seconds"] for row in (before, last)],
     }

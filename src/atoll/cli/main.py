@@ -51,6 +51,9 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     engine: Annotated[str | None, typer.Option(help="auto, inline, vectorised or processes.")] = None,
     workers: Annotated[int | None, typer.Option(help="Worker processes; one a core unless given.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Bytes to send in all, up and down, e.g. 50MB; never more.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Directory of the run; runs/NAME-1 and so on unless given.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Continue the run in this directory.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; the result only.")] = False,
@@ -62,6 +65,8 @@ def run(
     }
     if workers is not None:
         given["engine.workers"] = workers
+    if budget is not None:
+        given["stop.bytes"] = _num_bytes(budget)
     if resume is not None:
         if out is not None:
             raise RunError("--resume names the directory: leave out --out")
@@ -108,6 +113,9 @@ def _run_and_tell(plan: Plan, directory: Path, *, resume: bool, quiet: bool) -> 
         print(f"{result.reason} after {last['round']} rounds in {human_seconds(last['seconds'])}")
         print(f"test accuracy {100 * test['accuracy']:.2f} %   loss {test['loss']:.4f}   macro F1 {test['f1']:.4f}")
         print(f"sent up {human_bytes(last['bytes_up'])}, down {human_bytes(last['bytes_down'])}")
+        if plan.stop.bytes is not None:
+            spent = f"{human_bytes(last['bytes_up'] + last['bytes_down'])} of {human_bytes(plan.stop.bytes)}"
+            print(f"{spent} bought {100 * test['accuracy']:.2f} %")
     print(f"report {page}")
 
 
@@ -249,6 +257,18 @@ def _setting(text: str) -> tuple[str, Any]:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return key.strip(), value
+
+
+def _num_bytes(text: str) -> int:
+    """Read an amount of bytes such as 50MB, 1.5 GB, 200 KiB or 4096; M is a million, Mi is 2^20."""
+    import re
+
+    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*(?:([kmgt])(i?))?b?\s*", text, re.IGNORECASE)
+    if not found:
+        raise PlanError(f"--budget wants an amount of bytes such as 50MB or 1.5GiB, got '{text}'")
+    number, unit, binary = found.groups()
+    power = " kmgt".index(unit.lower()) if unit else 0
+    return int(float(number) * (1024 if binary else 1000) ** power)
 
 
 def _plan(source: str | None, settings: dict[str, object]) -> Plan:

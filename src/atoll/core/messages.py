@@ -14,11 +14,32 @@ State = dict[str, Tensor]
 """Named tensors that somebody remembers: a server, a client, an optimiser, an aggregator."""
 
 
+def _packed(first_D: Tensor, aux: State) -> Tensor:
+    return torch.cat([first_D, *(aux[name].reshape(-1) for name in sorted(aux))]) if aux else first_D
+
+
+def _unpacked(vector_V: Tensor, first_D: Tensor, aux: State) -> tuple[Tensor, State]:
+    found_D, rest = vector_V[: first_D.numel()], vector_V[first_D.numel() :]
+    found: State = {}
+    for name in sorted(aux):
+        old = aux[name]
+        found[name], rest = rest[: old.numel()].view(old.shape), rest[old.numel() :]
+    return found_D, found
+
+
 class Broadcast(NamedTuple):
     """What the server sends down: the parameters and the extra vectors of the algorithm."""
 
     params_D: Tensor
     aux: State
+
+    def packed(self) -> Tensor:
+        """Everything that is sent down as one vector (V,)."""
+        return _packed(self.params_D, self.aux)
+
+    def unpacked(self, vector_V: Tensor) -> Broadcast:
+        """Undo `packed`; this broadcast gives the layout."""
+        return Broadcast(*_unpacked(vector_V, self.params_D, self.aux))
 
 
 class Task(NamedTuple):
@@ -42,17 +63,11 @@ class Update(NamedTuple):
 
     def packed(self) -> Tensor:
         """Everything that leaves the client as one vector (V,), so that clipping and masking miss nothing."""
-        if not self.aux:
-            return self.delta_D
-        return torch.cat([self.delta_D, *(self.aux[name].reshape(-1) for name in sorted(self.aux))])
+        return _packed(self.delta_D, self.aux)
 
     def unpacked(self, vector_V: Tensor) -> Update:
         """Undo `packed` after the vector has been through the uplink; this update gives the layout."""
-        delta_D, rest = vector_V[: self.delta_D.numel()], vector_V[self.delta_D.numel() :]
-        aux: State = {}
-        for name in sorted(self.aux):
-            old = self.aux[name]
-            aux[name], rest = rest[: old.numel()].view(old.shape), rest[old.numel() :]
+        delta_D, aux = _unpacked(vector_V, self.delta_D, self.aux)
         return Update(delta_D, self.weight, aux)
 
     def rows(self, keep_C: Tensor | int) -> Update:

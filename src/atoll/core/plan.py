@@ -88,7 +88,7 @@ class Stop(Section):
     accuracy: float | None = None
     """Central test accuracy, in [0, 1], that is good enough."""
     bytes: int | None = None
-    """Bytes sent up and down in all."""
+    """Bytes sent up and down in all, never more: a round that would take more is not run."""
     seconds: float | None = None
     """Seconds of this machine."""
     simulated_seconds: float | None = None
@@ -149,6 +149,9 @@ class Plan(Section):
     """How fast clients are and when they can be reached, in simulated time; at once and always if left out."""
     eligibility: Eligibility = field(default_factory=Eligibility)
     uplink: tuple[Part, ...] = ()
+    """What an update goes through on its way up, in this order."""
+    downlink: tuple[Part, ...] = ()
+    """What a broadcast goes through on its way down; `delta` first sends differences."""
     aggregator: Part = field(default_factory=lambda: Part("mean"))
     attack: Part | None = None
     attackers: Attackers = field(default_factory=Attackers)

@@ -50,6 +50,8 @@ class Transform(NamedTuple):
     """Sums of carriers decode to the sum of the vectors."""
     sensitivity: Callable[[float], float] = any_norm
     """Largest L2 norm of a decoded vector, given the largest L2 norm that comes in."""
+    against_known: bool = False
+    """Whether what comes in is the difference to what the receiver knows: only a downlink can do that."""
     same_norm: bool = True
     """Whether the carrier is as long as what is decoded: else a later step's bound on the carrier bounds nothing."""
 

@@ -39,10 +39,11 @@ from atoll.core.coordinator import (
 )
 from atoll.core.devices import INSTANT, Devices, Load
 from atoll.core.eligibility import Eligibility
-from atoll.core.errors import TrainingError
+from atoll.core.errors import PlanError, TrainingError
 from atoll.core.messages import Broadcast, Payload, State, Task, Update, stack
 from atoll.core.plan import Plan, Stop
 from atoll.core.seeds import generator
+from atoll.core.transform import Encoding
 from atoll.core.wire import packed_size
 from atoll.engine.base import Engine, Progress, silent
 from atoll.train.loop import knowledge
@@ -98,6 +99,14 @@ class RunState(NamedTuple):
     """What was sent of each version that somebody still works on."""
     ahead: Mapping[int, Ahead] = NOTHING
     """What clients will answer that have not arrived yet."""
+    downlink: Mapping[str, Tensor] = MappingProxyType({})
+    """What the downlink remembers: above all, what clients know."""
+    news: int = 0
+    """The bytes of all broadcasts so far, each counted once."""
+    last_news: int = 0
+    """The bytes of the newest."""
+    heard: Mapping[int, int] = NOTHING
+    """How many of those bytes each client has heard, where differences are sent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,12 +151,25 @@ class Simulation:
             first_D, self.job.algorithm.init_server(first_D), self.job.aggregator.init(), upload=first_D.nbytes
         )
         self.reason: Reason | None = None
+        self.last_row: dict[str, Any] | None = None
+        """What is known of the last round; whoever gives a state gives this too."""
 
     def rounds(self, progress: Progress = silent, clock: Callable[[], float] = time.perf_counter) -> Iterator[Round]:
-        """Yield after every commit, when `state` is whole and may be written down."""
+        """Yield after every commit, when `state` is whole and may be written down.
+
+        A round that takes more bytes than are left is not counted. The last one that counts is yielded again if it has
+        not been measured: nobody knew that it was the last.
+        """
         while self.reason is None:
             started = clock()
             state, done, reason = self._attempt(self.state, progress)
+            if self.plan.stop.bytes is not None and state.bytes_up + state.bytes_down > self.plan.stop.bytes:
+                self._must_buy_a_round(state)
+                self.reason = Reason.BYTES
+                if self.last_row is not None and "test" not in self.last_row:
+                    found = self._evaluate(self.last_row["round"], self.state.params_D, last=True)
+                    yield replace(found, row={**self.last_row, **found.row})
+                return
             if done is None:
                 self.state = state._replace(seconds=state.seconds + clock() - started)
                 self.reason = reason
@@ -158,8 +180,16 @@ class Simulation:
             took = clock() - started
             self.state = state = state._replace(seconds=state.seconds + took)
             row = {**done, "round_seconds": round(took, 6), "seconds": round(state.seconds, 6), **found.row}
+            self.last_row = row
             yield replace(found, row=row)
             self.reason = reason or why_stop(self.plan.stop, row)
+
+    def _must_buy_a_round(self, state: RunState) -> None:
+        if self.state.coordinator.version == 0:
+            raise PlanError(
+                f"stop.bytes of {self.plan.stop.bytes:,} does not pay for one round, which takes "
+                f"{state.bytes_up + state.bytes_down:,}: raise it, ask fewer clients, or compress (uplink, downlink)"
+            )
 
     def _attempt(self, state: RunState, progress: Progress) -> tuple[RunState, dict[str, Any] | None, Reason | None]:
         """Follow the coordinator until it has a commit (and its row), abandons the attempt, or ends the run.
@@ -211,22 +241,40 @@ class Simulation:
     def _send(self, state: RunState, tasks: tuple[Task, ...]) -> RunState:
         """Set tasks on their way."""
         job, machine = self.job, state.coordinator
-        sent = state.sent.get(machine.version)
-        if sent is None:
-            sent = Broadcast(state.params_D, job.algorithm.broadcast(state.params_D, state.server))
-        down = packed_size(Payload(sent.params_D, (sent.aux,) if sent.aux else ()))
-        loads = [Load(task.client, job.num_passes(task.client), down, state.upload) for task in tasks]
+        state, costs = self._broadcast(state, [task.client for task in tasks])
+        loads = [
+            Load(task.client, job.num_passes(task.client), down, state.upload)
+            for task, down in zip(tasks, costs, strict=True)
+        ]
         trips = self.devices.trips(loads, generator(self.plan.seed, "trips", machine.attempt))
         pairs = list(zip(tasks, trips, strict=True))
         journeys = list(state.journeys)
         for task, trip in pairs:
             insort(journeys, Journey(task, state.clock + trip.seconds, trip.fails), key=attrgetter("ends"))
         return state._replace(
-            sent={**state.sent, machine.version: sent},
             journeys=tuple(journeys),
             works={**state.works, **{task: trip.work for task, trip in pairs if trip.work != 1}},
-            bytes_down=state.bytes_down + down * len(tasks),
+            bytes_down=state.bytes_down + sum(costs),
         )
+
+    def _broadcast(self, state: RunState, clients: list[int]) -> tuple[RunState, list[int]]:
+        """Send the newest version to clients; how many bytes that takes for each of them."""
+        job, machine = self.job, state.coordinator
+        if machine.version not in state.sent:
+            fresh = Broadcast(state.params_D, job.algorithm.broadcast(state.params_D, state.server))
+            rng = generator(self.plan.seed, "downlink", machine.attempt)
+            found, memory = job.downlink.send(fresh, state.downlink, Encoding(job.spec, machine.attempt, rng))
+            state = state._replace(
+                sent={**state.sent, machine.version: found.broadcast},
+                downlink=memory,
+                news=state.news + found.num_bytes,
+                last_news=found.num_bytes,
+            )
+        if not job.downlink.by_difference:
+            return state, [state.last_news] * len(clients)
+        whole = packed_size(Payload(state.downlink["known"]))
+        costs = [min(whole, state.news - state.heard[client]) if client in state.heard else whole for client in clients]
+        return state._replace(heard={**state.heard, **dict.fromkeys(clients, state.news)}), costs
 
     def _next(self, state: RunState, began: float) -> tuple[RunState, Event]:
         """What happens next: those tasks end that end first, or the attempt's time does.
@@ -245,7 +293,10 @@ class Simulation:
             together = tuple(takewhile(lambda journey: journey[1:] == first[1:], state.journeys))
         ended = tuple(journey.task for journey in together)
         state = state._replace(clock=together[-1].ends, journeys=state.journeys[len(ended) :])
-        return state, Failed(ended) if first.fails else Arrived(ended)
+        if not first.fails:
+            return state, Arrived(ended)
+        lost = {task.client for task in ended}  # and who knows what they have heard
+        return state._replace(heard={c: v for c, v in state.heard.items() if c not in lost}), Failed(ended)
 
     def _commit(
         self, state: RunState, tasks: tuple[Task, ...], progress: Progress

@@ -20,6 +20,7 @@ import numpy as np
 from atoll.core.errors import RunError
 from atoll.core.parts import Part
 from atoll.report import figures
+from atoll.report.codecs import codec_picture, codec_table, codecs_of
 from atoll.report.compare import comparison, table_of
 from atoll.report.reading import (
     AXES,
@@ -80,6 +81,8 @@ def export_png(run_dirs: Sequence[Path], out_dir: Path) -> list[Path]:
         figures.save_png(figures.curves(records, against), out_dir / f"curves-{against}.png")
         for against in _axes(records)
     ]
+    if codecs_of(records):
+        written.append(figures.save_png(codec_picture(records), out_dir / "codecs.png"))
     for record, slug in zip(records, _slugs(labels(records)), strict=True):
         prefix = f"{slug}-" if len(records) > 1 else ""
         for name, figure, _ in _pictures(record):
@@ -104,7 +107,7 @@ def page(records: Sequence[RunRecord]) -> str:
         "style": style,
         "script": script,
         "script_hash": "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        "top": (_warning(records[0]) + _cards(records[0])) if one else comparison(records, names),
+        "top": (_warning(records[0]) + _cards(records[0])) if one else comparison(records, names) + _codecs(records),
         "still": _image(figures.curves(records), "Test accuracy and loss by round"),
         "data": _data(records, names),
         "runs": "".join(
@@ -113,6 +116,12 @@ def page(records: Sequence[RunRecord]) -> str:
     }
     # One pass, so that text from a run that looks like a placeholder stays what it is.
     return re.sub(r"\{\{(\w+)\}\}", lambda match: filling[match[1]], template)
+
+
+def _codecs(records: Sequence[RunRecord]) -> str:
+    """The section about codecs with its picture, if the runs differ in them."""
+    table = codec_table(records)
+    return table.replace("</section>", f"{_image(codec_picture(records), 'Accuracy against bytes')}</section>")
 
 
 def _version() -> str:
@@ -255,6 +264,7 @@ def _facts(record: RunRecord) -> str:
         *([("Devices", part_text(plan.devices))] if plan.devices else []),
         ("Aggregation", f"{part_text(plan.aggregator)}{server}"),
         ("Uplink", ", ".join(map(part_text, plan.uplink)) or "no transform"),
+        ("Downlink", ", ".join(map(part_text, plan.downlink)) or "no transform"),
     ]
     if plan.attack is not None:
         who = ", ".join(f"{key} {value}" for key, value in plan.attackers.to_dict().items() if value)

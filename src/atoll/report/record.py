@@ -26,7 +26,7 @@ from atoll.engine.simulation import Ahead, Journey, RunState
 from atoll.train.trainer import Report
 
 CHECKPOINT = "checkpoint.safetensors"
-PLAIN = ("bytes_up", "bytes_down", "samples", "seconds", "clock", "upload")
+PLAIN = ("bytes_up", "bytes_down", "samples", "seconds", "clock", "upload", "news", "last_news")
 """The fields of a run's state that are plain numbers."""
 
 
@@ -145,6 +145,7 @@ def encode_state(state: RunState, identity: str) -> bytes:
     tensors: State = {"params": state.params_D}
     tensors |= {f"server/{name}": tensor for name, tensor in state.server.items()}
     tensors |= {f"rule/{name}": tensor for name, tensor in state.rule.items()}
+    tensors |= {f"downlink/{name}": tensor for name, tensor in state.downlink.items()}
     for client, memory in state.clients.items():
         tensors |= {f"client/{client}/{name}": tensor for name, tensor in memory.items()}
     for version, sent in state.sent.items():
@@ -164,6 +165,7 @@ def encode_state(state: RunState, identity: str) -> bytes:
         **{name: getattr(state, name) for name in PLAIN},
         "journeys": state.journeys,
         "works": list(state.works.items()),
+        "heard": list(state.heard.items()),
         "reports": {client: ahead.report for client, ahead in state.ahead.items()},
     }
     whole = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
@@ -175,7 +177,7 @@ def _tensors(sent: Broadcast) -> State:
 
 
 def _decode_state(text: dict[str, Any], tensors: dict[str, torch.Tensor]) -> RunState:
-    tree: dict[str, Any] = {"server": {}, "rule": {}, "client": {}, "sent": {}, "ahead": {}}
+    tree: dict[str, Any] = {"server": {}, "rule": {}, "downlink": {}, "client": {}, "sent": {}, "ahead": {}}
     for path, tensor in tensors.items():
         *folders, name = path.split("/")
         table = tree
@@ -209,6 +211,8 @@ def _decode_state(text: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Run
         works={Task(*task): work for task, work in text["works"]},
         sent=sent,
         ahead=ahead,
+        downlink=tree["downlink"],
+        heard=dict(text["heard"]),
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from atoll.core.aggregator import Aggregator
 from atoll.core.algorithm import Algorithm
 from atoll.core.attack import Attack
+from atoll.core.downlink import Downlink
 from atoll.core.errors import AtollError, PlanError
 from atoll.core.optimizer import Optimizer
 from atoll.core.params import ParamSpec, flatten, float_buffers, spec_of
@@ -41,6 +42,7 @@ class Job:
     lr_of: Callable[[int], float]
     """Version -> the clients' learning rate."""
     uplink: Chain
+    downlink: Downlink
     aggregator: Aggregator
     server_lr: float
     keeps_rows: bool
@@ -104,7 +106,8 @@ def build_job(plan: Plan, federation: Federation | None = None) -> Job:
         local=local,
         optimizer=local.optimizer.build("train.optimizers"),
         lr_of=lambda version: local.lr * schedule(version),
-        uplink=chain(*(part.build("transforms") for part in plan.uplink)),
+        uplink=_uplink(plan),
+        downlink=_downlink(plan),
         aggregator=aggregator,
         server_lr=algorithm.server_lr if plan.server.lr is None else plan.server.lr,
         keeps_rows=plan.policy.build("rounds").keeps_tasks,
@@ -114,6 +117,27 @@ def build_job(plan: Plan, federation: Federation | None = None) -> Job:
         dropout_seeds=use_counter_dropout(model),
         local_buffers=[name for name, _ in float_buffers(model)] if plan.local.buffers == "local" else [],
     )
+
+
+def _uplink(plan: Plan) -> Chain:
+    """The way up; updates are differences already."""
+    found = chain(*(part.build("transforms") for part in plan.uplink))
+    if any(step.against_known for step in found.transforms):
+        raise PlanError("uplink: an update is a difference already: leave delta out")
+    return found
+
+
+def _downlink(plan: Plan) -> Downlink:
+    """The way down; what codecs leave out is made up for by sending differences, not by a memory of their own."""
+    for part in plan.downlink:
+        if part.options.get("error_feedback"):
+            raise PlanError(
+                f"downlink: differences carry what {part.name} left out before, so that error_feedback would count it "
+                'twice: leave it out and put "delta" first'
+            )
+    found = Downlink(chain(*(part.build("transforms", error_feedback=False) for part in plan.downlink)))
+    found.check()
+    return found
 
 
 def build_model(plan: Plan, federation: Federation) -> nn.Module:
