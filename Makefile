@@ -11,7 +11,7 @@ help:
 	@echo "make test      the tests (a few minutes)"
 	@echo "make test-all  the tests and the slow proofs: published results, kill -9, memory"
 	@echo "make check     formatting, lint, types and import rules"
-	@echo "make bench     speed, side by side with a plain PyTorch loop, pfl and Flower"
+	@echo "make bench     speed, side by side with a plain PyTorch loop, pfl and Flower; codecs beside a copy of memory"
 
 install: .venv/installed
 
@@ -38,6 +38,7 @@ check: install
 
 bench: install
 	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/codecs.py
 
 clean:
 	rm -rf .venv benchmarks/.venvs .mypy_cache .ruff_cache .pytest_cache .hypothesis

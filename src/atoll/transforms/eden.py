@@ -39,20 +39,19 @@ def eden(bits: int = 1, scale: str = "unbiased") -> Transform:
         needs_floats("eden", vector_V)
         seed = int(encoding.rng.integers(2**63))
         y_BN = rotated(vector_V, seed, TIMES)
-        unit_N = torch.linalg.vector_norm(y_BN, dim=0) / len(y_BN) ** 0.5
+        unit_N = (y_BN.square().sum(0) / len(y_BN)).sqrt()
         y_BN /= torch.where(unit_N == 0, 1.0, unit_N)
-        codes_BN = torch.bucketize(y_BN, _boundaries(points).to(y_BN.dtype), out_int32=True)
-        c_BN = points.to(y_BN.dtype)[codes_BN]
+        codes_BN, c_BN = _nearest(y_BN, points)
         dot_N = (y_BN * c_BN).sum(0)
         best_N = len(y_BN) / dot_N if scale == "unbiased" else dot_N / c_BN.square().sum(0)
         scale_N = torch.where(unit_N == 0, 0.0, unit_N * best_N)
         side = {"scale": scale_N, "seed": torch.tensor(seed), "length": torch.tensor(len(vector_V))}
-        return pack_bits(codes_BN.view(-1).to(torch.uint8), bits), side, memory
+        return pack_bits(codes_BN.view(-1), bits), side, memory
 
     def decode(carrier: Tensor, side: State) -> Tensor:
         shape = blocks(int(side["length"]))
         codes_BN = unpack_bits(carrier, bits, shape[0] * shape[1]).view(shape)
-        y_BN = points.to(side["scale"].dtype)[codes_BN.int()] * side["scale"]
+        y_BN = _points_of(codes_BN, points, side["scale"].dtype).mul_(side["scale"])
         return rotated_back(y_BN, int(side["seed"]), int(side["length"]), TIMES)
 
     return Transform(encode, decode, sensitivity=lambda l2_in: growth * l2_in)
@@ -72,6 +71,20 @@ def normal_points(bits: int) -> Tensor:
         density = (-edges.square() / 2).exp() / (2 * torch.pi) ** 0.5
         points = -density.diff() / torch.special.ndtr(edges).diff()
     return points
+
+
+def _nearest(y_BN: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+    """The number of the nearest point, and the point; a comparison for each boundary, as there are few."""
+    codes_BN = torch.zeros(y_BN.shape, dtype=torch.uint8)
+    for boundary in _boundaries(points).tolist():
+        codes_BN += y_BN > boundary
+    return codes_BN, _points_of(codes_BN, points, y_BN.dtype)
+
+
+def _points_of(codes_BN: Tensor, points: Tensor, dtype: torch.dtype) -> Tensor:
+    if len(points) == 2:  # -c and c
+        return codes_BN.to(dtype).mul_(2 * float(points[1])).sub_(float(points[1]))
+    return points.to(dtype).index_select(0, codes_BN.view(-1).int()).view(codes_BN.shape)
 
 
 def _boundaries(points: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ the values n, n + N, n + 2N, ..., a sample of the whole vector, so blocks are mu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -53,11 +55,9 @@ def rotated(vector_V: Tensor, seed: int, times: int = 1) -> Tensor:
     """Rotate every block so many times; the blocks (B, N) are columns."""
     blocks_BN = torch.zeros(blocks(len(vector_V)), dtype=vector_V.dtype)
     blocks_BN.view(-1)[: len(vector_V)] = vector_V
-    signs_TBN = _signs(blocks_BN, seed, times)
-    width = max(1, CHUNK // len(blocks_BN))
-    for some_BN, some_TBN in zip(torch.split(blocks_BN, width, 1), torch.split(signs_TBN, width, 2), strict=True):
+    for some_BN, signs_TBN in _chunks(blocks_BN, seed, times):
         y_BN = some_BN
-        for signs_BN in some_TBN:
+        for signs_BN in signs_TBN:
             y_BN = hadamard(y_BN * signs_BN)
         some_BN.copy_(y_BN)
     return blocks_BN
@@ -66,12 +66,10 @@ def rotated(vector_V: Tensor, seed: int, times: int = 1) -> Tensor:
 def rotated_back(rotated_BN: Tensor, seed: int, num_values: int, times: int = 1) -> Tensor:
     """Undo `rotated`."""
     blocks_BN = rotated_BN.reshape(blocks(num_values)).clone()
-    signs_TBN = _signs(blocks_BN, seed, times)
-    width = max(1, CHUNK // len(blocks_BN))
-    for some_BN, some_TBN in zip(torch.split(blocks_BN, width, 1), torch.split(signs_TBN, width, 2), strict=True):
+    for some_BN, signs_TBN in _chunks(blocks_BN, seed, times):
         y_BN = some_BN
-        for signs_BN in some_TBN.flip(0):
-            y_BN = hadamard(y_BN) * signs_BN
+        for signs_BN in signs_TBN.flip(0):
+            y_BN = hadamard(y_BN).mul_(signs_BN)
         some_BN.copy_(y_BN)
     return blocks_BN.view(-1)[:num_values]
 
@@ -89,8 +87,11 @@ def hadamard(x_BN: Tensor) -> Tensor:
     return x_BN
 
 
-def _signs(like_BN: Tensor, seed: int, times: int) -> Tensor:
-    """Random ±1 for each value of the blocks and each time (T, B, N)."""
-    num = times * like_BN.numel()
-    bits = np.unpackbits(np.random.PCG64(seed).random_raw(-(-num // 64)).view(np.uint8), count=num)
-    return torch.from_numpy(bits.view(np.int8)).mul_(-2).add_(1).view(times, *like_BN.shape)
+def _chunks(blocks_BN: Tensor, seed: int, times: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Some blocks at a time, each with random ±1 for every value and time (T, B, n)."""
+    source = np.random.PCG64(seed)
+    for some_BN in torch.split(blocks_BN, max(1, CHUNK // len(blocks_BN)), 1):
+        num = times * some_BN.numel()
+        bits = np.unpackbits(source.random_raw(-(-num // 64)).view(np.uint8), count=num)
+        signs = torch.from_numpy(bits).to(blocks_BN.dtype).mul_(-2).add_(1)
+        yield some_BN, signs.view(times, *some_BN.shape)
