@@ -14,6 +14,10 @@ State = dict[str, Tensor]
 """Named tensors that somebody remembers: a server, a client, an optimiser, an aggregator."""
 
 
+SERVER = -1
+"""Who trains on the server's own samples, where a client's number would stand."""
+
+
 class Broadcast(NamedTuple):
     """What the server sends down: the parameters and the extra vectors of the algorithm."""
 
