@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregators.columns import WIDTH
+from atoll.aggregators import columns
+from atoll.aggregators.columns import WIDTH, products
 from atoll.aggregators.grouping import group_shares
 from atoll.core.aggregator import Aggregator
 from atoll.core.errors import PlanError
@@ -94,9 +95,13 @@ def slow_bulyan(rows: np.ndarray, f: int) -> np.ndarray:
 
 def slow_weiszfeld(rows: np.ndarray, nu: float, iterations: int) -> np.ndarray:
     distances = [[square(a, b) ** 0.5 for b in rows] for a in rows]
-    medoid = min(range(len(rows)), key=lambda i: sum(distances[i]))
-    majority = sorted(range(len(rows)), key=lambda i: distances[medoid][i])[: len(rows) // 2 + 1]
-    z = rows[majority].mean(0)
+    least = min(sum(each) for each in distances)
+    starts = []
+    for each in distances:
+        if sum(each) <= least * (1 + 1e-9):
+            majority = sorted(range(len(rows)), key=lambda i: each[i])[: len(rows) // 2 + 1]
+            starts.append(rows[majority].mean(0))
+    z = np.mean(starts, axis=0)
     for _ in range(iterations):
         beta = np.array([1 / max(nu, square(row, z) ** 0.5) for row in rows])
         z = (beta[:, None] * rows).sum(0) / beta.sum()
@@ -118,7 +123,8 @@ def slow_caf(rows: np.ndarray, f: int) -> np.ndarray:
         if values[-1] < least:
             best, least = mean, values[-1]
         tau = (away @ vectors[:, -1]) ** 2
-        c = c * np.maximum(0, 1 - tau / tau[c > 0].max())
+        c = c * (1 - tau / tau[c > 0].max())
+        c[c < 1e-9] = 0
     return best
 
 
@@ -242,6 +248,25 @@ def test_bucketing_and_median_of_means_average_new_groups_in_each_round(seed: in
         found, memory = fed(rule, rows, memory)
         close(found, slow_median(group_shares(num, -(-num // bucket), 7, number).numpy() @ rows))
     close(fed(built("median_of_means", f=1), rows)[0], slow_median(group_shares(num, 3, 7, 0).numpy() @ rows))
+
+
+@pytest.mark.parametrize("case", ["plain", "equal rows", "far from 0", "huge", "one huge"])
+def test_products_of_large_matrices_are_as_good_as_in_float64(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = torch.randn(12, 5000, generator=torch.Generator().manual_seed(2))
+    rows[3] = rows[4] if case == "equal rows" else rows[3]
+    rows += 50 if case == "far from 0" else 0
+    rows[5:] *= 1e37 if case == "huge" else 1
+    rows[5] *= 1e30 if case == "one huge" else 1
+    monkeypatch.setattr(columns, "LARGE", 1)
+    found, expected = products(rows), rows.double() @ rows.double().T
+
+    def apart(product_CC: torch.Tensor) -> torch.Tensor:
+        square_C = product_CC.diagonal()
+        return square_C[:, None] + square_C[None] - 2 * product_CC
+
+    scale = expected.diagonal().sqrt()[:, None] * expected.diagonal().sqrt()[None]
+    assert float(((found - expected) / scale).abs().max()) < (1e-6 if case == "plain" else 1e-12)
+    torch.testing.assert_close(apart(found)[:3, :3], apart(expected)[:3, :3], rtol=1e-5, atol=1e-6)
 
 
 def test_groups_hold_everybody_once_and_change_with_the_round() -> None:

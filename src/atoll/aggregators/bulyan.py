@@ -22,12 +22,12 @@ def bulyan(f: int) -> Aggregator:
 
     def rule(updates_CD: Tensor, weight_C: Tensor) -> Tensor:
         picked = _picked(squared_distances(updates_CD), f)
-        return by_sorted_columns(updates_CD[picked], lambda sorted_BC: _around_median(sorted_BC, f))
+        return by_sorted_columns(updates_CD, lambda sorted_BC: _around_median(sorted_BC, f), picked)
 
     return stacked(rule, min_updates=least, needs=at_least("bulyan", f, "4f + 3", least))
 
 
-def _picked(square_CC: Tensor, f: int) -> Tensor:
+def _picked(square_CC: Tensor, f: int) -> list[int]:
     """Rows that Krum takes, each time from those that are left."""
     left = torch.arange(len(square_CC))
     picked = []
@@ -35,7 +35,7 @@ def _picked(square_CC: Tensor, f: int) -> Tensor:
         best = int(by_krum_score(square_CC[left][:, left], f)[0])
         picked.append(int(left[best]))
         left = left[torch.arange(len(left)) != best]
-    return torch.tensor(picked)
+    return picked
 
 
 def _around_median(sorted_BC: Array, f: int) -> Array:
@@ -45,6 +45,6 @@ def _around_median(sorted_BC: Array, f: int) -> Array:
     middle_B = sorted_BC[:, (num - 1) // 2] / 2 + sorted_BC[:, num // 2] / 2
     lower, upper = sorted_BC[:, : 2 * f], sorted_BC[:, kept:]
     first_B = (middle_B[:, None] - lower > upper - middle_B[:, None]).sum(axis=1)  # while the next one is nearer
-    windows = np.take_along_axis(sorted_BC, first_B[:, None] + np.arange(kept), axis=1)
-    found: Array = windows.mean(axis=1)
-    return found
+    place_BC = np.arange(num) - first_B[:, None]
+    found: Array = np.where((place_BC >= 0) & (place_BC < kept), sorted_BC, 0).sum(axis=1) / kept
+    return found.astype(sorted_BC.dtype)

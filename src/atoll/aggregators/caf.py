@@ -44,5 +44,6 @@ def _filtered(point_CC: Tensor, f: int) -> Tensor:
         largest = float(out_C[weight_C > 0].max())
         if largest == 0:
             break
-        weight_C = weight_C * (1 - out_C / largest).clamp(min=0)
+        weight_C = weight_C * (1 - out_C / largest)
+        weight_C[weight_C < 1e-9] = 0  # what rounding leaves of equal updates must not be the maximum again
     return best_C

@@ -32,10 +32,10 @@ def geometric_median(nu: float = 1e-6, iterations: int = 100) -> Aggregator:
 def _weiszfeld(point_CC: Tensor, nu: float, iterations: int) -> Tensor:
     """The share of each point in the geometric median."""
     distance_CC = torch.stack([(point_CC - point).norm(dim=1) for point in point_CC])
-    medoid = int(distance_CC.sum(1).argmin())
-    majority = distance_CC[medoid].argsort(stable=True)[: len(point_CC) // 2 + 1]
-    share_C = torch.zeros_like(point_CC[:, 0])
-    share_C[majority] = 1 / len(majority)
+    sum_C = distance_CC.sum(1)
+    medoids = (sum_C <= sum_C.min() * (1 + 1e-9)).nonzero()[:, 0]  # on a line the two middle ones tie
+    majority = distance_CC[medoids].argsort(dim=1, stable=True)[:, : len(point_CC) // 2 + 1].flatten()
+    share_C = majority.bincount(minlength=len(point_CC)).to(sum_C) / len(majority)
     for _ in range(iterations):
         share_C = 1 / (point_CC - share_C @ point_CC).norm(dim=1).clamp(min=nu)
         share_C = share_C / share_C.sum()

@@ -32,7 +32,7 @@ def squared_distances(rows_CD: Tensor) -> Tensor:
     """Between all pairs of rows, (C, C) in float64: |x|^2 + |y|^2 - 2 x.y."""
     product_CC = products(rows_CD)
     square_C = product_CC.diagonal()
-    found_CC = (square_C[:, None] + square_C[None] - product_CC - product_CC.T).clamp_(min=0)  # the same both ways
+    found_CC = (square_C[:, None] + square_C[None] - (product_CC + product_CC.T)).clamp_(min=0)  # the same both ways
     return found_CC.fill_diagonal_(0)
 
 
