@@ -141,23 +141,27 @@ def main() -> None:
     torch.set_num_threads(2)
     x_CD = torch.randn(args.clients, args.params, generator=torch.Generator().manual_seed(0))
     peers = byzfl_rules()
+    equal_CD = x_CD.clone()
+    equal_CD[:F] = equal_CD[0]
+    cases = {name: (name, x_CD) for name in OPTIONS} | {f"krum, {F} updates equal": ("krum", equal_CD)}
     best: dict[tuple[str, str], tuple[float, float]] = {}
     for _ in range(args.turns):
-        for name in OPTIONS:
-            each = {"atoll": ours(name)} | {k: v[name] for k, v in (("torch", PLAIN), ("byzfl", peers)) if name in v}
+        for name, (rule, rows_CD) in cases.items():
+            each = {"atoll": ours(rule)} | {k: v[rule] for k, v in (("torch", PLAIN), ("byzfl", peers)) if rule in v}
             for who, call in each.items():
-                seconds, held = measured(call, x_CD)
+                seconds, held = measured(call, rows_CD)
                 old = best.get((name, who), (float("inf"), 0.0))
                 best[name, who] = (min(old[0], seconds), max(old[1], held)) if seconds == seconds else (seconds, held)
-                print(f"{name:>20} {who:>6} {seconds:8.3f} s {held:6.2f} x", flush=True)
+                print(f"{name:>25} {who:>6} {seconds:8.3f} s {held:6.2f} x", flush=True)
     lines = [
         f"Made by `python benchmarks/robust.py`: {args.clients} updates of {args.params:,} parameters, the best of "
-        f"{args.turns} turns, {len(os.sched_getaffinity(0))} cores. Memory is in matrices, the one given included.",
+        f"{args.turns} turns, {len(os.sched_getaffinity(0))} cores with a load of {os.getloadavg()[1]:.1f} by this and "
+        "whatever else ran. Memory is in matrices, the one given included.",
         "",
         "| rule | seconds | memory | plain PyTorch | times faster | memory | ByzFL 0.0.11 | times faster | memory |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for name in OPTIONS:
+    for name in cases:
         seconds, held = best[name, "atoll"]
         cells = [name, f"{seconds:.3f}", f"{held:.2f}"]
         for who in ("torch", "byzfl"):

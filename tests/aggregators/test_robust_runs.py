@@ -15,6 +15,7 @@ from atoll.core.attack import Attack, Knowledge
 from atoll.core.errors import PlanError
 from atoll.core.messages import SERVER, Update
 from atoll.core.parts import Part, members
+from atoll.report.reading import part_text
 from atoll.train.job import build_job
 
 BASE: dict[str, Any] = {
@@ -135,6 +136,8 @@ def test_a_nested_rule_is_written_in_a_plan_file() -> None:
     text = 'aggregator = {name = "nnm", f = 2, rule = {name = "trimmed_mean", f = 2}}'
     plan = Plan.from_toml(text)
     assert Plan.from_toml(plan.to_toml()) == plan
+    assert Plan(aggregator=Part("nnm", f=2, rule=Part("trimmed_mean", f=2))) == plan
+    assert part_text(plan.aggregator) == "nnm (f 2, rule trimmed_mean (f 2))"
     assert plan.replace({"aggregator.rule.f": 1}).aggregator.options["rule"] == {"name": "trimmed_mean", "f": 1}
 
 

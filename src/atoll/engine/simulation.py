@@ -255,7 +255,7 @@ class Simulation:
         own = self._own_update(state)
         state, work, late = self._train(state, tasks, own, progress)
         valid = [report for report in work.reports if report.valid]
-        attacked = any(job.attacks(task.client, version) for task in tasks)
+        attacked = any(job.attacks(task.client, task.version) for task in tasks)
         if not valid and (attacked or self.coordinator.policy.keeps_tasks):  # bad clients must not end the run
             return self._forget(state), {}, Committed(0, len(work.reports))
         if not valid:
