@@ -31,10 +31,10 @@ CODECS = {
 }
 
 
-def seconds(work):
+def seconds(work, *args):
     """How long some work takes, and what it gives."""
     started = time.perf_counter()
-    found = work()
+    found = work(*args)
     return time.perf_counter() - started, found
 
 
@@ -51,13 +51,13 @@ def main() -> None:
     gigabytes = vector_V.nbytes / 1e9
     chains = {name: chain(*(part.build("transforms") for part in parts)) for name, parts in CODECS.items()}
     best = {name: [float("inf")] * 2 for name in chains} | {"copy": [float("inf")]}
-    sizes, memories = {}, dict.fromkeys(chains, {})
+    sizes, memories = {}, {name: {} for name in chains}
     for turn in range(args.turns):
-        best["copy"][0] = min(best["copy"][0], seconds(lambda: target_V.copy_(vector_V))[0])
+        best["copy"][0] = min(best["copy"][0], seconds(target_V.copy_, vector_V)[0])
         for name, codec in chains.items():
             encoding = Encoding(spec, turn, generator(0, "bench", turn))
-            took, (raw, memories[name]) = seconds(lambda: _encoded(codec, vector_V, memories[name], encoding))
-            back, _ = seconds(lambda: codec.decode(unpack(raw, max_bytes=2 * vector_V.nbytes)))
+            took, (raw, memories[name]) = seconds(_encoded, codec, vector_V, memories[name], encoding)
+            back, _ = seconds(_decoded, codec, raw)
             best[name] = [min(old, new) for old, new in zip(best[name], (took, back), strict=True)]
             sizes[name] = len(raw)
     copy = gigabytes / best["copy"][0]
@@ -80,6 +80,10 @@ def main() -> None:
 def _encoded(codec, vector_V, memory, encoding):
     payload, memory = codec.encode(vector_V, memory, encoding)
     return pack(payload), memory
+
+
+def _decoded(codec, raw):
+    return codec.decode(unpack(raw, max_bytes=2 * len(raw)))
 
 
 if __name__ == "__main__":

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from atoll.core.attack import Attack, Knowledge
+from atoll.core.errors import PlanError
 
 
-def label_flip() -> Attack:
-    """Turn every label y into K - 1 - y (Fang et al. 2020, arXiv:1911.11815, section 5)."""
+def label_flip(source: int | None = None, target: int | None = None) -> Attack:
+    """Turn every label y into K - 1 - y, or only those of class `source` into `target`.
+
+    (Fang et al. 2020, arXiv:1911.11815, section 5; one class, Tolpegin et al. 2020, arXiv:2007.08432.)
+    """
+    if (source is None) != (target is None):
+        raise PlanError("label_flip turns one class into another: give both source and target, or neither")
 
     def data(x: Tensor, y: Tensor, known: Knowledge) -> tuple[Tensor, Tensor]:
-        return x, known.num_classes - 1 - y
+        if source is None or target is None:
+            return x, known.num_classes - 1 - y
+        check_class("label_flip.source", source, known)
+        check_class("label_flip.target", target, known)
+        return x, torch.where(y == source, target, y)
 
-    return Attack(data=data)
+    return Attack(data=data, knows="its own data, and the number of classes")
+
+
+def check_class(name: str, value: int, known: Knowledge) -> None:
+    """Refuse a class that the data do not have."""
+    if not 0 <= value < known.num_classes:
+        raise PlanError(f"{name} is {value}, but classes are 0 to {known.num_classes - 1}")

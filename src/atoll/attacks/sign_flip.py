@@ -12,4 +12,4 @@ def sign_flip(scale: float = 1.0) -> Attack:
     def update(honest: Update, known: Knowledge) -> Update:
         return honest._replace(delta_D=-scale * honest.delta_D)
 
-    return Attack(update=update)
+    return Attack(update=update, knows="its own update")

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from atoll.core.errors import PlanError
 from atoll.core.messages import Aggregate, State, Update
 
 
@@ -38,12 +39,21 @@ class Aggregator(NamedTuple):
     needs_individuals: bool = False
     """Whether it must see each update: then memory grows with the cohort, and it cannot sit behind a masked sum."""
     min_updates: int = 1
+    """Fewer valid updates than this are not aggregated: the attempt is abandoned."""
+    needs: str = ""
+    """Says why, such as "krum with f = 3 needs at least 2f + 3 = 9 updates"."""
+    trust: Callable[[State, Update], State] | None = None
+    """(accumulator, the server's own update) -> accumulator; where it is given, the server trains on own samples."""
     unit_steps: bool = False
     """Whether what it gives has no size of its own, so that a plan must say server.lr."""
 
 
 Rule = Callable[[Tensor, Tensor], Tensor]
 """(updates_CD, weight_C) -> one row (D,)."""
+RecallingRule = Callable[[Tensor, Tensor | None], Tensor]
+"""(updates_CD, what it gave last time or None) -> one row (D,)."""
+Step = Callable[[Tensor, int], Tensor]
+"""(updates_CD, rounds so far) -> rows (M, D) for another rule."""
 
 
 def as_rows(update: Update) -> State:
@@ -63,16 +73,81 @@ def _concatenate(left: State, right: State) -> State:
     return {name: torch.cat([left[name], right[name]]) for name in left}
 
 
-def stacked(rule: Rule, *, min_updates: int = 1) -> Aggregator:
+def _add(acc: State, update: Update) -> State:
+    return _concatenate(acc, as_rows(update))
+
+
+def individuals(
+    finish: Callable[[State, State], tuple[Aggregate, State]], *, min_updates: int, needs: str
+) -> Aggregator:
+    """An aggregator that keeps every row until `finish`, which gets at least `min_updates` of them."""
+
+    def checked(acc: State, memory: State) -> tuple[Aggregate, State]:
+        num = len(acc["weight"]) if acc else 0
+        if num < min_updates:
+            raise PlanError(f"{needs}: got {num}; lower f, or ask more clients")
+        return finish(acc, memory)
+
+    needs = needs or f"the aggregator needs at least {min_updates} updates"
+    return Aggregator(_add, _concatenate, checked, needs_individuals=True, min_updates=min_updates, needs=needs)
+
+
+def over_vectors(acc: State, rule: Callable[[str, Tensor], Tensor]) -> Aggregate:
+    """Apply a rule, which gets a name and a matrix, to the update and to each extra vector, one by one."""
+
+    def one(name: str) -> Tensor:
+        rows = acc[name]
+        return rule(name, rows.reshape(len(rows), -1)).view(rows.shape[1:])
+
+    aux = {name.removeprefix("aux."): one(name) for name in acc if name.startswith("aux.")}
+    return Aggregate(one("delta"), aux, float(acc["weight"].sum()), len(acc["weight"]))
+
+
+def stacked(rule: Rule, *, min_updates: int = 1, needs: str = "") -> Aggregator:
     """Lift a function of the (C, D) matrix into an aggregator; extra vectors go through the same rule, one by one."""
 
-    def add(acc: State, update: Update) -> State:
-        return _concatenate(acc, as_rows(update))
+    def finish(acc: State, memory: State) -> tuple[Aggregate, State]:
+        return over_vectors(acc, lambda name, rows_CD: rule(rows_CD, acc["weight"])), memory
+
+    return individuals(finish, min_updates=min_updates, needs=needs)
+
+
+def recalling(rule: RecallingRule, *, min_updates: int = 1, needs: str = "") -> Aggregator:
+    """Lift a function of the (C, D) matrix and of what it gave in the round before."""
 
     def finish(acc: State, memory: State) -> tuple[Aggregate, State]:
-        weight_C = acc["weight"]
-        aux = {name.removeprefix("aux."): rule(rows, weight_C) for name, rows in acc.items() if name.startswith("aux.")}
-        delta_D = rule(acc["delta"], weight_C)
-        return Aggregate(delta_D, aux, float(weight_C.sum()), weight_C.numel()), memory
+        found = over_vectors(acc, lambda name, rows_CD: rule(rows_CD, _flat(memory.get(name))))
+        return found, {"delta": found.delta_D, **{f"aux.{name}": value for name, value in found.aux.items()}}
 
-    return Aggregator(add=add, merge=_concatenate, finish=finish, needs_individuals=True, min_updates=min_updates)
+    return individuals(finish, min_updates=min_updates, needs=needs)
+
+
+def _flat(last: Tensor | None) -> Tensor | None:
+    return None if last is None else last.reshape(-1)
+
+
+def prepared(step: Step, inner: Aggregator, *, min_updates: int, needs: str) -> Aggregator:
+    """An aggregator that changes the rows by `step` before another rule sees them, all with one weight.
+
+    It counts its rounds, so that a step may draw new random numbers in each.
+    """
+    if inner.trust is not None:
+        raise PlanError("a rule that compares with the server's own update cannot be wrapped: use it as the aggregator")
+
+    def init() -> State:
+        return {"round": torch.tensor(0), **{f"rule.{name}": value for name, value in inner.init().items()}}
+
+    def finish(acc: State, memory: State) -> tuple[Aggregate, State]:
+        number = int(memory["round"])
+        changed = {
+            name: step(rows.reshape(len(rows), -1), number).view(-1, *rows.shape[1:])
+            for name, rows in acc.items()
+            if name != "weight"
+        }
+        changed["weight"] = acc["weight"].new_ones(len(changed["delta"]))
+        kept = {name.removeprefix("rule."): value for name, value in memory.items() if name.startswith("rule.")}
+        found, kept = inner.finish(inner.add(inner.zero(), rows_of(changed)), kept)
+        found = found._replace(weight=float(acc["weight"].sum()), num_clients=len(acc["weight"]))
+        return found, {"round": torch.tensor(number + 1), **{f"rule.{name}": value for name, value in kept.items()}}
+
+    return individuals(finish, min_updates=min_updates, needs=needs)._replace(init=init, unit_steps=inner.unit_steps)

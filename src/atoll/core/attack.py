@@ -15,12 +15,17 @@ from atoll.core.messages import Update
 
 
 class Knowledge(NamedTuple):
-    """What an attacker may look at: the model that was sent, the number of classes, the attempt, its own randomness."""
+    """What an attacker may look at: the model that was sent, the number of classes, the attempt, its own randomness.
+
+    Those who see the whole cohort also know the server's rule.
+    """
 
     params_D: Tensor
     num_classes: int
     attempt: int
     rng: np.random.Generator
+    aggregate: Callable[[Update], Tensor] | None = None
+    """(stacked updates of the cohort) -> what the server would make of them; None to a client on its own."""
 
 
 class Attack(NamedTuple):

@@ -14,6 +14,10 @@ State = dict[str, Tensor]
 """Named tensors that somebody remembers: a server, a client, an optimiser, an aggregator."""
 
 
+SERVER = -1
+"""Who trains on the server's own samples, where a client's number would stand."""
+
+
 def _packed(first_D: Tensor, aux: State) -> Tensor:
     return torch.cat([first_D, *(aux[name].reshape(-1) for name in sorted(aux))]) if aux else first_D
 

@@ -108,6 +108,8 @@ def _plain(value: Any, where: str) -> Value:
         value = value.item()  # a number of NumPy
     if isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, Part):
+        return value.to_dict()
     if isinstance(value, list | tuple):
         return [_plain(item, where) for item in value]
     if isinstance(value, Mapping):

@@ -50,9 +50,13 @@ class Server(Section):
 
     lr: float | None = None
     """Its step size; 1 unless the algorithm has one of its own."""
+    samples: int | None = None
+    """Samples of the training set, picked by seed, that it trains on itself for rules that compare, such as fltrust."""
 
     def check(self) -> None:
         """Refuse a server that cannot move."""
+        if self.samples is not None and self.samples < 1:
+            raise PlanError(f"server.samples must be at least 1, got {self.samples}; leave it out for none")
         if self.lr is not None and not self.lr > 0:
             raise PlanError(f"server.lr must be above 0, got {self.lr}")
 
@@ -114,9 +118,15 @@ class Attackers(Section):
     fraction: float | None = None
     clients: tuple[int, ...] = ()
     start_round: int = 0
+    num_rounds: int | None = None
+    """For how many rounds they attack, 1 for a single shot; to the end if left out."""
 
     def check(self) -> None:
         """Refuse contradictions."""
+        if self.num_rounds is not None and self.num_rounds < 1:
+            raise PlanError(
+                f"attackers.num_rounds must be at least 1, got {self.num_rounds}; leave attack out for none"
+            )
         if sum([self.num is not None, self.fraction is not None, bool(self.clients)]) > 1:
             raise PlanError("attackers: give one of num, fraction and clients")
         if self.num is not None and self.num < 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from atoll.core.aggregator import Aggregator
 from atoll.core.coordinator import Coordinator, CoordinatorState, Policy, Sampler
 from atoll.core.errors import PlanError
 from atoll.core.parts import Part
@@ -12,9 +13,15 @@ from atoll.train.job import Job
 
 
 def build_coordinator(plan: Plan, federation: Federation) -> Coordinator:
-    """The round machine of a plan; a cohort that cannot be had is refused here."""
+    """The round machine of a plan; a cohort that cannot be had, or is too small for the rule, is refused here."""
     policy: Policy = plan.policy.build("rounds")
     goal = policy.goal(federation.num_clients)
+    aggregator: Aggregator = plan.aggregator.build("aggregators", seed=plan.seed)
+    if goal < aggregator.min_updates:
+        raise PlanError(
+            f"{aggregator.needs}, but {goal} make a version: lower f, or raise policy.size to {aggregator.min_updates}"
+        )
+    policy = policy._replace(min_reports=max(policy.min_reports, aggregator.min_updates))
     sampler: Sampler = plan.sampler.build("rounds.samplers")
     if sampler.draws_size and policy.num_wanted(CoordinatorState(), federation.num_clients) != goal:
         raise PlanError(

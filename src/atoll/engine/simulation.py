@@ -40,7 +40,7 @@ from atoll.core.coordinator import (
 from atoll.core.devices import INSTANT, Devices, Load
 from atoll.core.eligibility import Eligibility
 from atoll.core.errors import PlanError, TrainingError
-from atoll.core.messages import Broadcast, Payload, State, Task, Update, stack
+from atoll.core.messages import SERVER, Aggregate, Broadcast, Payload, State, Task, Update, stack
 from atoll.core.plan import Plan, Stop
 from atoll.core.seeds import generator
 from atoll.core.transform import Encoding
@@ -303,9 +303,11 @@ class Simulation:
     ) -> tuple[RunState, dict[str, Any], Committed]:
         """Train the clients whose work counts, aggregate, and move the model if enough of them are valid."""
         job, version = self.job, state.coordinator.version
-        state, work, late = self._train(state, tasks, progress)
+        own = self._own_update(state)
+        state, work, late = self._train(state, tasks, own, progress)
         valid = [report for report in work.reports if report.valid]
-        if not valid and self.coordinator.policy.keeps_tasks:  # one bad client in a small buffer must not end the run
+        attacked = any(job.attacks(task.client, task.version) for task in tasks)
+        if not valid and (attacked or self.coordinator.policy.keeps_tasks):  # bad clients must not end the run
             return self._forget(state), {}, Committed(0, len(work.reports))
         if not valid:
             raise TrainingError(
@@ -318,7 +320,7 @@ class Simulation:
             upload=max(state.upload if version else 0, *(report.bytes_up for report in work.reports)),
         )
         if len(valid) >= self.coordinator.policy.min_reports:
-            aggregate, rule = job.aggregator.finish(work.folded, state.rule)
+            aggregate, rule = self._aggregate(work.folded, state, own)
             if self.coordinator.policy.mixes:
                 [task] = tasks
                 gap_D = state.sent[task.version].params_D - state.params_D
@@ -344,6 +346,28 @@ class Simulation:
         scores = {report.client: float(getattr(report, wanted)) for report in valid} if wanted else {}
         return self._forget(state), row, Committed(len(valid), len(work.reports) - len(valid), scores)
 
+    def _own_update(self, state: RunState) -> Update | None:
+        """What the server's own samples make of the current version, where the rule compares with it."""
+        if self.job.aggregator.trust is None:
+            return None
+        machine, algorithm = state.coordinator, self.job.algorithm
+        sent = state.sent.get(machine.version)  # what clients heard
+        if sent is None:
+            sent = Broadcast(state.params_D, algorithm.broadcast(state.params_D, state.server))
+        own = self.engine.trainer.own_update(Task(SERVER, machine.version, machine.attempt), sent)
+        if not bool(finite(stack([own]))[0]):
+            raise TrainingError(
+                f"round {machine.version + 1}: the server's own update holds NaN or Inf: lower local.lr, "
+                "or take other server.samples"
+            )
+        return own
+
+    def _aggregate(self, folded: State, state: RunState, own: Update | None) -> tuple[Aggregate, State]:
+        rule = self.job.aggregator
+        if rule.trust is not None and own is not None:
+            folded = rule.trust(folded, own)
+        return rule.finish(folded, state.rule)
+
     def _as_done(self, state: RunState, tasks: Iterable[Task]) -> list[Task]:
         """The tasks with as much of their work as there was time for."""
         return [task._replace(work=state.works[task]) if task in state.works else task for task in tasks]
@@ -364,12 +388,14 @@ class Simulation:
         sent = {version: sent for version, sent in state.sent.items() if version in versions}
         return state._replace(works=works, sent=sent, ahead=ahead)
 
-    def _train(self, state: RunState, tasks: tuple[Task, ...], progress: Progress) -> tuple[RunState, Work, float]:
+    def _train(
+        self, state: RunState, tasks: tuple[Task, ...], own: Update | None, progress: Progress
+    ) -> tuple[RunState, Work, float]:
         """Train tasks that have arrived, fold their updates, and tell by how many versions they are late on average."""
         job = self.job
         if not self.coordinator.policy.keeps_tasks:
             done = self.engine.train(self._as_done(state, tasks), state.sent, state.clients, progress)
-            return state, self._collude(state, tasks, done), 0.0
+            return state, self._collude(state, tasks, done, own), 0.0
         state = self._train_ahead(state, tasks, progress)
         each = [state.ahead[task.client] for task in tasks]
         counts = [self._counts(state, task) for task, ahead in zip(tasks, each, strict=True) if ahead.report.valid]
@@ -381,7 +407,7 @@ class Simulation:
         states = {ahead.report.client: ahead.state for ahead in each if ahead.state and ahead.report.valid}
         work = Work(folded, [ahead.report for ahead in each], states)
         if job.attack is not None and job.attack.collude is not None:
-            work = self._collude(state, tasks, work)
+            work = self._collude(state, tasks, work, own)
         elif rows:
             work = work._replace(folded=job.aggregator.add(job.aggregator.zero(), rows_of(folded)))
         late = sum(state.coordinator.version - task.version for task in tasks) / len(tasks)
@@ -410,19 +436,26 @@ class Simulation:
             found[report.client] = Ahead(update, report, work.states.get(report.client, {}))
         return state._replace(ahead=found)
 
-    def _collude(self, state: RunState, tasks: tuple[Task, ...], work: Work) -> Work:
-        """Let attackers who see every update change their own, then fold by the plan's rule."""
+    def _collude(self, state: RunState, tasks: tuple[Task, ...], work: Work, own: Update | None) -> Work:
+        """Let attackers who see every update, and know the rule, change their own, then fold by the plan's rule."""
         job = self.job
-        if job.attack is None or job.attack.collude is None or not work.folded:
-            return work
         valid = [report for report in work.reports if report.valid]
-        version = state.coordinator.version
-        bad_C = torch.tensor([job.attacks(report.client, version) for report in valid])
-        changed = job.attack.collude(rows_of(work.folded), bad_C, knowledge(job, tasks[0], state.params_D))
+        if job.attack is None or job.attack.collude is None or len(valid) < self.coordinator.policy.min_reports:
+            return work  # too few for a commit: nothing is made of them
+
+        def folded_of(updates: Update) -> State:
+            return job.aggregator.add(job.aggregator.zero(), updates)
+
+        def aggregate(updates: Update) -> Tensor:
+            return self._aggregate(folded_of(updates), state, own)[0].delta_D
+
+        bad_C = torch.tensor([job.attacks(report.client, state.coordinator.version) for report in valid])
+        known = knowledge(job, tasks[0], state.params_D)._replace(aggregate=aggregate)
+        changed = job.attack.collude(rows_of(work.folded), bad_C, known)
         good_C = finite(changed)
         by_client = {report.client: bool(good) for report, good in zip(valid, good_C.tolist(), strict=True)}
         reports = [report._replace(valid=by_client.get(report.client, False)) for report in work.reports]
-        folded = job.aggregator.add(job.aggregator.zero(), changed.rows(good_C)) if bool(good_C.any()) else {}
+        folded = folded_of(changed.rows(good_C)) if bool(good_C.any()) else {}
         return Work(folded, reports, work.states)
 
     def _evaluate(self, number: int, params_D: Tensor, *, last: bool) -> Round:

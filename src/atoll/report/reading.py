@@ -206,10 +206,12 @@ def human_seconds(seconds: float) -> str:
 
 
 def part_text(part: Part) -> str:
-    """A part as one reads it: fedprox (mu 0.1), or dirichlet (alpha 0.1) | rotation."""
+    """A part as one reads it: fedprox (mu 0.1), dirichlet (alpha 0.1) | rotation, or nnm (f 2, rule krum (f 2))."""
     if part.name == "mixture":
         return " | ".join(part_text(Part.of(each)) for each in part.options.get("parts", []))
-    options = ", ".join(f"{key} {value}" for key, value in part.options.items())
+    nested = {key: value for key, value in part.options.items() if isinstance(value, dict) and "name" in value}
+    inner = {key: part_text(Part.of(value)) for key, value in nested.items()}
+    options = ", ".join(f"{key} {value}" for key, value in {**part.options, **inner}.items())
     return f"{part.name} ({options})" if options else part.name
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from atoll.core.errors import DataError, PlanError
+from atoll.core.messages import SERVER
 from atoll.core.plan import Plan
 from atoll.core.seeds import generator
 from atoll.data.dataset import Dataset
@@ -20,7 +21,15 @@ from atoll.data.partition.mixture import dealer
 class Federation:
     """Who holds which samples. Nothing is copied: a client is a list of indices into the shared training set."""
 
-    def __init__(self, dataset: Dataset, partition: Partition, *, seed: int = 0, holdout: float = 0.0) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        partition: Partition,
+        *,
+        seed: int = 0,
+        holdout: float = 0.0,
+        server_samples: int = 0,
+    ) -> None:
         dataset = partition.dataset or dataset
         self.dataset, self.partition = dataset, partition
         self.num_clients = partition.num_clients
@@ -34,16 +43,21 @@ class Federation:
                 f"client {empty} has no samples, and {int((sizes < 1).sum())} of {self.num_clients} are empty: "
                 "use fewer clients (partition.num_clients), a milder skew, or min_samples = 1"
             )
-        self.max_samples = int(sizes.max())
+        self._server_indices = self._picked(server_samples)
+        self.max_samples = max(int(sizes.max()), server_samples)
         self.num_samples = lru_cache(maxsize=100_000)(self._num_samples)
 
     def _num_samples(self, client: int) -> int:
-        """How many samples a client trains on."""
+        """How many samples a client, or the server, trains on."""
+        if client == SERVER:
+            return len(self._server_indices)
         size = self.partition.size(client)
         return size - int(self._holdout * size)
 
     def train_indices(self, client: int) -> np.ndarray:
-        """The samples that a client trains on."""
+        """The samples that a client, or the server, trains on."""
+        if client == SERVER:
+            return self._server_indices
         indices = self.partition.indices(client)
         return self._shuffled(indices, client)[: self.num_samples(client)] if self._holdout else indices
 
@@ -52,6 +66,13 @@ class Federation:
         indices = self.partition.indices(client)
         held = self._shuffled(indices, client)[self.num_samples(client) :] if self._holdout else indices
         return held if len(held) else indices
+
+    def _picked(self, num: int) -> np.ndarray:
+        """The samples that the server keeps a copy of."""
+        most = len(self.train_y)
+        if num > most:
+            raise PlanError(f"server.samples is {num} but there are only {most} training samples: lower it")
+        return np.sort(generator(self._seed, "server samples").choice(most, size=num, replace=False))
 
     def _shuffled(self, indices: np.ndarray, client: int) -> np.ndarray:
         return generator(self._seed, "holdout", client).permutation(indices)
@@ -83,4 +104,10 @@ def build_federation(plan: Plan) -> Federation:
             f"partition '{plan.partition.name}' gave {type(partition).__name__}: "
             "make one with dealt or drawn of atoll.data.index"
         )
-    return Federation(dataset, partition, seed=plan.seed, holdout=plan.evaluation.holdout)
+    return Federation(
+        dataset,
+        partition,
+        seed=plan.seed,
+        holdout=plan.evaluation.holdout,
+        server_samples=plan.server.samples or 0,
+    )

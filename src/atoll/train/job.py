@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -49,7 +50,7 @@ class Job:
     """Whether updates come back one by one, not folded: where they are late by different amounts."""
     attack: Attack | None
     attackers: frozenset[int]
-    attack_start: int
+    attack_rounds: range
     dropout_seeds: list[str]
     local_buffers: list[str]
     """Buffers that each client keeps for itself."""
@@ -81,7 +82,7 @@ class Job:
 
     def attacks(self, client: int, version: int) -> bool:
         """Whether this client misbehaves in this round."""
-        return self.attack is not None and client in self.attackers and version >= self.attack_start
+        return self.attack is not None and client in self.attackers and version in self.attack_rounds
 
 
 def build_job(plan: Plan, federation: Federation | None = None) -> Job:
@@ -91,7 +92,8 @@ def build_job(plan: Plan, federation: Federation | None = None) -> Job:
     model = build_model(plan, federation)
     spec = spec_of(model, buffers=plan.local.buffers)
     local = _settle(plan.local, algorithm, plan.algorithm.name)
-    aggregator: Aggregator = plan.aggregator.build("aggregators")
+    aggregator: Aggregator = plan.aggregator.build("aggregators", seed=plan.seed)
+    _check_server(plan, aggregator)
     if aggregator.unit_steps and plan.server.lr is None:
         raise PlanError(f"{plan.aggregator.name} moves every parameter by server.lr: set it, e.g. to 0.001")
     schedule: Callable[[int], float] = local.schedule.build("train.schedules")
@@ -113,7 +115,7 @@ def build_job(plan: Plan, federation: Federation | None = None) -> Job:
         keeps_rows=plan.policy.build("rounds").keeps_tasks,
         attack=plan.attack.build("attacks") if plan.attack else None,
         attackers=_attackers(plan.attackers, federation.num_clients, plan.seed) if plan.attack else frozenset(),
-        attack_start=plan.attackers.start_round,
+        attack_rounds=_attack_rounds(plan),
         dropout_seeds=use_counter_dropout(model),
         local_buffers=[name for name, _ in float_buffers(model)] if plan.local.buffers == "local" else [],
     )
@@ -211,6 +213,21 @@ def _settle(local: Local, algorithm: Algorithm, name: str) -> Local:
     epochs = fixed.get("epochs", local.epochs or (None if local.steps else 1))
     batch_size = fixed.get("batch_size", local.batch_size or 10)
     return replace(local, epochs=epochs, batch_size=batch_size)  # type: ignore[arg-type]
+
+
+def _check_server(plan: Plan, aggregator: Aggregator) -> None:
+    """The server has samples of its own if, and only if, its rule compares with what they make of the model."""
+    name, num = plan.aggregator.name, plan.server.samples
+    if aggregator.trust is not None and num is None:
+        raise PlanError(f"{name} compares with the server's own update: set server.samples, e.g. to 100")
+    if aggregator.trust is None and num is not None:
+        raise PlanError(f"server.samples is {num}, but {name} does not use them: leave it out, or use fltrust")
+
+
+def _attack_rounds(plan: Plan) -> range:
+    """The versions in which the bad clients attack."""
+    start, num = plan.attackers.start_round, plan.attackers.num_rounds
+    return range(start, sys.maxsize if num is None else start + num)
 
 
 def _attackers(who: Attackers, num_clients: int, seed: int) -> frozenset[int]:

@@ -88,7 +88,7 @@ def train_client(
         torch.manual_seed(base)
         for number, indices in enumerate(batches):
             set_seed(space.model, job.dropout_seeds, base + number)
-            batch = load_batch(job, torch.from_numpy(indices), task, sent.params_D)
+            batch = load_batch(job, torch.from_numpy(indices), task, sent.params_D, number)
             order = _order(job, space, sent, state, lr, len(batches), batch, task, first_loss)
             loss, grads = _gradient(job, space, batch, order)
             targets: list[Tensor] = [leaf.data for leaf in space.leaves]
@@ -104,19 +104,19 @@ def train_client(
     return Trained(update, after | _local_buffers(job, space.model), float(torch.stack(losses).mean()))
 
 
-def load_batch(job: Job, indices: Tensor, task: Task, params_D: Tensor) -> Batch:
+def load_batch(job: Job, indices: Tensor, task: Task, params_D: Tensor, step: int) -> Batch:
     """Gather samples, poisoned if the client attacks its data."""
     federation = job.federation
     x, y = federation.features(federation.train_x[indices]), federation.train_y[indices]
     x = x.to(job.spec.dtype) if x.dtype.is_floating_point else x
     if job.attack is not None and job.attack.data is not None and job.attacks(task.client, task.version):
-        x, y = job.attack.data(x, y, knowledge(job, task, params_D))
+        x, y = job.attack.data(x, y, knowledge(job, task, params_D, step))
     return Batch(x, y, torch.full((len(y),), 1 / len(y), dtype=job.spec.dtype))
 
 
-def knowledge(job: Job, task: Task, params_D: Tensor) -> Knowledge:
-    """What an attacking client may look at."""
-    rng = generator(job.seed, "attack", task.attempt, task.client)
+def knowledge(job: Job, task: Task, params_D: Tensor, step: int = 0) -> Knowledge:
+    """What an attacking client may look at; in each step it draws other numbers."""
+    rng = generator(job.seed, "attack", task.attempt, task.client, step)
     return Knowledge(params_D, job.federation.dataset.num_classes, task.attempt, rng)
 
 

@@ -221,7 +221,7 @@ class StackedTrainer:
                 for s, (x, y) in enumerate(zip(each_x, each_y, strict=True), start):
                     for g in bad:
                         assert attack is not None
-                        x[g], y[g] = attack(x[g], y[g], knowledge(job, tasks[g], sent[g].params_D))
+                        x[g], y[g] = attack(x[g], y[g], knowledge(job, tasks[g], sent[g].params_D, s))
                     fresh = (Batch(x, y, weights[s]), seeds[s], lives[s], numbers[s])
                     if step is None:
                         once, step = self._step_for(fresh, params_GD, memory, fixed)

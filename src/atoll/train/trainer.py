@@ -118,6 +118,12 @@ class Trainer:
             after = [one.state for one in ones]
         return self._send(tasks, broadcasts, before, updates, losses, after)
 
+    def own_update(self, task: Task, sent: Broadcast) -> Update:
+        """What the server's own samples make of a version, by the plain loop, so that all engines agree."""
+        [first] = self._first_losses([task], {task.version: sent})
+        with explained():
+            return train_client(self.job, self.space, task, sent, self._algorithm_state({}, sent), first).update
+
     def evaluate(self, params_D: Tensor, start: int) -> State:
         """Evaluate one slice of the test set."""
         return evaluate_slice(self.job, self.space, params_D, start)
@@ -167,7 +173,7 @@ class Trainer:
                 payload, memory = job.uplink.encode(row.packed(), memory, Encoding(job.spec, task.attempt, rng))
                 num_bytes[i] = packed_size(payload)
                 after[i] |= {f"uplink.{k}": v for k, v in memory.items()}
-                rows.append(row.unpacked(job.uplink.decode(payload)))
+                rows.append(_fitting(row.unpacked(job.uplink.decode(payload)), updates.rows(i)))
             updates = stack(rows)
         if any(task.share != 1 for task in tasks):
             shares_C = torch.tensor([task.share for task in tasks], dtype=updates.weight.dtype)
@@ -211,6 +217,15 @@ def explained() -> Iterator[None]:
         raise
     except Exception as error:
         raise failed(error) from error
+
+
+def _fitting(sent: Update, honest: Update) -> Update:
+    """What was sent, or NaN in its place if it has not the shape of an honest update, so that it is rejected."""
+    if sent.delta_D.shape == honest.delta_D.shape and sent.weight.shape == honest.weight.shape:
+        shapes = [{name: vector.shape for name, vector in each.aux.items()} for each in (sent, honest)]
+        if shapes[0] == shapes[1]:
+            return sent
+    return honest._replace(delta_D=torch.full_like(honest.delta_D, torch.nan))
 
 
 def finite(updates: Update) -> Tensor:

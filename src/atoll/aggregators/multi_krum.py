@@ -1,0 +1,32 @@
+"""Multi-Krum."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from atoll.aggregators.columns import combined
+from atoll.aggregators.geometry import at_least, by_krum_score, checked_f, squared_distances
+from atoll.core.aggregator import Aggregator, stacked
+from atoll.core.errors import PlanError
+
+
+def multi_krum(f: int, num_selected: int | None = None) -> Aggregator:
+    """Average the updates with the best Krum scores, n - f - 2 of them unless said otherwise, weights aside.
+
+    (Blanchard et al. 2017, arXiv:1703.02757, section 4, end.) It needs n >= 2f + 3; breakdown point (n - 3) / 2n. More
+    than n - f selected would take in bad ones for certain.
+    """
+    least = 2 * checked_f("multi_krum", f) + 3
+    if num_selected is not None and num_selected < 1:
+        raise PlanError(f"multi_krum.num_selected must be at least 1, got {num_selected}")
+
+    def rule(updates_CD: Tensor, weight_C: Tensor) -> Tensor:
+        num = len(updates_CD)
+        kept = min(num_selected or num - f - 2, num - f)
+        best = by_krum_score(squared_distances(updates_CD), f)[:kept]
+        share_C = torch.zeros(num, dtype=torch.float64)
+        share_C[best] = 1 / kept
+        return combined(share_C, updates_CD)
+
+    return stacked(rule, min_updates=least, needs=at_least("multi_krum", f, "2f + 3", least))

@@ -1,0 +1,61 @@
+"""What attacks share that see the honest updates. Shapes: C clients, H honest ones, A bad ones, D parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from atoll.core.attack import Knowledge
+from atoll.core.errors import PlanError
+from atoll.core.messages import Update
+
+ALL_UPDATES = "every honest update of the cohort"
+ALL_AND_RULE = "every honest update of the cohort, and the server's rule"
+GRID: list[float] = [10 ** (power / 4) for power in range(-8, 9)]
+"""Factors that are tried first, from 0.01 to 100."""
+
+Craft = Callable[[Tensor], Tensor]
+"""(honest_HD) -> one vector (D,) for all bad clients, or one for each (A, D)."""
+
+
+def replaced(updates: Update, bad_C: Tensor, craft: Craft) -> Update:
+    """Put what `craft` makes of the honest rows into the bad rows, for the update and each extra vector by itself."""
+    if bool(bad_C.all()) or not bool(bad_C.any()):
+        return updates  # nobody to look at, or nobody to lie
+
+    def one(rows: Tensor) -> Tensor:
+        flat_CD = rows.reshape(len(rows), -1).clone()
+        flat_CD[bad_C] = craft(flat_CD[~bad_C])
+        return flat_CD.view(rows.shape)
+
+    return updates._replace(delta_D=one(updates.delta_D), aux={name: one(rows) for name, rows in updates.aux.items()})
+
+
+def checked_factor(name: str, factor: float | str | None) -> float | str | None:
+    """Refuse a factor that is neither a number nor the word for the best one."""
+    if isinstance(factor, str) and factor != "optimised":
+        raise PlanError(f'{name}.factor is a number or "optimised", got {factor!r}')
+    return factor
+
+
+def strongest(updates: Update, bad_C: Tensor, known: Knowledge, craft: Callable[[float], Craft]) -> float:
+    """The factor that moves the server's aggregate farthest from the mean of the honest updates.
+
+    Factors are tried on a grid, then four times on both sides of the best, ever closer. (Shejwalkar and Houmansadr
+    2021, NDSS, attack a known rule like this, with a search by halving.)
+    """
+    if known.aggregate is None or bool(bad_C.all()) or not bool(bad_C.any()):
+        return 1.0
+    aggregate, honest_D = known.aggregate, updates.delta_D[~bad_C].double().mean(0)
+
+    def harm(factor: float) -> float:
+        sent = replaced(updates, bad_C, craft(factor))
+        return float((aggregate(sent).double() - honest_D).norm())
+
+    tried: dict[float, float] = {factor: harm(factor) for factor in GRID}
+    step: float = GRID[1] / GRID[0]
+    for _ in range(4):
+        best, step = max(tried, key=lambda factor: tried[factor]), step**0.5
+        tried |= {factor: harm(factor) for factor in (best / step, best * step)}
+    return max(tried, key=lambda factor: tried[factor])

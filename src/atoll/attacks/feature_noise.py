@@ -1,0 +1,24 @@
+"""Train on noisy features."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.core.attack import Attack, Knowledge
+from atoll.core.errors import PlanError
+
+
+def feature_noise(sigma: float = 1.0) -> Attack:
+    """Add Gaussian noise to the features, new for each batch: x + N(0, sigma^2). This is no paper's, just bad data."""
+    if sigma < 0:
+        raise PlanError(f"feature_noise.sigma must be 0 or more, got {sigma}")
+
+    def data(x: Tensor, y: Tensor, known: Knowledge) -> tuple[Tensor, Tensor]:
+        if not x.dtype.is_floating_point:
+            raise PlanError("feature_noise adds to features that are numbers: not to token data")
+        noise = torch.from_numpy(known.rng.standard_normal(x.shape, dtype=np.float32))
+        return x + sigma * noise, y
+
+    return Attack(data=data, knows="its own data")

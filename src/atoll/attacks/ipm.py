@@ -1,0 +1,30 @@
+"""Inner product manipulation. Shapes: C clients, H honest ones, D parameters."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from atoll.attacks.crafting import ALL_AND_RULE, ALL_UPDATES, Craft, checked_factor, replaced, strongest
+from atoll.core.attack import Attack, Knowledge
+from atoll.core.messages import Update
+
+
+def ipm(factor: float | str = 0.5) -> Attack:
+    """Send -factor times the mean of the honest updates (Xie et al. 2020, arXiv:1903.03936).
+
+    A small factor goes unnoticed and still turns the inner product with the true direction; "optimised" seeks the
+    factor that moves the aggregate most.
+    """
+    checked_factor("ipm", factor)
+
+    def craft(size: float) -> Craft:
+        def vector(honest_HD: Tensor) -> Tensor:
+            return -size * honest_HD.mean(0)
+
+        return vector
+
+    def collude(updates: Update, bad_C: Tensor, known: Knowledge) -> Update:
+        size = strongest(updates, bad_C, known, craft) if isinstance(factor, str) else factor
+        return replaced(updates, bad_C, craft(size))
+
+    return Attack(collude=collude, knows=ALL_AND_RULE if factor == "optimised" else ALL_UPDATES)
