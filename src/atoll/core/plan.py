@@ -137,6 +137,8 @@ class Plan(Section):
     seed: int = 0
     rounds: int = 20
     data: Part = field(default_factory=lambda: Part("digits"))
+    public: Part | None = None
+    """Samples that everybody may look at: `held_out` of the training samples, or the features of another data set."""
     partition: Part = field(default_factory=lambda: Part("iid"))
     model: Part = field(default_factory=lambda: Part("logistic"))
     loss: str = "cross_entropy"

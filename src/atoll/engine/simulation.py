@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from atoll.core.aggregator import as_rows, rows_of
-from atoll.core.algorithm import ServerTask
 from atoll.core.coordinator import (
     NOTHING,
     Abandon,
@@ -47,6 +46,7 @@ from atoll.core.wire import packed_size
 from atoll.engine.base import Engine, Progress, silent
 from atoll.train.loop import knowledge
 from atoll.train.metrics import Metrics, spread
+from atoll.train.server import aggregated, server_task
 from atoll.train.trainer import Report, Work, finite
 
 LOOK_AHEAD = 4
@@ -267,12 +267,12 @@ class Simulation:
             upload=max(state.upload if version else 0, *(report.bytes_up for report in work.reports)),
         )
         if len(valid) >= self.coordinator.policy.min_reports:
-            aggregate, rule = job.aggregator.finish(work.folded, state.rule)
+            aggregate, rule = aggregated(job, work.folded, state.rule)
             if self.coordinator.policy.mixes:
                 [task] = tasks
                 gap_D = state.sent[task.version].params_D - state.params_D
                 aggregate = aggregate._replace(delta_D=aggregate.delta_D + self._counts(state, task) * gap_D)
-            order = ServerTask(job.server_lr, version, self.coordinator.num_clients)
+            order = server_task(job, version, self.coordinator.num_clients)
             params_D, server = job.algorithm.server_step(state.params_D, aggregate, state.server, order)
             clients = {**state.clients, **work.states} if work.states else state.clients
             state = state._replace(params_D=params_D, server=server, rule=rule, clients=clients)
@@ -315,7 +315,6 @@ class Simulation:
 
     def _train(self, state: RunState, tasks: tuple[Task, ...], progress: Progress) -> tuple[RunState, Work, float]:
         """Train tasks that have arrived, fold their updates, and tell by how many versions they are late on average."""
-        job = self.job
         if not self.coordinator.policy.keeps_tasks:
             done = self.engine.train(self._as_done(state, tasks), state.sent, state.clients, progress)
             return state, self._collude(state, tasks, done), 0.0
@@ -328,11 +327,7 @@ class Simulation:
             stacked = stack(rows)
             folded = as_rows(stacked._replace(delta_D=stacked.delta_D * torch.tensor(counts)[:, None]))
         states = {ahead.report.client: ahead.state for ahead in each if ahead.state and ahead.report.valid}
-        work = Work(folded, [ahead.report for ahead in each], states)
-        if job.attack is not None and job.attack.collude is not None:
-            work = self._collude(state, tasks, work)
-        elif rows:
-            work = work._replace(folded=job.aggregator.add(job.aggregator.zero(), rows_of(folded)))
+        work = self._collude(state, tasks, Work(folded, [ahead.report for ahead in each], states))
         late = sum(state.coordinator.version - task.version for task in tasks) / len(tasks)
         return state, work, late
 
@@ -360,7 +355,7 @@ class Simulation:
         return state._replace(ahead=found)
 
     def _collude(self, state: RunState, tasks: tuple[Task, ...], work: Work) -> Work:
-        """Let attackers who see every update change their own, then fold by the plan's rule."""
+        """Let attackers who see every update change their own."""
         job = self.job
         if job.attack is None or job.attack.collude is None or not work.folded:
             return work
@@ -371,8 +366,7 @@ class Simulation:
         good_C = finite(changed)
         by_client = {report.client: bool(good) for report, good in zip(valid, good_C.tolist(), strict=True)}
         reports = [report._replace(valid=by_client.get(report.client, False)) for report in work.reports]
-        folded = job.aggregator.add(job.aggregator.zero(), changed.rows(good_C)) if bool(good_C.any()) else {}
-        return Work(folded, reports, work.states)
+        return Work(as_rows(changed.rows(good_C)), reports, work.states)
 
     def _evaluate(self, number: int, params_D: Tensor, *, last: bool) -> Round:
         """Measure what the plan asks for after this round; the last round is always measured."""

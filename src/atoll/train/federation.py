@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from atoll.core.errors import DataError, PlanError
+from atoll.core.parts import Part, members
 from atoll.core.plan import Plan
 from atoll.core.seeds import generator
-from atoll.data.dataset import Dataset
+from atoll.data.dataset import Dataset, Public, as_public
 from atoll.data.index import Partition
 from atoll.data.partition.mixture import dealer
 
@@ -20,9 +21,17 @@ from atoll.data.partition.mixture import dealer
 class Federation:
     """Who holds which samples. Nothing is copied: a client is a list of indices into the shared training set."""
 
-    def __init__(self, dataset: Dataset, partition: Partition, *, seed: int = 0, holdout: float = 0.0) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        partition: Partition,
+        *,
+        seed: int = 0,
+        holdout: float = 0.0,
+        public: Public | None = None,
+    ) -> None:
         dataset = partition.dataset or dataset
-        self.dataset, self.partition = dataset, partition
+        self.dataset, self.partition, self.public = dataset, partition, public
         self.num_clients = partition.num_clients
         self.train_x, self.train_y = _tensor(dataset.train_x), _tensor(dataset.train_y)
         self.test_x, self.test_y = _tensor(dataset.test_x), _tensor(dataset.test_y)
@@ -58,11 +67,19 @@ class Federation:
 
     def features(self, raw: Tensor) -> Tensor:
         """Features as a model wants them: scaled floats, or token ids."""
-        if self.dataset.tokens:
-            return raw.long()
-        x = raw.to(torch.float32, copy=True)  # then in place: several times faster than letting torch promote bytes
-        x = x.mul_(self.dataset.scale) if self.dataset.scale != 1 else x
-        return x.add_(self.dataset.shift) if self.dataset.shift else x
+        return raw.long() if self.dataset.tokens else _scaled(raw, self.dataset.scale, self.dataset.shift)
+
+    def public_features(self, indices: np.ndarray) -> Tensor:
+        """Public samples as a model wants them."""
+        assert self.public is not None
+        raw = torch.from_numpy(self.public.x[indices])
+        return raw.long() if self.dataset.tokens else _scaled(raw, self.public.scale, self.public.shift)
+
+
+def _scaled(raw: Tensor, scale: float, shift: float) -> Tensor:
+    x = raw.to(torch.float32, copy=True)  # then in place: several times faster than letting torch promote bytes
+    x = x.mul_(scale) if scale != 1 else x
+    return x.add_(shift) if shift else x
 
 
 def _tensor(array: np.ndarray) -> Tensor:
@@ -74,13 +91,28 @@ def _tensor(array: np.ndarray) -> Tensor:
 
 def build_federation(plan: Plan) -> Federation:
     """Load the plan's data and deal them out."""
-    dataset = plan.data.build("data.catalog")
-    if not isinstance(dataset, Dataset):
-        raise PlanError(f"data '{plan.data.name}' gave {type(dataset).__name__}: it must return an atoll.Dataset")
+    dataset, public = _with_public(_dataset(plan.data, "data"), plan)
     partition = dealer(plan.partition).build("data.partition", dataset, seed=plan.seed)
     if not isinstance(partition, Partition):
         raise PlanError(
             f"partition '{plan.partition.name}' gave {type(partition).__name__}: "
             "make one with dealt or drawn of atoll.data.index"
         )
-    return Federation(dataset, partition, seed=plan.seed, holdout=plan.evaluation.holdout)
+    return Federation(dataset, partition, seed=plan.seed, holdout=plan.evaluation.holdout, public=public)
+
+
+def _dataset(part: Part, where: str) -> Dataset:
+    dataset = part.build("data.catalog")
+    if not isinstance(dataset, Dataset):
+        raise PlanError(f"{where} '{part.name}' gave {type(dataset).__name__}: it must return an atoll.Dataset")
+    return dataset
+
+
+def _with_public(dataset: Dataset, plan: Plan) -> tuple[Dataset, Public | None]:
+    """What is left for the clients, and what is public."""
+    if plan.public is None:
+        return dataset, None
+    if plan.public.name in members("data.public"):
+        found: tuple[Dataset, Public] = plan.public.build("data.public", dataset, seed=plan.seed)
+        return found
+    return dataset, as_public(_dataset(plan.public, "public"), dataset)

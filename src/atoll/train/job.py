@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from atoll.core.aggregator import Aggregator
 from atoll.core.algorithm import Algorithm
 from atoll.core.attack import Attack
+from atoll.core.coordinator import Policy
 from atoll.core.errors import AtollError, PlanError
 from atoll.core.optimizer import Optimizer
 from atoll.core.params import ParamSpec, flatten, float_buffers, spec_of
@@ -18,6 +19,7 @@ from atoll.core.parts import find
 from atoll.core.plan import Attackers, Local, Plan
 from atoll.core.seeds import derive, generator
 from atoll.core.transform import Chain, chain
+from atoll.train.distillation import check_distillation
 from atoll.train.dropout import use_counter_dropout
 from atoll.train.federation import Federation, build_federation
 
@@ -44,7 +46,7 @@ class Job:
     aggregator: Aggregator
     server_lr: float
     keeps_rows: bool
-    """Whether updates come back one by one, not folded: where they are late by different amounts."""
+    """Whether updates may be late by different amounts, so that each counts differently."""
     attack: Attack | None
     attackers: frozenset[int]
     attack_start: int
@@ -55,6 +57,12 @@ class Job:
     def trainable(self, vector: Tensor) -> Tensor:
         """The part of a flat vector, or of a stack of them, that the optimiser moves."""
         return vector if self.spec.num_trainable == self.spec.num_params else vector[..., : self.spec.num_trainable]
+
+    @property
+    def wants_rows(self) -> bool:
+        """Whether updates come back one by one, not folded: somebody must see them before the rule does."""
+        colludes = self.attack is not None and self.attack.collude is not None
+        return self.keeps_rows or self.algorithm.needs_updates or colludes
 
     @property
     def batch_size(self) -> int:
@@ -93,6 +101,8 @@ def build_job(plan: Plan, federation: Federation | None = None) -> Job:
     if aggregator.unit_steps and plan.server.lr is None:
         raise PlanError(f"{plan.aggregator.name} moves every parameter by server.lr: set it, e.g. to 0.001")
     schedule: Callable[[int], float] = local.schedule.build("train.schedules")
+    policy: Policy = plan.policy.build("rounds")
+    check_distillation(plan, algorithm, federation, policy)
     return Job(
         seed=plan.seed,
         federation=federation,
@@ -107,7 +117,7 @@ def build_job(plan: Plan, federation: Federation | None = None) -> Job:
         uplink=chain(*(part.build("transforms") for part in plan.uplink)),
         aggregator=aggregator,
         server_lr=algorithm.server_lr if plan.server.lr is None else plan.server.lr,
-        keeps_rows=plan.policy.build("rounds").keeps_tasks,
+        keeps_rows=policy.keeps_tasks,
         attack=plan.attack.build("attacks") if plan.attack else None,
         attackers=_attackers(plan.attackers, federation.num_clients, plan.seed) if plan.attack else frozenset(),
         attack_start=plan.attackers.start_round,

@@ -62,7 +62,7 @@ class Work(NamedTuple):
 
 def fold_of(job: Job) -> Aggregator:
     """How updates are folded where they are made: by the rule, or as rows if they must be seen one by one first."""
-    if job.keeps_rows or (job.attack is not None and job.attack.collude is not None):
+    if job.wants_rows:
         return stacked(lambda updates_CD, weight_C: updates_CD)
     return job.aggregator
 
