@@ -32,10 +32,11 @@ def plan_with(base: Plan, **changes: Any) -> Plan:
 
 
 def algorithm_plan(base: Plan, algorithm: str, **changes: Any) -> Plan:
-    """The base plan with another algorithm, and with public samples if it cannot do without."""
-    needs_public = Part(algorithm).build("algorithms").needs_public
-    public = {"public": {"name": "held_out", "fraction": 0.1}} if needs_public else {}
-    return plan_with(base, algorithm=algorithm, **public, **changes)
+    """The base plan with another algorithm, and with the public samples and several models that it is made for."""
+    built = Part(algorithm).build("algorithms")
+    public = {"public": {"name": "held_out", "fraction": 0.1}} if built.needs_public else {}
+    models = {"models": ["logistic", {"name": "mlp_2nn", "hidden": 16}]} if built.scores else {}
+    return plan_with(base, algorithm=algorithm, **public, **models, **changes)
 
 
 def final(plan: Plan, engine: Any) -> torch.Tensor:

@@ -154,7 +154,7 @@ class Simulation:
                 continue
             so_far = {**done, "seconds": state.seconds + clock() - started}
             reason = why_stop(self.plan.stop, so_far)
-            found = self._evaluate(done["round"], state.params_D, last=reason is not None)
+            found = self._evaluate(done["round"], state, last=reason is not None)
             took = clock() - started
             self.state = state = state._replace(seconds=state.seconds + took)
             row = {**done, "round_seconds": round(took, 6), "seconds": round(state.seconds, 6), **found.row}
@@ -215,7 +215,7 @@ class Simulation:
         if sent is None:
             sent = Broadcast(state.params_D, job.algorithm.broadcast(state.params_D, state.server))
         down = packed_size(Payload(sent.params_D, (sent.aux,) if sent.aux else ()))
-        loads = [Load(task.client, job.num_passes(task.client), down, state.upload) for task in tasks]
+        loads = [Load(task.client, self._passes(state, task), down, state.upload) for task in tasks]
         trips = self.devices.trips(loads, generator(self.plan.seed, "trips", machine.attempt))
         pairs = list(zip(tasks, trips, strict=True))
         journeys = list(state.journeys)
@@ -263,7 +263,7 @@ class Simulation:
             )
         state = state._replace(
             bytes_up=state.bytes_up + sum(report.bytes_up for report in work.reports),
-            samples=state.samples + sum(job.num_passes(task.client, task.work) for task in self._as_done(state, tasks)),
+            samples=state.samples + sum(self._passes(state, task) for task in self._as_done(state, tasks)),
             upload=max(state.upload if version else 0, *(report.bytes_up for report in work.reports)),
         )
         if len(valid) >= self.coordinator.policy.min_reports:
@@ -292,6 +292,9 @@ class Simulation:
         wanted = self.coordinator.sampler.score
         scores = {report.client: float(getattr(report, wanted)) for report in valid} if wanted else {}
         return self._forget(state), row, Committed(len(valid), len(work.reports) - len(valid), scores)
+
+    def _passes(self, state: RunState, task: Task) -> int:
+        return self.job.num_passes(task, first=task.client not in state.clients)
 
     def _as_done(self, state: RunState, tasks: Iterable[Task]) -> list[Task]:
         """The tasks with as much of their work as there was time for."""
@@ -368,26 +371,36 @@ class Simulation:
         reports = [report._replace(valid=by_client.get(report.client, False)) for report in work.reports]
         return Work(as_rows(changed.rows(good_C)), reports, work.states)
 
-    def _evaluate(self, number: int, params_D: Tensor, *, last: bool) -> Round:
-        """Measure what the plan asks for after this round; the last round is always measured."""
+    def _evaluate(self, number: int, state: RunState, *, last: bool) -> Round:
+        """Measure what the plan asks for after this round; the last round is always measured.
+
+        Where clients keep models of their own, those are measured of the clients that have taken part.
+        """
         ask, last = self.plan.evaluation, last or number >= self.coordinator.rounds
         row: dict[str, Metrics] = {}
         confusion_KK = scores_C2 = None
         clients: list[int] | None = None
+        chosen = self._evaluated_clients(state)
+        own = {client: state.clients[client] for client in chosen} if self.job.kinds else {}
         if last or (ask.every and number % ask.every == 0):
-            row["test"], confusion_KK = self.engine.evaluate(params_D)
+            if own:
+                row["test"], confusion_KK, models_C2 = self.engine.evaluate_own(own)
+                row["models_test"] = spread(models_C2[:, 0], models_C2[:, 1])
+            else:
+                row["test"], confusion_KK = self.engine.evaluate(state.params_D)
         if ask.clients_every and (last or number % ask.clients_every == 0):
-            clients = self._evaluated_clients()
-            scores_C2 = self.engine.evaluate_clients(params_D, clients)
+            clients = chosen
+            scores_C2 = self.engine.evaluate_clients(state.params_D, clients, own)
             row["clients_test"] = spread(scores_C2[:, 0], scores_C2[:, 1])
         return Round(row=row, confusion_KK=confusion_KK, clients=clients, scores_C2=scores_C2)
 
-    def _evaluated_clients(self) -> list[int]:
-        num, most = self.job.federation.num_clients, self.plan.evaluation.max_clients
-        if num <= most:
-            return list(range(num))
+    def _evaluated_clients(self, state: RunState) -> list[int]:
+        have_models = sorted(state.clients) if self.job.kinds else range(self.job.federation.num_clients)
+        if len(have_models) <= self.plan.evaluation.max_clients:
+            return list(have_models)
         rng = generator(self.plan.seed, "evaluated clients")
-        return sorted(rng.choice(num, size=most, replace=False).tolist())
+        picked = rng.choice(len(have_models), size=self.plan.evaluation.max_clients, replace=False)
+        return [have_models[place] for place in sorted(picked.tolist())]
 
 
 def _counters(machine: CoordinatorState) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -9,17 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from atoll.core.aggregator import Aggregator
-from atoll.core.algorithm import Algorithm
+from atoll.core.algorithm import Algorithm, Scores
 from atoll.core.attack import Attack
 from atoll.core.coordinator import Policy
 from atoll.core.errors import AtollError, PlanError
+from atoll.core.messages import Task
 from atoll.core.optimizer import Optimizer
-from atoll.core.params import ParamSpec, flatten, float_buffers, spec_of
-from atoll.core.parts import find
+from atoll.core.params import ParamSpec, Slot, flatten, float_buffers, spec_of
+from atoll.core.parts import Part, find
 from atoll.core.plan import Attackers, Local, Plan
 from atoll.core.seeds import derive, generator
 from atoll.core.transform import Chain, chain
-from atoll.train.distillation import check_distillation
+from atoll.train.distillation import check_models, check_public
 from atoll.train.dropout import use_counter_dropout
 from atoll.train.federation import Federation, build_federation
 
@@ -53,6 +55,8 @@ class Job:
     dropout_seeds: list[str]
     local_buffers: list[str]
     """Buffers that each client keeps for itself."""
+    kinds: tuple[Job, ...] = ()
+    """A job for each architecture, where clients keep models of their own; `spec` then lays out a table of scores."""
 
     def trainable(self, vector: Tensor) -> Tensor:
         """The part of a flat vector, or of a stack of them, that the optimiser moves."""
@@ -78,12 +82,25 @@ class Job:
             steps = (self.local.epochs or 1) * -(-num_samples // min(self.batch_size, num_samples))
         return steps if work == 1 else max(1, round(work * steps))
 
-    def num_passes(self, client: int, work: float = 1.0) -> int:
-        """How many samples a client trains on for a task, every pass counted."""
-        num_samples = self.federation.num_samples(client)
-        if self.local.steps is None:
-            return max(1, round(work * (self.local.epochs or 1) * num_samples))
-        return self.num_steps(client, work) * min(self.batch_size, num_samples)
+    def num_passes(self, task: Task, *, first: bool = False) -> int:
+        """How many samples a client trains on for a task, its first or another, every pass counted."""
+        num_samples, scores = self.federation.num_samples(task.client), self.algorithm.scores
+        if scores is not None and first and scores.private_epochs:
+            own = max(1, round(task.work * scores.private_epochs * num_samples))
+        elif self.local.steps is None:
+            own = max(1, round(task.work * (self.local.epochs or 1) * num_samples))
+        else:
+            own = self.num_steps(task.client, task.work) * min(self.batch_size, num_samples)
+        if scores is None:
+            return own
+        labelled = scores.public_epochs * self.num_public if first else 0
+        digested = scores.epochs * self.spec.slots[0].shape[0] if task.version else 0
+        return own + round(task.work * (labelled + digested))
+
+    @property
+    def num_public(self) -> int:
+        """How many public samples there are."""
+        return 0 if self.federation.public is None else len(self.federation.public.x)
 
     def attacks(self, client: int, version: int) -> bool:
         """Whether this client misbehaves in this round."""
@@ -98,12 +115,14 @@ def build_job(plan: Plan, federation: Federation | None = None) -> Job:
     spec = spec_of(model, buffers=plan.local.buffers)
     local = _settle(plan.local, algorithm, plan.algorithm.name)
     aggregator: Aggregator = plan.aggregator.build("aggregators")
+    uplink = chain(*(part.build("transforms") for part in plan.uplink))
+    policy: Policy = plan.policy.build("rounds")
+    check_public(plan, algorithm, federation, policy)
+    check_models(plan, algorithm, federation, aggregator, uplink)
     if aggregator.unit_steps and plan.server.lr is None:
         raise PlanError(f"{plan.aggregator.name} moves every parameter by server.lr: set it, e.g. to 0.001")
     schedule: Callable[[int], float] = local.schedule.build("train.schedules")
-    policy: Policy = plan.policy.build("rounds")
-    check_distillation(plan, algorithm, federation, policy)
-    return Job(
+    job = Job(
         seed=plan.seed,
         federation=federation,
         model=model,
@@ -114,7 +133,7 @@ def build_job(plan: Plan, federation: Federation | None = None) -> Job:
         local=local,
         optimizer=local.optimizer.build("train.optimizers"),
         lr_of=lambda version: local.lr * schedule(version),
-        uplink=chain(*(part.build("transforms") for part in plan.uplink)),
+        uplink=uplink,
         aggregator=aggregator,
         server_lr=algorithm.server_lr if plan.server.lr is None else plan.server.lr,
         keeps_rows=policy.keeps_tasks,
@@ -124,32 +143,74 @@ def build_job(plan: Plan, federation: Federation | None = None) -> Job:
         dropout_seeds=use_counter_dropout(model),
         local_buffers=[name for name, _ in float_buffers(model)] if plan.local.buffers == "local" else [],
     )
+    return job if algorithm.scores is None else _with_own_models(job, algorithm.scores, plan)
 
 
-def build_model(plan: Plan, federation: Federation) -> nn.Module:
-    """Make the model with seeded first weights; a factory gets `input_shape` and `num_classes` if it names them."""
-    dataset = federation.dataset
+def _with_own_models(job: Job, scores: Scores, plan: Plan) -> Job:
+    """Give the job its architectures, and let a table of scores on public samples take the place of parameters."""
+    parts = plan.models or (plan.model,)
+    kinds = []
+    for model in [build_model(plan, job.federation, part) for part in parts]:
+        spec = spec_of(model)
+        kinds.append(
+            replace(
+                job,
+                model=model,
+                spec=spec,
+                first_D=flatten(model, spec),
+                algorithm=Algorithm(),
+                dropout_seeds=use_counter_dropout(model),
+            )
+        )
+    shapes = [_output_shape(kind) for kind in kinds]
+    for part, shape in zip(parts, shapes, strict=True):
+        if shape != shapes[0]:
+            raise PlanError(
+                f"model '{parts[0].name}' gives scores of shape {shapes[0]} a sample, but '{part.name}' {shape}: "
+                "a mean of scores needs models with equal outputs"
+            )
+    shape = (min(scores.num_samples, job.num_public), *shapes[0])
+    spec = ParamSpec((Slot("scores", shape, 0, math.prod(shape)),), math.prod(shape), kinds[0].spec.dtype)
+    return replace(job, spec=spec, first_D=torch.zeros(spec.num_params, dtype=spec.dtype), kinds=tuple(kinds))
+
+
+def _output_shape(kind: Job) -> tuple[int, ...]:
+    """The shape of a model's scores for one sample."""
+    x = kind.federation.features(kind.federation.train_x[:2])
+    kind.model.eval()
+    with torch.no_grad():
+        outputs = kind.model(x.to(kind.spec.dtype) if x.dtype.is_floating_point else x)
+    kind.model.train()
+    return tuple(outputs.shape[1:])
+
+
+def build_model(plan: Plan, federation: Federation, part: Part | None = None) -> nn.Module:
+    """Make the model, or another of the plan's, with seeded first weights.
+
+    A factory gets `input_shape` and `num_classes` if it names them.
+    """
+    dataset, part = federation.dataset, part or (plan.models or (plan.model,))[0]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(plan.seed, "model"))
         try:
-            model = plan.model.build("models", input_shape=dataset.input_shape, num_classes=dataset.num_classes)
+            model = part.build("models", input_shape=dataset.input_shape, num_classes=dataset.num_classes)
         except AtollError:
             raise
         except Exception as error:
             raise PlanError(
-                f"model '{plan.model.name}' cannot be made for samples of shape {dataset.input_shape}: "
+                f"model '{part.name}' cannot be made for samples of shape {dataset.input_shape}: "
                 f"{type(error).__name__}: {error}"
             ) from error
     if not isinstance(model, nn.Module):
-        raise PlanError(f"model '{plan.model.name}' gave {type(model).__name__}: a factory must return an nn.Module")
+        raise PlanError(f"model '{part.name}' gave {type(model).__name__}: a factory must return an nn.Module")
     if next(model.parameters(), None) is None:
-        raise PlanError(f"model '{plan.model.name}' has no parameters: there is nothing to train")
+        raise PlanError(f"model '{part.name}' has no parameters: there is nothing to train")
     model.train()
-    _try_model(model, plan, federation)
+    _try_model(model, part.name, plan.loss, federation)
     return model
 
 
-def _try_model(model: nn.Module, plan: Plan, federation: Federation) -> None:
+def _try_model(model: nn.Module, name: str, loss_name: str, federation: Federation) -> None:
     """Run two samples through the model and the loss, so that misfits are named before training starts."""
     probe = model.training
     model.eval()
@@ -157,14 +218,14 @@ def _try_model(model: nn.Module, plan: Plan, federation: Federation) -> None:
     x = federation.features(federation.train_x[:2])
     x = x.to(dtype) if x.dtype.is_floating_point else x
     y = federation.train_y[:2]
-    loss = find("train.losses", plan.loss)
+    loss = find("train.losses", loss_name)
     try:
         with torch.no_grad():
             outputs = model(x)
             losses = loss(outputs, y)
     except Exception as error:
         raise PlanError(
-            f"model '{plan.model.name}' with loss '{plan.loss}' does not fit samples of shape "
+            f"model '{name}' with loss '{loss_name}' does not fit samples of shape "
             f"{federation.dataset.input_shape} with {federation.dataset.num_classes} classes: {error}"
         ) from error
     finally:
@@ -172,11 +233,11 @@ def _try_model(model: nn.Module, plan: Plan, federation: Federation) -> None:
     if not isinstance(losses, Tensor) or losses.shape != (len(y),):
         gave = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise PlanError(
-            f"loss '{plan.loss}' must give one number a sample, shape ({len(y)},), but gave {gave}: "
+            f"loss '{loss_name}' must give one number a sample, shape ({len(y)},), but gave {gave}: "
             "reduce over everything but the first dimension"
         )
     classes = federation.dataset.num_classes
-    if plan.loss == "cross_entropy" and outputs.shape[-1] < classes:
+    if loss_name == "cross_entropy" and outputs.shape[-1] < classes:
         raise PlanError(
             f"the model has {outputs.shape[-1]} outputs for {classes} classes: pass num_classes to the model"
         )
