@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from atoll.data.catalog.digits import digits
 from atoll.data.dataset import Dataset
 
 
@@ -94,3 +96,9 @@ def assert_same_end(path: Path, whole: Path) -> None:
     assert rows(path) == rows(whole)
     for name in ("clients.json", "confusion.json", "partition.json"):
         assert (path / name).read_text() == (whole / name).read_text()
+
+
+def upside_down() -> Dataset:
+    """Digits that stand on their heads: another data set of the same shape."""
+    dataset = digits()
+    return replace(dataset, name="upside down", train_x=dataset.train_x[:, :, ::-1], test_x=dataset.test_x[:, :, ::-1])

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -24,9 +25,11 @@ from atoll.engine.base import Engine
 from atoll.engine.build import build_coordinator, build_engine
 from atoll.engine.simulation import Round, RunState, Simulation, why_stop
 from atoll.report.progress import Bar, Nobody, Watcher
+from atoll.report.reading import model_text
 from atoll.report.record import RunDirectory, plain
 from atoll.train.federation import Federation, build_federation
 from atoll.train.job import Job, build_job, build_model
+from atoll.train.own_models import PARAMS
 
 if TYPE_CHECKING:
     import pandas
@@ -43,12 +46,25 @@ class Result:
     """What a run ended with."""
 
     plan: Plan
-    model: nn.Module
+    shared: nn.Module | None
+    """The model that all share; None where clients keep models of their own."""
+    models: Mapping[int, nn.Module]
+    """The model of each client that keeps one of its own and has taken part."""
     params_D: Tensor
+    """The shared model as a flat vector, or the last consensus of clients that send scores."""
     history: list[dict[str, Any]]
     reason: str
     engine: dict[str, object]
     path: Path | None = None
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that all share."""
+        if self.shared is None:
+            raise RunError(
+                f"{self.plan.algorithm.name} has no shared model: result.models[client] is the one that a client keeps"
+            )
+        return self.shared
 
     @property
     def test(self) -> dict[str, float]:
@@ -163,15 +179,14 @@ def _run(plan: Plan, directory: RunDirectory | None, watcher: Watcher, checkpoin
             watcher.end()
         reason = str(simulation.reason)
         recorder.finish(reason)
-        params_D = recorder.state.params_D
-        model = load(build_model(plan, federation), job.spec, params_D).eval()
+        shared, models = _models(plan, job, recorder.state)
         if directory is not None and simulation.reason is not Reason.INTERRUPTED:
-            whole = {name: tensor.clone() for name, tensor in model.state_dict().items()}  # tied weights share memory
-            directory.save_model(whole)
+            directory.save_model(_tensors(shared, models))
         return Result(
             plan=plan,
-            model=model,
-            params_D=params_D,
+            shared=shared,
+            models=models,
+            params_D=recorder.state.params_D,
             history=history,
             reason=reason,
             engine=engine.describe(),
@@ -179,6 +194,28 @@ def _run(plan: Plan, directory: RunDirectory | None, watcher: Watcher, checkpoin
         )
     finally:
         engine.close()
+
+
+def _models(plan: Plan, job: Job, state: RunState) -> tuple[nn.Module | None, dict[int, nn.Module]]:
+    """The model that all share, or those that clients keep."""
+    if not job.kinds:
+        return load(build_model(plan, job.federation), job.spec, state.params_D).eval(), {}
+    models: dict[int, nn.Module] = {}
+    for client, memory in sorted(state.clients.items()):
+        number = client % len(job.kinds)
+        fresh = build_model(plan, job.federation, plan.models[number] if plan.models else None)
+        models[client] = load(fresh, job.kinds[number].spec, memory[PARAMS]).eval()
+    return None, models
+
+
+def _tensors(shared: nn.Module | None, models: Mapping[int, nn.Module]) -> dict[str, Tensor]:
+    """All tensors by name, those of a client's own model after its number; cloned, since tied weights share memory."""
+    prefixed = {f"client.{client}.": model for client, model in models.items()} if shared is None else {"": shared}
+    return {
+        prefix + name: tensor.clone()
+        for prefix, model in prefixed.items()
+        for name, tensor in model.state_dict().items()
+    }
 
 
 class _Recorder:
@@ -266,7 +303,7 @@ def _describe(directory: RunDirectory, plan: Plan, job: Job, engine: Engine, set
         "identity": plan.identity(),
         "engine": engine.describe(),
         "setup_seconds": round(setup_seconds, 3),
-        "model": {"name": plan.model.name, "num_params": job.spec.num_params},
+        "model": {"name": model_text(plan), "num_params": max(k.spec.num_params for k in job.kinds or (job,))},
         "data": {
             "name": dataset.name,
             "num_train": dataset.num_train,
@@ -303,4 +340,4 @@ def _title(plan: Plan, job: Job, engine: Engine) -> str:
     settings = engine.describe()
     how = f"{settings['name']}" + (f" x{settings['stack']}" if settings.get("stack", 1) != 1 else "")
     data = job.federation.dataset.name
-    return f"{plan.algorithm.name} · {plan.model.name} · {data} · {job.federation.num_clients} clients · engine {how}"
+    return f"{plan.algorithm.name} · {model_text(plan)} · {data} · {job.federation.num_clients} clients · engine {how}"

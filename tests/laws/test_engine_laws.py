@@ -31,6 +31,14 @@ def plan_with(base: Plan, **changes: Any) -> Plan:
     return Plan(**{**{name: getattr(base, name) for name in base.to_dict() if name != "stop"}, **changes})
 
 
+def algorithm_plan(base: Plan, algorithm: str, **changes: Any) -> Plan:
+    """The base plan with another algorithm, and with the public samples and several models that it is made for."""
+    built = Part(algorithm).build("algorithms")
+    public = {"public": {"name": "held_out", "fraction": 0.1}} if built.needs_public else {}
+    models = {"models": ["logistic", {"name": "mlp_2nn", "hidden": 16}]} if built.scores else {}
+    return plan_with(base, algorithm=algorithm, **public, **models, **changes)
+
+
 def final(plan: Plan, engine: Any) -> torch.Tensor:
     return run(plan_with(plan, engine=engine)).params_D
 
@@ -42,7 +50,7 @@ def final(plan: Plan, engine: Any) -> torch.Tensor:
 def test_stacked_equals_one_by_one(digits_plan: Plan, algorithm: str, optimizer: Any) -> None:
     batch = None if algorithm == "fedsgd" else 16
     local = {"lr": 0.01 if optimizer == "adam" else 0.1, "optimizer": optimizer, "batch_size": batch}
-    plan = plan_with(digits_plan, algorithm=algorithm, local=local)
+    plan = algorithm_plan(digits_plan, algorithm, local=local)
     one_by_one = final(plan, "inline")
     together = final(plan, {"name": "vectorised", "stack": 3})
     assert (one_by_one - together).abs().max() < 2e-5
@@ -52,7 +60,7 @@ def test_stacked_equals_one_by_one(digits_plan: Plan, algorithm: str, optimizer:
 @pytest.mark.parametrize("algorithm", members("algorithms"))
 def test_any_number_of_workers_gives_the_same_bits(digits_plan: Plan, algorithm: str) -> None:
     local = {"lr": 0.1} if algorithm == "fedsgd" else {"lr": 0.1, "batch_size": 16}
-    plan = plan_with(digits_plan, algorithm=algorithm, local=local, policy={"size": 7})
+    plan = algorithm_plan(digits_plan, algorithm, local=local, policy={"size": 7})
     ends = [final(plan, {"name": "processes", "workers": n, "stack": 2}) for n in (1, 2, 3)]
     ends.append(final(plan, {"name": "vectorised", "stack": 2}))
     assert all(torch.equal(ends[0], end) for end in ends)
@@ -62,7 +70,7 @@ def test_any_number_of_workers_gives_the_same_bits(digits_plan: Plan, algorithm:
 @pytest.mark.parametrize("algorithm", members("algorithms"))
 def test_the_order_of_clients_changes_nothing(digits_plan: Plan, algorithm: str, engine: str) -> None:
     local = {"lr": 0.1} if algorithm == "fedsgd" else {"lr": 0.1, "batch_size": 16}
-    job = build_job(plan_with(digits_plan, algorithm=algorithm, local=local))
+    job = build_job(algorithm_plan(digits_plan, algorithm, local=local))
     worker = inline(job) if engine == "inline" else vectorised(job, stack=3)
     server = job.algorithm.init_server(job.first_D)
     sent = {0: Broadcast(job.first_D, job.algorithm.broadcast(job.first_D, server))}
@@ -121,7 +129,7 @@ def test_a_sampler_remembers_what_it_needs(digits_plan: Plan, sampler: str, tmp_
 @pytest.mark.parametrize("algorithm", members("algorithms"))
 def test_resume_equals_uninterrupted(digits_plan: Plan, algorithm: str, tmp_path: Path) -> None:
     local = {"lr": 0.1} if algorithm == "fedsgd" else {"lr": 0.1, "batch_size": 16}
-    plan = plan_with(digits_plan, algorithm=algorithm, local=local, rounds=6, uplink=[{"name": "clip", "norm": 1.0}])
+    plan = algorithm_plan(digits_plan, algorithm, local=local, rounds=6, uplink=[{"name": "clip", "norm": 1.0}])
     whole = run(plan)
     run(plan_with(plan, rounds=2), out=tmp_path / "run")
     resumed = run(plan, out=tmp_path / "run", resume=True)

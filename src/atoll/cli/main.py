@@ -111,7 +111,9 @@ def _run_and_tell(plan: Plan, directory: Path, *, resume: bool, quiet: bool) -> 
     if last is not None:
         test = result.test
         print(f"{result.reason} after {last['round']} rounds in {human_seconds(last['seconds'])}")
-        print(f"test accuracy {100 * test['accuracy']:.2f} %   loss {test['loss']:.4f}   macro F1 {test['f1']:.4f}")
+        models = "" if result.shared is not None else f" (mean of {len(result.models)} clients' own models)"
+        accuracy = f"test accuracy {100 * test['accuracy']:.2f} %{models}"
+        print(f"{accuracy}   loss {test['loss']:.4f}   macro F1 {test['f1']:.4f}")
         print(f"sent up {human_bytes(last['bytes_up'])}, down {human_bytes(last['bytes_down'])}")
         if plan.stop.bytes is not None:
             spent = f"{human_bytes(last['bytes_up'] + last['bytes_down'])} of {human_bytes(plan.stop.bytes)}"

@@ -1,7 +1,7 @@
 """Algorithm: slots of pure functions whose defaults ARE FedAvg (McMahan et al. 2017, arXiv:1602.05629, algorithm 1).
 
 An algorithm overrides only what it changes. Slots for the client are written for one client; the engines map them over
-many. Shapes: D parameters.
+many. Shapes: D parameters, N samples.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from atoll.core.messages import Aggregate, Broadcast, State, Update
@@ -44,6 +45,14 @@ class Batch(NamedTuple):
     weight: Tensor
 
 
+class PublicSamples(NamedTuple):
+    """Samples that everybody may look at, without their labels."""
+
+    num_samples: int
+    features: Callable[[np.ndarray], Tensor]
+    """Indices (N,) -> what a model gets."""
+
+
 class ServerTask(NamedTuple):
     """What the server's step may look at beside the aggregate."""
 
@@ -51,6 +60,12 @@ class ServerTask(NamedTuple):
     round: int
     num_clients: int
     """How many clients are registered, taking part or not."""
+    outputs: Callable[[Tensor, Tensor], Tensor]
+    """The model's outputs in evaluation mode for a flat vector and inputs; its slope in batch-norm statistics is 0."""
+    public: PublicSamples | None
+    """What the plan's `public` gives; never None for an algorithm that `needs_public`."""
+    rng: np.random.Generator
+    """The randomness of this round's step."""
 
 
 def nothing(params_D: Tensor) -> State:
@@ -73,6 +88,21 @@ def add_delta(params_D: Tensor, aggregate: Aggregate, server: State, task: Serve
     return params_D + task.lr * aggregate.delta_D, server
 
 
+class Scores(NamedTuple):
+    """How clients with models of their own learn from each other's class scores on public samples."""
+
+    num_samples: int
+    """Public samples a round, at most."""
+    loss: Callable[[Tensor, Tensor], Tensor]
+    """(a model's scores, the consensus) -> one number a sample."""
+    epochs: int
+    """Passes over the consensus in a round."""
+    public_epochs: int
+    """Passes over labelled public samples before a client's first round."""
+    private_epochs: int
+    """Passes over its own data in a client's first round; 0: as in any other."""
+
+
 class Algorithm(NamedTuple):
     """The slots of an algorithm; see the module for who fills them and who calls them."""
 
@@ -85,6 +115,12 @@ class Algorithm(NamedTuple):
     server_step: Callable[[Tensor, Aggregate, State, ServerTask], tuple[Tensor, State]] = add_delta
     needs_loss: bool = False
     """Whether clients measure the broadcast model on their data first, for `first_loss`."""
+    needs_updates: bool = False
+    """Whether the server's step sees each update, as `aggregate.updates`; all then start from one version."""
+    needs_public: bool = False
+    """Whether a plan must say which samples are public."""
+    scores: Scores | None = None
+    """Says that clients send class scores instead of parameters: a flat vector is then a table of scores."""
     server_lr: float = 1.0
     """The server's learning rate where a plan does not say."""
     local: Mapping[str, object] = MappingProxyType({})

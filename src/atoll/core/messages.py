@@ -102,3 +102,5 @@ class Aggregate(NamedTuple):
     aux: State
     weight: float
     num_clients: int
+    updates: Update | None = None
+    """The cohort's updates, stacked, as they came out of the uplink; None unless the algorithm `needs_updates`."""

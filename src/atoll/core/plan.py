@@ -147,8 +147,12 @@ class Plan(Section):
     seed: int = 0
     rounds: int = 20
     data: Part = field(default_factory=lambda: Part("digits"))
+    public: Part | None = None
+    """Samples that everybody may look at: `held_out` of the training samples, or the features of another data set."""
     partition: Part = field(default_factory=lambda: Part("iid"))
     model: Part = field(default_factory=lambda: Part("logistic"))
+    models: tuple[Part, ...] | None = None
+    """Models that are dealt out to clients in turn, where each keeps its own, instead of one `model` for all."""
     loss: str = "cross_entropy"
     algorithm: Part = field(default_factory=lambda: Part("fedavg"))
     local: Local = field(default_factory=Local)
@@ -179,6 +183,8 @@ class Plan(Section):
             raise PlanError(f"rounds must be 0 or more, got {self.rounds}")
         if self.seed < 0:
             raise PlanError(f"seed must be 0 or more, got {self.seed}")
+        if self.models is not None and not self.models:
+            raise PlanError("models is empty: name at least one, or leave it out")
         if self.stop.accuracy is not None and self.evaluation.every == 0:
             raise PlanError("stop.accuracy needs evaluation.every of at least 1: nothing would be measured")
         if self.devices is None and self.eligibility != Eligibility():

@@ -85,6 +85,36 @@ class Dataset:
         )
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Public:
+    """Samples that everybody may look at: stored features, how they are scaled, and labels if they have any."""
+
+    name: str
+    x: Array
+    y: Array | None
+    scale: float = 1.0
+    shift: float = 0.0
+
+
+def as_public(other: Dataset, dataset: Dataset) -> Public:
+    """The features of another data set's training samples, if a model for this data set can take them.
+
+    Its labels are left behind: they may mean something else.
+    """
+    if other.input_shape != dataset.input_shape or other.tokens != dataset.tokens:
+        kinds = [f"{d.input_shape}{' tokens' if d.tokens else ''}" for d in (other, dataset)]
+        raise DataError(
+            f"a public sample of {other.name} has shape {kinds[0]}, but one of {dataset.name} has {kinds[1]}: choose "
+            'public data of the same shape, or public = {name = "held_out", fraction = 0.05}'
+        )
+    if other.tokens and other.train_x.max() > dataset.train_x.max():
+        raise DataError(
+            f"{other.name} has tokens up to {other.train_x.max()}, but {dataset.name} only up to "
+            f"{dataset.train_x.max()}: choose public data of the same vocabulary"
+        )
+    return Public(name=other.name, x=other.train_x, y=None, scale=other.scale, shift=other.shift)
+
+
 def _features(given: Any, tokens: bool, what: str) -> Array:
     x = np.asarray(given)
     if tokens:

@@ -38,9 +38,9 @@ def auto(job: Job, cohort: int = 10, workers: int | None = None, rounds: int = 1
 def _faster(job: Job, cohort: int) -> tuple[Trainer, float]:
     """Whichever takes less time a client and step, one by one or stacked, and that time."""
     alone, together = Trainer(job), Trainer(job, stack=stack_size(job, cohort))
-    by_one = _seconds(alone)
     if not together.stack:
-        return alone, by_one
+        return alone, 0.0  # there is no choice, so nothing is timed
+    by_one = _seconds(alone)
     try:
         stacked = _seconds(together)
     except AtollError:

@@ -6,6 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -50,8 +51,12 @@ class Engine(ABC):
         """Evaluate slices of the test set; results come in order."""
 
     @abstractmethod
-    def client_scores(self, params_D: Tensor, groups: list[list[int]]) -> Iterable[Tensor]:
-        """Evaluate groups of clients; results come in order."""
+    def client_scores(self, params_D: Tensor, groups: list[list[int]], states: Mapping[int, State]) -> Iterable[Tensor]:
+        """Evaluate groups of clients, with the states of those that keep their models; results come in order."""
+
+    @abstractmethod
+    def own_tests(self, states: Mapping[int, State]) -> Iterable[State]:
+        """Evaluate the models that these clients keep on the test set; results come in order."""
 
     @abstractmethod
     def close(self) -> None:
@@ -81,10 +86,24 @@ class Engine(ABC):
         confusion_KK = total["confusion"].numpy()
         return classification(confusion_KK, float(total["loss"] / total["count"])), confusion_KK
 
-    def evaluate_clients(self, params_D: Tensor, clients: list[int]) -> np.ndarray:
+    def evaluate_own(self, states: Mapping[int, State]) -> tuple[Metrics, np.ndarray, np.ndarray]:
+        """Metrics and confusion matrix on the central test set, all these clients' models pooled, and (C, 2) of each.
+
+        The test set is the same for all, so that the pooled accuracy is the mean of the models' accuracies.
+        """
+        parts = list(self.own_tests(states))
+        confusion_KK = torch.stack([part["confusion"] for part in parts]).sum(0).numpy()
+        right_C = torch.stack([part["confusion"].double().trace() / part["confusion"].sum() for part in parts])
+        loss_C = torch.stack([part["loss"] / part["count"] for part in parts])
+        scores_C2: np.ndarray = torch.stack([right_C, loss_C], dim=1).numpy()
+        return classification(confusion_KK, float(loss_C.mean())), confusion_KK, scores_C2
+
+    def evaluate_clients(
+        self, params_D: Tensor, clients: list[int], states: Mapping[int, State] = MappingProxyType({})
+    ) -> np.ndarray:
         """(C, 2): accuracy and loss of each client on its own data."""
         groups = [clients[i : i + 20] for i in range(0, len(clients), 20)]
-        scores: np.ndarray = torch.cat(list(self.client_scores(params_D, groups))).numpy()
+        scores: np.ndarray = torch.cat(list(self.client_scores(params_D, groups, states))).numpy()
         return scores
 
 
@@ -116,11 +135,18 @@ class InProcess(Engine):
                 found = self.trainer.evaluate(params_D, start)
             yield found
 
-    def client_scores(self, params_D: Tensor, groups: list[list[int]]) -> Iterable[Tensor]:
+    def client_scores(self, params_D: Tensor, groups: list[list[int]], states: Mapping[int, State]) -> Iterable[Tensor]:
         """Evaluate group after group."""
         for group in groups:
             with explained():
-                found = self.trainer.evaluate_clients(params_D, group)
+                found = self.trainer.evaluate_clients(params_D, group, states)
+            yield found
+
+    def own_tests(self, states: Mapping[int, State]) -> Iterable[State]:
+        """Evaluate client after client."""
+        for client, state in states.items():
+            with explained():
+                found = self.trainer.evaluate_own(client, state)
             yield found
 
     def close(self) -> None:

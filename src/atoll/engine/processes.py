@@ -94,11 +94,21 @@ class Processes(Engine):
         for _, tensors in self._farm(({"do": "slice", "start": start}, {}) for start in starts):
             yield tensors
 
-    def client_scores(self, params_D: Tensor, groups: list[list[int]]) -> Iterable[Tensor]:
+    def client_scores(self, params_D: Tensor, groups: list[list[int]], states: Mapping[int, State]) -> Iterable[Tensor]:
         """Share groups of clients out."""
         self._tell({"do": "look at"}, {"params": params_D})
-        for _, tensors in self._farm(({"do": "clients", "clients": group}, {}) for group in groups):
+        requests = (
+            ({"do": "clients", "clients": group}, joined({str(c): states[c] for c in group if c in states}))
+            for group in groups
+        )
+        for _, tensors in self._farm(requests):
             yield tensors["scores"]
+
+    def own_tests(self, states: Mapping[int, State]) -> Iterable[State]:
+        """Share clients out."""
+        requests = (({"do": "own test", "client": client}, state) for client, state in states.items())
+        for _, tensors in self._farm(requests):
+            yield tensors
 
     def close(self) -> None:
         """End the workers and give torch its threads back."""
@@ -218,5 +228,8 @@ def _answer(
             return {"reports": [list(report) for report in work.reports]}, joined(groups)
         case "slice":
             return {}, trainer.evaluate(evaluated["params"], header["start"])
+        case "own test":
+            return {}, trainer.evaluate_own(header["client"], tensors)
         case _:
-            return {}, {"scores": trainer.evaluate_clients(evaluated["params"], header["clients"])}
+            states = {int(client): state for client, state in grouped(tensors).items()}
+            return {}, {"scores": trainer.evaluate_clients(evaluated["params"], header["clients"], states)}

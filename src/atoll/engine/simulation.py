@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from atoll.core.aggregator import as_rows, rows_of
-from atoll.core.algorithm import ServerTask
 from atoll.core.coordinator import (
     NOTHING,
     Abandon,
@@ -40,7 +39,7 @@ from atoll.core.coordinator import (
 from atoll.core.devices import INSTANT, Devices, Load
 from atoll.core.eligibility import Eligibility
 from atoll.core.errors import PlanError, TrainingError
-from atoll.core.messages import SERVER, Aggregate, Broadcast, Payload, State, Task, Update, stack
+from atoll.core.messages import SERVER, Broadcast, Payload, State, Task, Update, stack
 from atoll.core.plan import Plan, Stop
 from atoll.core.seeds import generator
 from atoll.core.transform import Encoding
@@ -48,6 +47,7 @@ from atoll.core.wire import packed_size
 from atoll.engine.base import Engine, Progress, silent
 from atoll.train.loop import knowledge
 from atoll.train.metrics import Metrics, spread
+from atoll.train.server import aggregated, server_task
 from atoll.train.trainer import Report, Work, finite
 
 LOOK_AHEAD = 4
@@ -167,7 +167,7 @@ class Simulation:
                 self._must_buy_a_round(state)
                 self.reason = Reason.BYTES
                 if self.last_row is not None and "test" not in self.last_row:
-                    found = self._evaluate(self.last_row["round"], self.state.params_D, last=True)
+                    found = self._evaluate(self.last_row["round"], self.state, last=True)
                     yield replace(found, row={**self.last_row, **found.row})
                 return
             if done is None:
@@ -176,7 +176,7 @@ class Simulation:
                 continue
             so_far = {**done, "seconds": state.seconds + clock() - started}
             reason = why_stop(self.plan.stop, so_far)
-            found = self._evaluate(done["round"], state.params_D, last=reason is not None)
+            found = self._evaluate(done["round"], state, last=reason is not None)
             took = clock() - started
             self.state = state = state._replace(seconds=state.seconds + took)
             row = {**done, "round_seconds": round(took, 6), "seconds": round(state.seconds, 6), **found.row}
@@ -240,10 +240,10 @@ class Simulation:
 
     def _send(self, state: RunState, tasks: tuple[Task, ...]) -> RunState:
         """Set tasks on their way."""
-        job, machine = self.job, state.coordinator
+        machine = state.coordinator
         state, costs = self._broadcast(state, [task.client for task in tasks])
         loads = [
-            Load(task.client, job.num_passes(task.client), down, state.upload)
+            Load(task.client, self._passes(state, task), down, state.upload)
             for task, down in zip(tasks, costs, strict=True)
         ]
         trips = self.devices.trips(loads, generator(self.plan.seed, "trips", machine.attempt))
@@ -316,16 +316,16 @@ class Simulation:
             )
         state = state._replace(
             bytes_up=state.bytes_up + sum(report.bytes_up for report in work.reports),
-            samples=state.samples + sum(job.num_passes(task.client, task.work) for task in self._as_done(state, tasks)),
+            samples=state.samples + sum(self._passes(state, task) for task in self._as_done(state, tasks)),
             upload=max(state.upload if version else 0, *(report.bytes_up for report in work.reports)),
         )
         if len(valid) >= self.coordinator.policy.min_reports:
-            aggregate, rule = self._aggregate(work.folded, state, own)
+            aggregate, rule = aggregated(job, work.folded, state.rule, own)
             if self.coordinator.policy.mixes:
                 [task] = tasks
                 gap_D = state.sent[task.version].params_D - state.params_D
                 aggregate = aggregate._replace(delta_D=aggregate.delta_D + self._counts(state, task) * gap_D)
-            order = ServerTask(job.server_lr, version, self.coordinator.num_clients)
+            order = server_task(job, version, self.coordinator.num_clients)
             params_D, server = job.algorithm.server_step(state.params_D, aggregate, state.server, order)
             clients = {**state.clients, **work.states} if work.states else state.clients
             state = state._replace(params_D=params_D, server=server, rule=rule, clients=clients)
@@ -362,11 +362,8 @@ class Simulation:
             )
         return own
 
-    def _aggregate(self, folded: State, state: RunState, own: Update | None) -> tuple[Aggregate, State]:
-        rule = self.job.aggregator
-        if rule.trust is not None and own is not None:
-            folded = rule.trust(folded, own)
-        return rule.finish(folded, state.rule)
+    def _passes(self, state: RunState, task: Task) -> int:
+        return self.job.num_passes(task, first=task.client not in state.clients)
 
     def _as_done(self, state: RunState, tasks: Iterable[Task]) -> list[Task]:
         """The tasks with as much of their work as there was time for."""
@@ -392,7 +389,6 @@ class Simulation:
         self, state: RunState, tasks: tuple[Task, ...], own: Update | None, progress: Progress
     ) -> tuple[RunState, Work, float]:
         """Train tasks that have arrived, fold their updates, and tell by how many versions they are late on average."""
-        job = self.job
         if not self.coordinator.policy.keeps_tasks:
             done = self.engine.train(self._as_done(state, tasks), state.sent, state.clients, progress)
             return state, self._collude(state, tasks, done, own), 0.0
@@ -405,11 +401,7 @@ class Simulation:
             stacked = stack(rows)
             folded = as_rows(stacked._replace(delta_D=stacked.delta_D * torch.tensor(counts)[:, None]))
         states = {ahead.report.client: ahead.state for ahead in each if ahead.state and ahead.report.valid}
-        work = Work(folded, [ahead.report for ahead in each], states)
-        if job.attack is not None and job.attack.collude is not None:
-            work = self._collude(state, tasks, work, own)
-        elif rows:
-            work = work._replace(folded=job.aggregator.add(job.aggregator.zero(), rows_of(folded)))
+        work = self._collude(state, tasks, Work(folded, [ahead.report for ahead in each], states), own)
         late = sum(state.coordinator.version - task.version for task in tasks) / len(tasks)
         return state, work, late
 
@@ -437,17 +429,14 @@ class Simulation:
         return state._replace(ahead=found)
 
     def _collude(self, state: RunState, tasks: tuple[Task, ...], work: Work, own: Update | None) -> Work:
-        """Let attackers who see every update, and know the rule, change their own, then fold by the plan's rule."""
+        """Let attackers who see every update, and know the rule, change their own."""
         job = self.job
         valid = [report for report in work.reports if report.valid]
         if job.attack is None or job.attack.collude is None or len(valid) < self.coordinator.policy.min_reports:
             return work  # too few for a commit: nothing is made of them
 
-        def folded_of(updates: Update) -> State:
-            return job.aggregator.add(job.aggregator.zero(), updates)
-
         def aggregate(updates: Update) -> Tensor:
-            return self._aggregate(folded_of(updates), state, own)[0].delta_D
+            return aggregated(job, as_rows(updates), state.rule, own)[0].delta_D
 
         bad_C = torch.tensor([job.attacks(report.client, state.coordinator.version) for report in valid])
         known = knowledge(job, tasks[0], state.params_D)._replace(aggregate=aggregate)
@@ -455,29 +444,40 @@ class Simulation:
         good_C = finite(changed)
         by_client = {report.client: bool(good) for report, good in zip(valid, good_C.tolist(), strict=True)}
         reports = [report._replace(valid=by_client.get(report.client, False)) for report in work.reports]
-        folded = folded_of(changed.rows(good_C)) if bool(good_C.any()) else {}
-        return Work(folded, reports, work.states)
+        return Work(as_rows(changed.rows(good_C)), reports, work.states)
 
-    def _evaluate(self, number: int, params_D: Tensor, *, last: bool) -> Round:
-        """Measure what the plan asks for after this round; the last round is always measured."""
+    def _evaluate(self, number: int, state: RunState, *, last: bool) -> Round:
+        """Measure what the plan asks for after this round; the last round is always measured.
+
+        Where clients keep models of their own, those are measured of the clients that have taken part.
+        """
         ask, last = self.plan.evaluation, last or number >= self.coordinator.rounds
         row: dict[str, Metrics] = {}
         confusion_KK = scores_C2 = None
         clients: list[int] | None = None
-        if last or (ask.every and number % ask.every == 0):
-            row["test"], confusion_KK = self.engine.evaluate(params_D)
-        if ask.clients_every and (last or number % ask.clients_every == 0):
-            clients = self._evaluated_clients()
-            scores_C2 = self.engine.evaluate_clients(params_D, clients)
+        asked = last or (ask.every > 0 and number % ask.every == 0)
+        at_home = ask.clients_every > 0 and (last or number % ask.clients_every == 0)
+        chosen = self._evaluated_clients(state) if at_home or (asked and self.job.kinds) else []
+        own = {client: state.clients[client] for client in chosen} if self.job.kinds else {}
+        if asked:
+            if own:
+                row["test"], confusion_KK, models_C2 = self.engine.evaluate_own(own)
+                row["models_test"] = spread(models_C2[:, 0], models_C2[:, 1])
+            else:
+                row["test"], confusion_KK = self.engine.evaluate(state.params_D)
+        if at_home:
+            clients = chosen
+            scores_C2 = self.engine.evaluate_clients(state.params_D, clients, own)
             row["clients_test"] = spread(scores_C2[:, 0], scores_C2[:, 1])
         return Round(row=row, confusion_KK=confusion_KK, clients=clients, scores_C2=scores_C2)
 
-    def _evaluated_clients(self) -> list[int]:
-        num, most = self.job.federation.num_clients, self.plan.evaluation.max_clients
-        if num <= most:
-            return list(range(num))
+    def _evaluated_clients(self, state: RunState) -> list[int]:
+        have_models = sorted(state.clients) if self.job.kinds else range(self.job.federation.num_clients)
+        if len(have_models) <= self.plan.evaluation.max_clients:
+            return list(have_models)
         rng = generator(self.plan.seed, "evaluated clients")
-        return sorted(rng.choice(num, size=most, replace=False).tolist())
+        picked = rng.choice(len(have_models), size=self.plan.evaluation.max_clients, replace=False)
+        return [have_models[place] for place in sorted(picked.tolist())]
 
 
 def _counters(machine: CoordinatorState) -> dict[str, int]:

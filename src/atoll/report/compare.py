@@ -18,6 +18,7 @@ from atoll.report.reading import (
     human_bytes,
     human_seconds,
     lost_tasks,
+    model_text,
     number,
     part_text,
     rounds_to,
@@ -55,7 +56,8 @@ def comparison(records: Sequence[RunRecord], names: Sequence[str]) -> str:
         [
             f'<span class="key" style="background:var(--c{index % len(PALETTE)})"></span>{escape(names[index])}'
             + (f'<br><span class="note">{state}</span>' if (state := _state(record)) else ""),
-            *(escape(part_text(part)) for part in (record.plan.data, record.plan.algorithm, record.plan.model)),
+            *(escape(part_text(part)) for part in (record.plan.data, record.plan.algorithm)),
+            escape(model_text(record.plan)),
             escape(count_text(record.info.get("num_clients"))),
             *(column[index] for column in told),
         ]

@@ -36,6 +36,7 @@ from atoll.report.reading import (
     human_seconds,
     labels,
     lost_tasks,
+    model_text,
     number,
     part_text,
     read_run,
@@ -55,6 +56,7 @@ MEASURES = {
     "test.f1": "Test F1 (macro)",
     "test.precision": "Test precision (macro)",
     "test.recall": "Test recall (macro)",
+    "models_test.worst_decile": "Clients' own models on the test set: the worst tenth",
     "clients_test.mean": "Clients: mean accuracy",
     "clients_test.worst_decile": "Clients: accuracy of the worst tenth",
 }
@@ -162,7 +164,7 @@ def _lead(record: RunRecord) -> str:
     plan, info = record.plan, record.info
     clients = count_text(info.get("num_clients"))
     dealt = part_text(plan.partition) if plan.partition.name == "mixture" else plan.partition.name
-    what = f"{plan.algorithm.name} on {plan.data.name}, {dealt}, {clients} clients, model {plan.model.name}."
+    what = f"{plan.algorithm.name} on {plan.data.name}, {dealt}, {clients} clients, model {model_text(plan)}."
     rounds = record.rows[-1]["round"] if record.rows else 0
     if why := ended(record):
         return f"{what} Ended after {rounds:,} of {plan.rounds:,} rounds: {why}."
@@ -190,9 +192,11 @@ def _cards(record: RunRecord) -> str:
     cards = []
     if xs:
         best = ys.index(max(ys))
+        own = number(last, "models_test.num_clients")
+        what = "test set" if own is None else f"test set, mean of {own:,.0f} clients' own models"
         final = "Final accuracy" if ended(record) else "Latest accuracy"
-        cards.append(_card(final, f"{100 * ys[-1]:.2f} %", f"test set, round {xs[-1]:,.0f}", main=True))
-        cards.append(_card("Best accuracy", f"{100 * ys[best]:.2f} %", f"test set, round {xs[best]:,.0f}", main=True))
+        cards.append(_card(final, f"{100 * ys[-1]:.2f} %", f"{what}, round {xs[-1]:,.0f}", main=True))
+        cards.append(_card("Best accuracy", f"{100 * ys[best]:.2f} %", f"{what}, round {xs[best]:,.0f}", main=True))
     cards.append(_card("Rounds", f"{last.get('round', 0):,}", f"of {record.plan.rounds:,} planned"))
     if seconds is not None:
         pace = human_seconds(seconds / max(len(record.rows), 1))
@@ -204,7 +208,8 @@ def _cards(record: RunRecord) -> str:
     asked = f"{updates:,.0f} updates in the last round" if updates is not None else ""
     cards.append(_card("Clients", count_text(record.info.get("num_clients")), asked))
     params = dig(record.info, "model.num_params")
-    cards.append(_card("Parameters", count_text(params), record.plan.model.name))
+    which = "the largest of " if record.plan.models and len(record.plan.models) > 1 else ""
+    cards.append(_card("Parameters", count_text(params), which + model_text(record.plan)))
     if lost := lost_tasks(record):
         total = sum(lost.values())
         cards.append(_card("Lost tasks", f"{total:,}", ", ".join(f"{n:,} {kind}" for kind, n in lost.items())))
@@ -253,8 +258,9 @@ def _facts(record: RunRecord) -> str:
     train, test, classes = (count_text(dig(info, f"data.{key}")) for key in ("num_train", "num_test", "num_classes"))
     facts = [
         ("Data", f"{part_text(plan.data)}\n{train} training and {test} test samples, {classes} classes"),
+        *([("Public data", part_text(plan.public))] if plan.public else []),
         ("Partition", f"{part_text(plan.partition)}\n{count_text(info.get('num_clients'))} clients"),
-        ("Model", f"{part_text(plan.model)}\n{count_text(dig(info, 'model.num_params'))} parameters"),
+        ("Model", f"{model_text(plan)}\n{count_text(dig(info, 'model.num_params'))} parameters"),
         ("Algorithm", part_text(plan.algorithm)),
         (
             "Local work",

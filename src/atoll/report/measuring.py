@@ -63,6 +63,10 @@ def measure_plan(plan: Plan, *, clients: int = 100, budget: int = 500, progress:
     if clients < 1 or budget < 1:
         raise PlanError(f"clients and budget must be at least 1: got {clients} and {budget}")
     job = build_job(plan)
+    if job.kinds:
+        raise PlanError(
+            f"clients are measured by one shared model, and {plan.algorithm.name} has none: set algorithm to fedavg"
+        )
     federation, dataset, first_D = job.federation, job.federation.dataset, job.first_D
     chosen = _chosen(plan.seed, federation.num_clients, clients)
     first = first_order(job, first_D, chosen, progress)

@@ -205,6 +205,11 @@ def human_seconds(seconds: float) -> str:
     return f"{hours // 24} d {hours % 24:02d} h"
 
 
+def model_text(plan: Plan) -> str:
+    """The model, or the models that are dealt out to clients in turn, as one reads it."""
+    return ", ".join(part_text(part) for part in plan.models or (plan.model,))
+
+
 def part_text(part: Part) -> str:
     """A part as one reads it: fedprox (mu 0.1), dirichlet (alpha 0.1) | rotation, or nnm (f 2, rule krum (f 2))."""
     if part.name == "mixture":

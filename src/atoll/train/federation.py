@@ -11,9 +11,10 @@ from torch import Tensor
 
 from atoll.core.errors import DataError, PlanError
 from atoll.core.messages import SERVER
+from atoll.core.parts import Part, members
 from atoll.core.plan import Plan
 from atoll.core.seeds import generator
-from atoll.data.dataset import Dataset
+from atoll.data.dataset import Dataset, Public, as_public
 from atoll.data.index import Partition
 from atoll.data.partition.mixture import dealer
 
@@ -29,9 +30,10 @@ class Federation:
         seed: int = 0,
         holdout: float = 0.0,
         server_samples: int = 0,
+        public: Public | None = None,
     ) -> None:
         dataset = partition.dataset or dataset
-        self.dataset, self.partition = dataset, partition
+        self.dataset, self.partition, self.public = dataset, partition, public
         self.num_clients = partition.num_clients
         self.train_x, self.train_y = _tensor(dataset.train_x), _tensor(dataset.train_y)
         self.test_x, self.test_y = _tensor(dataset.test_x), _tensor(dataset.test_y)
@@ -79,11 +81,19 @@ class Federation:
 
     def features(self, raw: Tensor) -> Tensor:
         """Features as a model wants them: scaled floats, or token ids."""
-        if self.dataset.tokens:
-            return raw.long()
-        x = raw.to(torch.float32, copy=True)  # then in place: several times faster than letting torch promote bytes
-        x = x.mul_(self.dataset.scale) if self.dataset.scale != 1 else x
-        return x.add_(self.dataset.shift) if self.dataset.shift else x
+        return raw.long() if self.dataset.tokens else _scaled(raw, self.dataset.scale, self.dataset.shift)
+
+    def public_features(self, indices: np.ndarray) -> Tensor:
+        """Public samples as a model wants them."""
+        assert self.public is not None
+        raw = torch.from_numpy(self.public.x[indices])
+        return raw.long() if self.dataset.tokens else _scaled(raw, self.public.scale, self.public.shift)
+
+
+def _scaled(raw: Tensor, scale: float, shift: float) -> Tensor:
+    x = raw.to(torch.float32, copy=True)  # then in place: several times faster than letting torch promote bytes
+    x = x.mul_(scale) if scale != 1 else x
+    return x.add_(shift) if shift else x
 
 
 def _tensor(array: np.ndarray) -> Tensor:
@@ -95,9 +105,7 @@ def _tensor(array: np.ndarray) -> Tensor:
 
 def build_federation(plan: Plan) -> Federation:
     """Load the plan's data and deal them out."""
-    dataset = plan.data.build("data.catalog")
-    if not isinstance(dataset, Dataset):
-        raise PlanError(f"data '{plan.data.name}' gave {type(dataset).__name__}: it must return an atoll.Dataset")
+    dataset, public = _with_public(_dataset(plan.data, "data"), plan)
     partition = dealer(plan.partition).build("data.partition", dataset, seed=plan.seed)
     if not isinstance(partition, Partition):
         raise PlanError(
@@ -110,4 +118,22 @@ def build_federation(plan: Plan) -> Federation:
         seed=plan.seed,
         holdout=plan.evaluation.holdout,
         server_samples=plan.server.samples or 0,
+        public=public,
     )
+
+
+def _dataset(part: Part, where: str) -> Dataset:
+    dataset = part.build("data.catalog")
+    if not isinstance(dataset, Dataset):
+        raise PlanError(f"{where} '{part.name}' gave {type(dataset).__name__}: it must return an atoll.Dataset")
+    return dataset
+
+
+def _with_public(dataset: Dataset, plan: Plan) -> tuple[Dataset, Public | None]:
+    """What is left for the clients, and what is public."""
+    if plan.public is None:
+        return dataset, None
+    if plan.public.name in members("data.public"):
+        found: tuple[Dataset, Public] = plan.public.build("data.public", dataset, seed=plan.seed)
+        return found
+    return dataset, as_public(_dataset(plan.public, "public"), dataset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,16 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from atoll.core.aggregator import Aggregator
-from atoll.core.algorithm import Algorithm
+from atoll.core.algorithm import Algorithm, Scores
 from atoll.core.attack import Attack
+from atoll.core.coordinator import Policy
 from atoll.core.downlink import Downlink
 from atoll.core.errors import AtollError, PlanError
+from atoll.core.messages import Task
 from atoll.core.optimizer import Optimizer
-from atoll.core.params import ParamSpec, flatten, float_buffers, spec_of
-from atoll.core.parts import find
+from atoll.core.params import ParamSpec, Slot, flatten, float_buffers, spec_of
+from atoll.core.parts import Part, find
 from atoll.core.plan import Attackers, Local, Plan
 from atoll.core.seeds import derive, generator
 from atoll.core.transform import Chain, chain
+from atoll.train.distillation import check_models, check_public
 from atoll.train.dropout import use_counter_dropout
 from atoll.train.federation import Federation, build_federation
 
@@ -47,17 +51,25 @@ class Job:
     aggregator: Aggregator
     server_lr: float
     keeps_rows: bool
-    """Whether updates come back one by one, not folded: where they are late by different amounts."""
+    """Whether updates may be late by different amounts, so that each counts differently."""
     attack: Attack | None
     attackers: frozenset[int]
     attack_rounds: range
     dropout_seeds: list[str]
     local_buffers: list[str]
     """Buffers that each client keeps for itself."""
+    kinds: tuple[Job, ...] = ()
+    """A job for each architecture, where clients keep models of their own; `spec` then lays out a table of scores."""
 
     def trainable(self, vector: Tensor) -> Tensor:
         """The part of a flat vector, or of a stack of them, that the optimiser moves."""
         return vector if self.spec.num_trainable == self.spec.num_params else vector[..., : self.spec.num_trainable]
+
+    @property
+    def wants_rows(self) -> bool:
+        """Whether updates come back one by one, not folded: somebody must see them before the rule does."""
+        colludes = self.attack is not None and self.attack.collude is not None
+        return self.keeps_rows or self.algorithm.needs_updates or colludes
 
     @property
     def batch_size(self) -> int:
@@ -73,12 +85,25 @@ class Job:
             steps = (self.local.epochs or 1) * -(-num_samples // min(self.batch_size, num_samples))
         return steps if work == 1 else max(1, round(work * steps))
 
-    def num_passes(self, client: int, work: float = 1.0) -> int:
-        """How many samples a client trains on for a task, every pass counted."""
-        num_samples = self.federation.num_samples(client)
-        if self.local.steps is None:
-            return max(1, round(work * (self.local.epochs or 1) * num_samples))
-        return self.num_steps(client, work) * min(self.batch_size, num_samples)
+    def num_passes(self, task: Task, *, first: bool = False) -> int:
+        """How many samples a client trains on for a task, its first or another, every pass counted."""
+        num_samples, scores = self.federation.num_samples(task.client), self.algorithm.scores
+        if scores is not None and first and scores.private_epochs:
+            own = max(1, round(task.work * scores.private_epochs * num_samples))
+        elif self.local.steps is None:
+            own = max(1, round(task.work * (self.local.epochs or 1) * num_samples))
+        else:
+            own = self.num_steps(task.client, task.work) * min(self.batch_size, num_samples)
+        if scores is None:
+            return own
+        labelled = scores.public_epochs * self.num_public if first else 0
+        digested = scores.epochs * self.spec.slots[0].shape[0] if task.version else 0
+        return own + round(task.work * (labelled + digested))
+
+    @property
+    def num_public(self) -> int:
+        """How many public samples there are."""
+        return 0 if self.federation.public is None else len(self.federation.public.x)
 
     def attacks(self, client: int, version: int) -> bool:
         """Whether this client misbehaves in this round."""
@@ -93,11 +118,15 @@ def build_job(plan: Plan, federation: Federation | None = None) -> Job:
     spec = spec_of(model, buffers=plan.local.buffers)
     local = _settle(plan.local, algorithm, plan.algorithm.name)
     aggregator: Aggregator = plan.aggregator.build("aggregators", seed=plan.seed)
-    _check_server(plan, aggregator)
+    _check_server(plan, algorithm, aggregator)
+    uplink = _uplink(plan)
+    policy: Policy = plan.policy.build("rounds")
+    check_public(plan, algorithm, federation, policy)
+    check_models(plan, algorithm, federation, aggregator, uplink)
     if aggregator.unit_steps and plan.server.lr is None:
         raise PlanError(f"{plan.aggregator.name} moves every parameter by server.lr: set it, e.g. to 0.001")
     schedule: Callable[[int], float] = local.schedule.build("train.schedules")
-    return Job(
+    job = Job(
         seed=plan.seed,
         federation=federation,
         model=model,
@@ -108,17 +137,18 @@ def build_job(plan: Plan, federation: Federation | None = None) -> Job:
         local=local,
         optimizer=local.optimizer.build("train.optimizers"),
         lr_of=lambda version: local.lr * schedule(version),
-        uplink=_uplink(plan),
+        uplink=uplink,
         downlink=_downlink(plan),
         aggregator=aggregator,
         server_lr=algorithm.server_lr if plan.server.lr is None else plan.server.lr,
-        keeps_rows=plan.policy.build("rounds").keeps_tasks,
+        keeps_rows=policy.keeps_tasks,
         attack=plan.attack.build("attacks") if plan.attack else None,
         attackers=_attackers(plan.attackers, federation.num_clients, plan.seed) if plan.attack else frozenset(),
         attack_rounds=_attack_rounds(plan),
         dropout_seeds=use_counter_dropout(model),
         local_buffers=[name for name, _ in float_buffers(model)] if plan.local.buffers == "local" else [],
     )
+    return job if algorithm.scores is None else _with_own_models(job, algorithm.scores, plan)
 
 
 def _uplink(plan: Plan) -> Chain:
@@ -142,30 +172,71 @@ def _downlink(plan: Plan) -> Downlink:
     return found
 
 
-def build_model(plan: Plan, federation: Federation) -> nn.Module:
-    """Make the model with seeded first weights; a factory gets `input_shape` and `num_classes` if it names them."""
-    dataset = federation.dataset
+def _with_own_models(job: Job, scores: Scores, plan: Plan) -> Job:
+    """Give the job its architectures, and let a table of scores on public samples take the place of parameters."""
+    parts = plan.models or (plan.model,)
+    kinds = []
+    for model in [build_model(plan, job.federation, part) for part in parts]:
+        spec = spec_of(model)
+        kinds.append(
+            replace(
+                job,
+                model=model,
+                spec=spec,
+                first_D=flatten(model, spec),
+                algorithm=Algorithm(),
+                dropout_seeds=use_counter_dropout(model),
+            )
+        )
+    shapes = [_output_shape(kind) for kind in kinds]
+    for part, shape in zip(parts, shapes, strict=True):
+        if shape != shapes[0]:
+            raise PlanError(
+                f"model '{parts[0].name}' gives scores of shape {shapes[0]} a sample, but '{part.name}' {shape}: "
+                "a mean of scores needs models with equal outputs"
+            )
+    shape = (min(scores.num_samples, job.num_public), *shapes[0])
+    spec = ParamSpec((Slot("scores", shape, 0, math.prod(shape)),), math.prod(shape), kinds[0].spec.dtype)
+    return replace(job, spec=spec, first_D=torch.zeros(spec.num_params, dtype=spec.dtype), kinds=tuple(kinds))
+
+
+def _output_shape(kind: Job) -> tuple[int, ...]:
+    """The shape of a model's scores for one sample."""
+    x = kind.federation.features(kind.federation.train_x[:2])
+    kind.model.eval()
+    with torch.no_grad():
+        outputs = kind.model(x.to(kind.spec.dtype) if x.dtype.is_floating_point else x)
+    kind.model.train()
+    return tuple(outputs.shape[1:])
+
+
+def build_model(plan: Plan, federation: Federation, part: Part | None = None) -> nn.Module:
+    """Make the model, or another of the plan's, with seeded first weights.
+
+    A factory gets `input_shape` and `num_classes` if it names them.
+    """
+    dataset, part = federation.dataset, part or (plan.models or (plan.model,))[0]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(plan.seed, "model"))
         try:
-            model = plan.model.build("models", input_shape=dataset.input_shape, num_classes=dataset.num_classes)
+            model = part.build("models", input_shape=dataset.input_shape, num_classes=dataset.num_classes)
         except AtollError:
             raise
         except Exception as error:
             raise PlanError(
-                f"model '{plan.model.name}' cannot be made for samples of shape {dataset.input_shape}: "
+                f"model '{part.name}' cannot be made for samples of shape {dataset.input_shape}: "
                 f"{type(error).__name__}: {error}"
             ) from error
     if not isinstance(model, nn.Module):
-        raise PlanError(f"model '{plan.model.name}' gave {type(model).__name__}: a factory must return an nn.Module")
+        raise PlanError(f"model '{part.name}' gave {type(model).__name__}: a factory must return an nn.Module")
     if next(model.parameters(), None) is None:
-        raise PlanError(f"model '{plan.model.name}' has no parameters: there is nothing to train")
+        raise PlanError(f"model '{part.name}' has no parameters: there is nothing to train")
     model.train()
-    _try_model(model, plan, federation)
+    _try_model(model, part.name, plan.loss, federation)
     return model
 
 
-def _try_model(model: nn.Module, plan: Plan, federation: Federation) -> None:
+def _try_model(model: nn.Module, name: str, loss_name: str, federation: Federation) -> None:
     """Run two samples through the model and the loss, so that misfits are named before training starts."""
     probe = model.training
     model.eval()
@@ -173,14 +244,14 @@ def _try_model(model: nn.Module, plan: Plan, federation: Federation) -> None:
     x = federation.features(federation.train_x[:2])
     x = x.to(dtype) if x.dtype.is_floating_point else x
     y = federation.train_y[:2]
-    loss = find("train.losses", plan.loss)
+    loss = find("train.losses", loss_name)
     try:
         with torch.no_grad():
             outputs = model(x)
             losses = loss(outputs, y)
     except Exception as error:
         raise PlanError(
-            f"model '{plan.model.name}' with loss '{plan.loss}' does not fit samples of shape "
+            f"model '{name}' with loss '{loss_name}' does not fit samples of shape "
             f"{federation.dataset.input_shape} with {federation.dataset.num_classes} classes: {error}"
         ) from error
     finally:
@@ -188,11 +259,11 @@ def _try_model(model: nn.Module, plan: Plan, federation: Federation) -> None:
     if not isinstance(losses, Tensor) or losses.shape != (len(y),):
         gave = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise PlanError(
-            f"loss '{plan.loss}' must give one number a sample, shape ({len(y)},), but gave {gave}: "
+            f"loss '{loss_name}' must give one number a sample, shape ({len(y)},), but gave {gave}: "
             "reduce over everything but the first dimension"
         )
     classes = federation.dataset.num_classes
-    if plan.loss == "cross_entropy" and outputs.shape[-1] < classes:
+    if loss_name == "cross_entropy" and outputs.shape[-1] < classes:
         raise PlanError(
             f"the model has {outputs.shape[-1]} outputs for {classes} classes: pass num_classes to the model"
         )
@@ -215,11 +286,13 @@ def _settle(local: Local, algorithm: Algorithm, name: str) -> Local:
     return replace(local, epochs=epochs, batch_size=batch_size)  # type: ignore[arg-type]
 
 
-def _check_server(plan: Plan, aggregator: Aggregator) -> None:
+def _check_server(plan: Plan, algorithm: Algorithm, aggregator: Aggregator) -> None:
     """The server has samples of its own if, and only if, its rule compares with what they make of the model."""
     name, num = plan.aggregator.name, plan.server.samples
     if aggregator.trust is not None and num is None:
         raise PlanError(f"{name} compares with the server's own update: set server.samples, e.g. to 100")
+    if aggregator.trust is not None and algorithm.scores is not None:
+        raise PlanError(f"{name} compares parameters, but clients of {plan.algorithm.name} send scores: use a median")
     if aggregator.trust is None and num is not None:
         raise PlanError(f"server.samples is {num}, but {name} does not use them: leave it out, or use fltrust")
 

@@ -59,6 +59,8 @@ def local_task(
 
 def why_not(job: Job, size: int) -> str | None:
     """Say why the step of so many clients of this job cannot be recorded, or None if it can."""
+    if job.kinds:
+        return "clients that keep models of their own cannot be stacked"
     for module in job.model.modules():
         if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
             return f"{type(module).__name__} mixes the samples of a batch, so padding would change it"

@@ -20,7 +20,8 @@ from atoll.core.transform import Encoding
 from atoll.core.wire import packed_size
 from atoll.train.evaluate import evaluate_clients, evaluate_slice
 from atoll.train.job import Job
-from atoll.train.loop import Workspace, knowledge, train_client, workspace
+from atoll.train.loop import Trained, Workspace, knowledge, train_client, workspace
+from atoll.train.own_models import OwnModels
 from atoll.train.stack import StackedTrainer, why_not
 
 NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
@@ -62,7 +63,7 @@ class Work(NamedTuple):
 
 def fold_of(job: Job) -> Aggregator:
     """How updates are folded where they are made: by the rule, or as rows if they must be seen one by one first."""
-    if job.keeps_rows or (job.attack is not None and job.attack.collude is not None):
+    if job.wants_rows:
         return stacked(lambda updates_CD, weight_C: updates_CD)
     return job.aggregator
 
@@ -77,6 +78,7 @@ class Trainer:
         self.compile = compile and self.stack > 0
         self._stacked = StackedTrainer(job, size=self.stack, compile=compile) if self.stack > 0 else None
         self._space: Workspace | None = None
+        self._own = OwnModels(job) if job.kinds else None
 
     def rebind(self, job: Job) -> None:
         """Work on another job that differs in how much is trained only; what was traced stays good."""
@@ -113,7 +115,7 @@ class Trainer:
         else:
             each = zip(tasks, broadcasts, memories, first, strict=True)
             with explained():
-                ones = [train_client(self.job, self.space, *one) for one in each]
+                ones = [self._train_one(*one) for one in each]
             updates, losses = stack([one.update for one in ones]), [one.loss for one in ones]
             after = [one.state for one in ones]
         return self._send(tasks, broadcasts, before, updates, losses, after)
@@ -128,9 +130,21 @@ class Trainer:
         """Evaluate one slice of the test set."""
         return evaluate_slice(self.job, self.space, params_D, start)
 
-    def evaluate_clients(self, params_D: Tensor, clients: list[int]) -> Tensor:
-        """Evaluate some clients on their own data."""
+    def evaluate_clients(self, params_D: Tensor, clients: list[int], states: Mapping[int, State]) -> Tensor:
+        """Evaluate the shared model, or the models that clients keep, on some clients' own data."""
+        if self._own is not None:
+            return torch.cat([self._own.score_at_home(client, states[client]) for client in clients])
         return evaluate_clients(self.job, self.space, params_D, clients)
+
+    def evaluate_own(self, client: int, state: State) -> State:
+        """Evaluate the model that a client keeps on the test set."""
+        assert self._own is not None
+        return self._own.test(client, state)
+
+    def _train_one(self, task: Task, sent: Broadcast, state: State, first_loss: float) -> Trained:
+        if self._own is not None:
+            return self._own.train(task, sent, state)
+        return train_client(self.job, self.space, task, sent, state, first_loss)
 
     def _first_losses(self, tasks: list[Task], sent: Mapping[int, Broadcast]) -> list[float]:
         """The loss of the model that each client got, on its own training data, if the algorithm asks for it."""

@@ -1,0 +1,1 @@
+"""Public samples that are made of the data set itself."""

@@ -1,0 +1,39 @@
+"""Public samples out of the training set."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from atoll.core.errors import PlanError
+from atoll.data.dataset import Dataset, Public
+from atoll.data.index import generator
+
+PURPOSE = 120
+
+
+def held_out(dataset: Dataset, *, fraction: float = 0.05, seed: int = 0) -> tuple[Dataset, Public]:
+    """Take a share of the training samples, picked by the seed, away from all clients: the rest, and what was taken."""
+    taken = round(fraction * dataset.num_train) if 0 < fraction < 1 else 0
+    if not 1 <= taken < dataset.num_train:
+        raise PlanError(
+            f"held_out: fraction must be in (0, 1) and leave samples on both sides, got {fraction} of "
+            f"{dataset.num_train} training samples"
+        )
+    order = generator(seed, PURPOSE).permutation(dataset.num_train)
+    public, private = np.sort(order[:taken]), np.sort(order[taken:])
+    rest = replace(
+        dataset,
+        train_x=dataset.train_x[private],
+        train_y=dataset.train_y[private],
+        owners=None if dataset.owners is None else dataset.owners[private],
+    )
+    held = Public(
+        name=f"{taken} held out of {dataset.name}",
+        x=dataset.train_x[public],
+        y=dataset.train_y[public],
+        scale=dataset.scale,
+        shift=dataset.shift,
+    )
+    return rest, held

@@ -1,0 +1,63 @@
+"""The server's side of a commit: from folded updates to what the algorithm's step looks at. Shapes: D parameters."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+from torch.func import functional_call
+
+from atoll.core.aggregator import rows_of
+from atoll.core.algorithm import PublicSamples, ServerTask
+from atoll.core.messages import Aggregate, State, Update
+from atoll.core.seeds import generator
+from atoll.train.job import Job
+
+
+def aggregated(job: Job, folded: State, memory: State, own: Update | None = None) -> tuple[Aggregate, State]:
+    """Let the plan's rule make one of the updates, which come as rows where they had to be seen one by one first.
+
+    `own` is the server's own update, for a rule that compares with it.
+    """
+    rule, rows = job.aggregator, rows_of(folded) if job.wants_rows else None
+    if rows is not None:
+        folded = rule.add(rule.zero(), rows)
+    if rule.trust is not None and own is not None:
+        folded = rule.trust(folded, own)
+    aggregate, memory = rule.finish(folded, memory)
+    return (aggregate._replace(updates=rows) if job.algorithm.needs_updates else aggregate), memory
+
+
+def server_task(job: Job, version: int, num_clients: int) -> ServerTask:
+    """What the server's step may look at beside the aggregate."""
+
+    def outputs(params_D: Tensor, x: Tensor) -> Tensor:
+        views = job.spec.views(params_D)
+        views |= {slot.name: views[slot.name].detach() for slot in job.spec.buffers}  # statistics: no slope
+        job.model.eval()
+        try:
+            found: Tensor = functional_call(job.model, views, (x,))
+        finally:
+            job.model.train()
+        return found
+
+    return ServerTask(
+        lr=job.server_lr,
+        round=version,
+        num_clients=num_clients,
+        outputs=outputs,
+        public=public_samples(job),
+        rng=generator(job.seed, "server step", version),
+    )
+
+
+def public_samples(job: Job) -> PublicSamples | None:
+    """The plan's public samples without their labels, in the model's dtype."""
+    public = job.federation.public
+    if public is None:
+        return None
+
+    def features(indices: np.ndarray) -> Tensor:
+        x = job.federation.public_features(indices)
+        return x.to(job.spec.dtype) if x.dtype.is_floating_point else x
+
+    return PublicSamples(len(public.x), features)
