@@ -49,7 +49,7 @@ def test_a_hundredth_of_the_bytes_and_hardly_more_rounds(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_the_cnn_loses_nothing(tmp_path: Path) -> None:
-    """CNN, IID, 30 rounds: 32 times fewer bytes at no more than 0.2 points less."""
+    """CNN, IID, 10 rounds: 32 times fewer bytes at no more than 0.2 points less."""
     done = recipe().done
     plain, packed = (done("cnn", codec, 0, tmp_path) for codec in ("none", "random_k 90 %, eden 1 bit"))
     ends = [series(record, "test.accuracy")[1][-1] for record in (plain, packed)]
