@@ -239,6 +239,14 @@ def test_second_vector() -> None:
             assert abort.value.reason is reason
 
 
+def test_second_roster() -> None:
+    """Shares are sealed once: a client that starts again from an older state seals no others under the same keys."""
+    rig = Rig(federation(3), Phase.SHARE)
+    for number, data in rig.out:
+        rig.fed.clients[number].handle(rig.states[number], data)
+        assert rig.refused(number, data) is Reason.KEYS_SPENT
+
+
 def test_shares_for_somebody_else() -> None:
     rig = Rig(federation(4, dropouts=0.2), Phase.INPUT)
     boxes = dict(rig.out)

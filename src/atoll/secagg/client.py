@@ -69,8 +69,8 @@ class Client:
     once: Callable[[bytes], bool]
     """True the first time it is called with these bytes, ever; it must be on disk before it returns.
 
-    It is called before keys are made, before a vector is masked and before survivors are accepted: a client that
-    crashes and starts again from an older state can do none of these a second time."""
+    It is called before keys are made, shares sealed, a vector masked or survivors accepted: a client that crashes and
+    starts again from an older state can do none of these a second time."""
     registry: Mapping[int, bytes] | None = None
     """Everybody's Ed25519 public key, from a source that is not the server; an active server needs it."""
     floors: Floors = DEFAULT_FLOORS
@@ -198,6 +198,8 @@ class Client:
             )
             for index, client, advert in self._read_roster(state, roster, ring)
         }
+        if not self.once(b"shares" + state.session):
+            raise Abort(Reason.KEYS_SPENT, "shares of this session were sealed before; ask for a new attempt")
         holders = ring.holders(state.place).tolist()
         pairs = map(
             bytes.__add__,

@@ -1,7 +1,7 @@
 """Who masks with whom: everybody with everybody in small cohorts, a random ring of k neighbours in large ones.
 
 Degree and threshold follow from the number of clients, the drop-outs and the colluders (Bell et al. 2020, eprint
-2020/704, theorems 3.3 and 3.4; a server that lies makes the threshold of section 4).
+2020/704). Against a server that lies the threshold is higher, so that nobody can collect two kinds of shares.
 
 Shapes: N clients, K neighbours of one client.
 """
@@ -99,7 +99,7 @@ def graph(parameters: Parameters, session: bytes, root: bytes) -> Graph:
 
 
 def _complete(num_clients: int, num_colluding: int, num_left: int, mode: Mode) -> Parameters:
-    """Everybody holds a share of everybody, itself included (Bonawitz et al. 2017, theorems 6.3 and 6.5).
+    """Everybody holds a share of everybody, itself included (Bonawitz et al. 2017).
 
     The majority, or more if colluders ask for it: against a server that lies 2t > n + colluders.
     """

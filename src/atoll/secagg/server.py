@@ -206,7 +206,7 @@ class Server:
     def _place(self, state: ServerState, client: int) -> int:
         """What the client goes by in this phase, if it is one that is waited for."""
         if state.phase is Phase.ADVERTISE:
-            who, there, done = client, _found(wire.read_cohort(state.invite), client) >= 0, client in state.adverts
+            who, there, done = client, _invited(state.invite, client), client in state.adverts
         else:
             who = _found(state.roster, client)
             consenting = state.consents if state.invite.config.mode == "active" else state.inputs
@@ -326,6 +326,11 @@ def _limit(state: ServerState) -> int:
             Phase.UNMASK: SHARE * (degree + 1),
         }[state.phase]
     )
+
+
+def _invited(invite: Invite, client: int) -> bool:
+    cohort = np.frombuffer(invite.cohort, "<u8")
+    return client >= 0 and bool(cohort[np.searchsorted(cohort, np.uint64(client)) % cohort.size] == client)
 
 
 def _found(clients: tuple[int, ...], client: int) -> int:
