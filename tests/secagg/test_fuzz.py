@@ -84,6 +84,8 @@ def changed_field(rng: random.Random, value: Any) -> Any:
     match value:
         case bytes():
             return changed_bytes(rng, value)
+        case memoryview():
+            return memoryview(changed_bytes(rng, bytes(value)))
         case int():
             return rng.choice([0, 1, value + 1, value - 1, -5, 1 << 20, (1 << 63) - 1])
         case float():

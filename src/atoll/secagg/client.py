@@ -275,7 +275,7 @@ class Client:
             raise Abort(Reason.KEYS_SPENT, "these keys masked a vector before; ask for a new attempt")
         masked = values.copy()
         masks.apply(masked, self._masks(state))
-        return self._send(state._replace(own_secret=b"", mask_private=b""), Masked(masked.tobytes()))
+        return self._send(state._replace(own_secret=b"", mask_private=b""), Masked(masked.data.cast("B")))
 
     def _masks(self, state: ClientState) -> Iterator[masks.Mask]:
         yield masks.Mask(keys.own_mask_seed(state.own_secret, state.session), True)

@@ -245,17 +245,17 @@ class Server:
         raise AssertionError(f"{phase} is in the table, but nothing closes it")
 
     def _rosters(self, state: ServerState, levels: list[list[bytes]]) -> Iterator[Out]:
-        ring, proofs = _graph(state), {}
-        for index in range(len(state.roster)):
-            proofs[index] = tree.proof(levels, index)
+        table = _graph(state).table()
+        records = [state.adverts[client] for client in state.roster]
+        proofs = [tree.proof(levels, index) for index in range(len(state.roster))]
         for index, client in enumerate(state.roster):
-            neighbours = ring.neighbours(index).tolist()
+            neighbours = table[index].tolist()
             roster = Roster(
                 len(state.roster),
                 index,
                 state.root,
-                b"".join(state.adverts[state.roster[other]] for other in neighbours),
-                b"".join(proofs[other] for other in (index, *neighbours)),
+                b"".join([records[other] for other in neighbours]),
+                b"".join([proofs[other] for other in (index, *neighbours)]),
             )
             yield self._to(state, client, roster)
 
@@ -349,7 +349,7 @@ def _survivor_bits(state: ServerState) -> bytes:
     return wire.pack_bits(_marks(len(state.roster), state.inputs))
 
 
-def _check_length(client: int, data: bytes, num: int) -> None:
+def _check_length(client: int, data: bytes | memoryview, num: int) -> None:
     if len(data) != num:
         raise Abort(Reason.MALFORMED, f"{len(data)} bytes of client {client} where {num} are due; drop it")
 

@@ -116,9 +116,9 @@ class Mailbox(Message, frozen=True, tag="mailbox"):
 
 
 class Masked(Message, frozen=True, tag="masked"):
-    """A client's vector under its masks."""
+    """A client's vector under its masks; a view, since a vector is large and read once."""
 
-    vector: bytes
+    vector: memoryview
 
 
 class Survivors(Message, frozen=True, tag="survivors"):
@@ -151,7 +151,7 @@ class Envelope(Message, frozen=True):
 
     sender: Annotated[int, msgspec.Meta(ge=SERVER, le=(1 << 63) - 1)]
     session: Hash
-    body: bytes
+    body: memoryview
     signature: Annotated[bytes, msgspec.Meta(min_length=SIGNATURE, max_length=SIGNATURE)]
 
 
@@ -190,10 +190,10 @@ def read_cohort(invite: Invite) -> tuple[int, ...]:
 def sign(key: Ed25519PrivateKey, sender: int, session: bytes, message: AnyMessage) -> Envelope:
     """Put a message into an envelope."""
     body = encode(message)
-    return Envelope(sender, session, body, key.sign(_signed(sender, session, body)))
+    return Envelope(sender, session, memoryview(body), key.sign(_signed(sender, session, body)))
 
 
-def holds(key: bytes, sender: int, session: bytes, body: bytes, signature: bytes) -> bool:
+def holds(key: bytes, sender: int, session: bytes, body: bytes | memoryview, signature: bytes) -> bool:
     """Whether a signature is that of the sender on this body in this session."""
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(signature, _signed(sender, session, body))
@@ -264,5 +264,5 @@ def read_bits(data: bytes, num: int) -> np.ndarray:
     return bits[:num]
 
 
-def _signed(sender: int, session: bytes, body: bytes) -> bytes:
+def _signed(sender: int, session: bytes, body: bytes | memoryview) -> bytes:
     return b"atoll secagg 1 message" + struct.pack("<q", sender) + session + hashlib.sha256(body).digest()
