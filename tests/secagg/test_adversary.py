@@ -255,6 +255,14 @@ def test_shares_for_somebody_else() -> None:
         assert rig.refused(number, boxes[other]) is Reason.BAD_SHARE
 
 
+def test_mailbox_that_hides_most_neighbours() -> None:
+    """Nobody masks with so few that the threshold could not be met."""
+    rig = Rig(federation(6, dropouts=0.2), Phase.INPUT)
+    for number, data in rig.out:
+        few = wire.Mailbox(wire.pack_bits(np.arange(5) < 2), body(data).sealed[: 2 * wire.SEALED])
+        assert rig.refused(number, rig.lie(few)) is Reason.TOO_FEW
+
+
 def test_changed_model() -> None:
     fed = federation(4)
     other = msgspec.structs.replace(fed.invite, model=bytes(32))
