@@ -1,0 +1,39 @@
+"""Why a machine refuses a message or ends a session: one error with a typed reason."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from atoll.core.errors import AtollError
+
+
+class Reason(StrEnum):
+    """What was wrong."""
+
+    MALFORMED = "not a message of this protocol"
+    UNEXPECTED = "a message that makes no sense now"
+    WRONG_SESSION = "a message of another session"
+    UNKNOWN_SENDER = "a sender who takes no part"
+    DUPLICATE = "a second message of one kind"
+    BAD_SIGNATURE = "a signature that does not hold"
+    BAD_KEY = "a key that cannot be used"
+    BAD_ROSTER = "a roster that does not agree with itself"
+    BAD_SHARE = "a share that cannot be right"
+    BAD_VECTOR = "a vector of another kind than agreed"
+    WRONG_MODEL = "another model than the client's"
+    WRONG_MODE = "a weaker protection than the client asks for"
+    SMALL_COHORT = "too few clients"
+    LOW_THRESHOLD = "too low a threshold"
+    TOO_FEW = "too few clients are left"
+    INCONSISTENT = "clients were told of different survivors"
+    KEYS_SPENT = "the keys of this session were used before"
+
+
+class Abort(AtollError):
+    """A message is refused, or a session over. `state` is what the machine goes on with, whatever happened."""
+
+    def __init__(self, reason: Reason, text: str, state: Any = None) -> None:
+        super().__init__(f"secure aggregation: {text}")
+        self.reason = reason
+        self.state = state
