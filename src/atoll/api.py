@@ -173,6 +173,7 @@ def _run(plan: Plan, directory: RunDirectory | None, watcher: Watcher, checkpoin
                 recorder.record(simulation.state, done)
                 watcher.round(done.row)
         except KeyboardInterrupt:
+            recorder.rewind()
             recorder.save()
             simulation.reason = Reason.INTERRUPTED
         finally:
@@ -255,6 +256,13 @@ class _Recorder:
         self.state = state
         if time.monotonic() - self._saved_at >= self._every:
             self.save()
+
+    def rewind(self) -> None:
+        """Drop what was written of a round whose state was not kept yet when something interrupted."""
+        version = self.state.coordinator.version
+        self.history[:] = [row for row in self.history if row["round"] <= version]
+        if self.directory is not None:
+            self.directory.keep_rows(version)
 
     def save(self) -> None:
         """Write a checkpoint of the last recorded round."""

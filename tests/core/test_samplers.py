@@ -220,9 +220,9 @@ def test_a_million_clients_are_sampled_in_milliseconds(part: Part) -> None:
     population = people(size_N, lambda client: client % 3 > 0, {client: 1.0 + client for client in range(1000)})
     seconds = []
     for attempt in range(5):
-        started = time.perf_counter()
+        started = time.process_time()
         picks = sampler.sample(generator(0, "test", attempt), 100, population)
-        seconds.append(time.perf_counter() - started)
+        seconds.append(time.process_time() - started)
         assert 30 <= len(picks) <= 130
     assert min(seconds) < 0.05
 
