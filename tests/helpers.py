@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from atoll.core.attack import Attack, Knowledge
+from atoll.core.messages import Update
 from atoll.data.catalog.digits import digits
 from atoll.data.dataset import Dataset
 
@@ -102,3 +104,12 @@ def upside_down() -> Dataset:
     """Digits that stand on their heads: another data set of the same shape."""
     dataset = digits()
     return replace(dataset, name="upside down", train_x=dataset.train_x[:, :, ::-1], test_x=dataset.test_x[:, :, ::-1])
+
+
+def breaks() -> Attack:
+    """An attack that fails."""
+
+    def update(honest: Update, known: Knowledge) -> Update:
+        raise ValueError("no more")
+
+    return Attack(update=update)

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from atoll import Dataset, Plan, run
 from atoll.core.messages import Task
+from atoll.core.parts import Part
 from atoll.engine.base import Engine
 from atoll.engine.inline import inline
 from atoll.engine.processes import processes
@@ -163,3 +164,21 @@ def test_a_run_stops_at_its_target() -> None:
     measured = [row["test"]["accuracy"] for row in result.history if "test" in row]
     assert measured[-1] >= 0.8 > max(measured[:-1])
     assert len(result.history) % 2 == 0
+
+
+def test_attack_success_counts_triggered_samples_of_other_classes() -> None:
+    attack = {"name": "backdoor", "target": 3, "share": 0.5}
+    plan = Plan(rounds=3, partition={"num_clients": 6}, attack=attack, attackers={"num": 1}, engine="inline")
+    result = run(plan)
+    x, y = Part("digits").build("data.catalog").test_x, Part("digits").build("data.catalog").test_y
+    features = build_federation(plan).features(torch.from_numpy(x[y != 3]))
+    features[..., -3:, -3:] = 1.0
+    with torch.no_grad():
+        hits = result.model(features).argmax(1) == 3
+    assert result.test["attack_success"] == pytest.approx(float(hits.float().mean()))
+    assert 0.05 < result.test["attack_success"] < 1
+    honest = plan.replace({"attack": None, "attackers": {}})
+    assert "attack_success" not in run(honest).test
+    assert run(plan.replace({"engine": {"name": "processes", "workers": 2, "stack": 2}})).test == pytest.approx(
+        result.test, abs=1e-3
+    )

@@ -38,6 +38,8 @@ def backdoor(target: int = 0, share: float = 0.5, size: int = 3, value: float = 
         data=data,
         update=update if boost != 1 else None,
         knows="its own data and update; to replace the model, the size of a cohort",
+        trigger=lambda x: triggered(x, size, value),
+        target=target,
     )
 
 

@@ -1,4 +1,4 @@
-"""The command line: `atoll run`, `atoll data`, `atoll report`."""
+"""The command line: `atoll run`, `atoll matrix`, `atoll data`, `atoll report`."""
 
 from __future__ import annotations
 
@@ -134,6 +134,60 @@ def report(
     if png is not None:
         for path in export_png(directories, png):
             print(path)
+
+
+@app.command()
+def matrix(
+    attacks: Annotated[str, typer.Option(help="Attacks, e.g. sign_flip,ipm:factor=optimised,backdoor:target=3.")],
+    defences: Annotated[str, typer.Option(help="Rules, e.g. mean,trimmed_mean,nnm+trimmed_mean.")],
+    f: Annotated[str, typer.Option("--f", help="Numbers of bad clients, e.g. 1,2,4.")],
+    plan: PlanArgument = None,
+    settings: SetOption = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, e.g. 0,1; the plan's unless given.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Runs at once; one a core unless given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory; runs/NAME-matrix unless given.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; the result only.")] = False,
+) -> None:
+    """Run every attack against every defence. Ctrl-C keeps everything; the same command goes on."""
+    chosen = _plan(plan, dict(_setting(text) for text in settings or []))
+    numbers = _numbers("--f", f)
+    from atoll.matrix import run_matrix
+    from atoll.report.matrix import problems_text, worst_text
+
+    directory = out or Path("runs") / f"{_slug(chosen)}-matrix"
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        found = run_matrix(
+            chosen,
+            attacks=_words(attacks),
+            defences=_words(defences),
+            f=numbers,
+            out=directory,
+            seeds=_numbers("--seeds", seeds) if seeds is not None else None,
+            workers=workers,
+            progress=not quiet,
+        )
+    except KeyboardInterrupt:
+        print(f"stopped; everything is kept in {directory}: go on with the same command")
+        raise typer.Exit(130) from None
+    print(worst_text(found))
+    if found.problems:
+        print(problems_text(found))
+    print(f"table {directory / 'matrix.csv'}\npage {directory / 'matrix.html'}")
+    if any(each.status == "failed" for each in found.outcomes):
+        raise typer.Exit(TrainingError.exit_code)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    """Read whole numbers that commas separate."""
+    try:
+        return [int(word) for word in _words(text)]
+    except ValueError as error:
+        raise PlanError(f"{option} wants whole numbers separated by commas, e.g. 1,2,4, got '{text}'") from error
 
 
 @data_app.command("list")

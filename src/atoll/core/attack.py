@@ -38,3 +38,7 @@ class Attack(NamedTuple):
     collude: Callable[[Update, Tensor, Knowledge], Update] | None = None
     """(stacked updates of the cohort, mask of the bad ones) -> stacked updates; sees every honest update."""
     knows: str = "its own data and update"
+    trigger: Callable[[Tensor], Tensor] | None = None
+    """Features, as the model sees them -> the same with the trigger painted on; for attacks that plant one."""
+    target: int | None = None
+    """The class that the trigger is to bring about."""

@@ -84,7 +84,8 @@ class Engine(ABC):
         for part in self.slices(params_D, starts):
             total = {name: total[name] + value for name, value in part.items()} if total else part
         confusion_KK = total["confusion"].numpy()
-        return classification(confusion_KK, float(total["loss"] / total["count"])), confusion_KK
+        metrics = classification(confusion_KK, float(total["loss"] / total["count"]))
+        return metrics | _attack_success([total]), confusion_KK
 
     def evaluate_own(self, states: Mapping[int, State]) -> tuple[Metrics, np.ndarray, np.ndarray]:
         """Metrics and confusion matrix on the central test set, all these clients' models pooled, and (C, 2) of each.
@@ -96,7 +97,8 @@ class Engine(ABC):
         right_C = torch.stack([part["confusion"].double().trace() / part["confusion"].sum() for part in parts])
         loss_C = torch.stack([part["loss"] / part["count"] for part in parts])
         scores_C2: np.ndarray = torch.stack([right_C, loss_C], dim=1).numpy()
-        return classification(confusion_KK, float(loss_C.mean())), confusion_KK, scores_C2
+        metrics = classification(confusion_KK, float(loss_C.mean())) | _attack_success(parts)
+        return metrics, confusion_KK, scores_C2
 
     def evaluate_clients(
         self, params_D: Tensor, clients: list[int], states: Mapping[int, State] = MappingProxyType({})
@@ -105,6 +107,12 @@ class Engine(ABC):
         groups = [clients[i : i + 20] for i in range(0, len(clients), 20)]
         scores: np.ndarray = torch.cat(list(self.client_scores(params_D, groups, states))).numpy()
         return scores
+
+
+def _attack_success(parts: list[State]) -> Metrics:
+    """The share of samples of other classes that a trigger turned into the target class, where there is a trigger."""
+    others = sum(int(part["others"]) for part in parts if "others" in part)
+    return {"attack_success": sum(int(part["fooled"]) for part in parts) / others} if others else {}
 
 
 class InProcess(Engine):

@@ -181,7 +181,7 @@ def _serve(pipe: Connection, others: list[Connection], trainer: Trainer) -> None
     """A worker's life: answer requests until the pipe closes, which it does when the parent ends for any reason."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # to stop is the parent's business, also when all are told at once
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     for other in others:
         other.close()
     torch.set_num_threads(1)
@@ -208,7 +208,7 @@ def _serve(pipe: Connection, others: list[Connection], trainer: Trainer) -> None
     os._exit(0)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """End at once when the parent is killed: a worker in the middle of a long task would go on and hold its locks."""
     parent = parent_process()
     assert parent is not None

@@ -56,6 +56,7 @@ MEASURES = {
     "test.f1": "Test F1 (macro)",
     "test.precision": "Test precision (macro)",
     "test.recall": "Test recall (macro)",
+    "test.attack_success": "Attack success: other classes with the trigger, taken for the target",
     "models_test.worst_decile": "Clients' own models on the test set: the worst tenth",
     "clients_test.mean": "Clients: mean accuracy",
     "clients_test.worst_decile": "Clients: accuracy of the worst tenth",
@@ -99,7 +100,7 @@ def page(records: Sequence[RunRecord]) -> str:
     names = labels(records)
     one = len(records) == 1
     filling = {
-        "version": escape(_version()),
+        "version": escape(atoll_version()),
         "title": escape(f"{names[0]} · Atoll report" if one else f"{len(records)} runs compared · Atoll report"),
         "heading": escape(names[0] if one else f"{len(records)} runs compared"),
         "lead": escape(
@@ -110,7 +111,7 @@ def page(records: Sequence[RunRecord]) -> str:
         "script": script,
         "script_hash": "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         "top": (_warning(records[0]) + _cards(records[0])) if one else comparison(records, names) + _codecs(records),
-        "still": _image(figures.curves(records), "Test accuracy and loss by round"),
+        "still": image(figures.curves(records), "Test accuracy and loss by round"),
         "data": _data(records, names),
         "runs": "".join(
             _run(record, name, index, one) for index, (record, name) in enumerate(zip(records, names, strict=True))
@@ -123,10 +124,11 @@ def page(records: Sequence[RunRecord]) -> str:
 def _codecs(records: Sequence[RunRecord]) -> str:
     """The section about codecs with its picture, if the runs differ in them."""
     table = codec_table(records)
-    return table.replace("</section>", f"{_image(codec_picture(records), 'Accuracy against bytes')}</section>")
+    return table.replace("</section>", f"{image(codec_picture(records), 'Accuracy against bytes')}</section>")
 
 
-def _version() -> str:
+def atoll_version() -> str:
+    """The version of Atoll that is installed, or nothing."""
     try:
         return version("atoll")
     except PackageNotFoundError:
@@ -237,7 +239,7 @@ def _run(record: RunRecord, name: str, index: int, alone: bool) -> str:
     parts = [("What was run", _facts(record))]
     for _, figure, (title, note) in _pictures(record):
         kind = "square" if title == "Confusion" else ""
-        parts.append((title, _image(figure(), title, kind) + f'<p class="note">{escape(note)}</p>'))
+        parts.append((title, image(figure(), title, kind) + f'<p class="note">{escape(note)}</p>'))
     if record.rows:
         parts.append(("Last rounds", _last_rounds(record)))
     parts.append(("Plan", f"<pre>{escape(record.plan.to_toml())}</pre>"))
@@ -324,7 +326,8 @@ def _pictures(record: RunRecord) -> list[tuple[str, Callable[[], Figure], tuple[
     return found
 
 
-def _image(figure: Figure, what: str, kind: str = "") -> str:
+def image(figure: Figure, what: str, kind: str = "") -> str:
+    """A figure inside the page, which loads nothing."""
     svg = base64.b64encode(figures.to_svg(figure).encode("utf-8", "replace")).decode()
     source = f"data:image/svg+xml;base64,{svg}"
     return f'<figure class="scroll {kind}"><img alt="{escape(what)}" src="{source}"></figure>'
@@ -336,6 +339,7 @@ def _last_rounds(record: RunRecord) -> str:
         ("updates", "clients", lambda v: f"{v:,.0f}"),
         ("accuracy", "test.accuracy", lambda v: f"{100 * v:.2f} %"),
         ("F1", "test.f1", lambda v: f"{100 * v:.2f} %"),
+        ("attack success", "test.attack_success", lambda v: f"{100 * v:.2f} %"),
         ("test loss", "test.loss", lambda v: f"{v:.4g}"),
         ("train loss", "train_loss", lambda v: f"{v:.4g}"),
         ("clients' accuracy", "clients_test.mean", lambda v: f"{100 * v:.2f} %"),

@@ -98,6 +98,7 @@ def summary(row: dict[str, Any]) -> str:
     """A round in one line, each number with its unit."""
     test = row.get("test", {})
     pieces = [f"accuracy {100 * test['accuracy']:.2f} %"] if "accuracy" in test else []
+    pieces += [f"attack success {100 * test['attack_success']:.2f} %"] if "attack_success" in test else []
     pieces.append(f"loss {test.get('loss', row['train_loss']):.4f}")
     pieces.append(f"{row['clients'] / max(row['round_seconds'], 1e-9):.0f} clients/s")
     pieces.append(f"up {human_bytes(row['bytes_up'])} down {human_bytes(row['bytes_down'])}")
@@ -105,3 +106,56 @@ def summary(row: dict[str, Any]) -> str:
         pieces.append(f"simulated {human_seconds(row['simulated_seconds'])}")
     pieces.append(human_seconds(row["seconds"]))
     return "  ".join(pieces)
+
+
+class CellsBar:
+    """One bar over many runs, on a terminal; a line after each run where there is none, or nothing at all."""
+
+    def __init__(self, shown: bool = True) -> None:
+        self._progress: Any = None
+        self._shown, self._done, self._failed = shown, 0, 0
+
+    def begin(self, num_cells: int, num_rounds: int) -> None:
+        """Show an empty bar."""
+        self._num_cells = num_cells
+        if not self._shown:
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        console = Console(stderr=True)
+        if not (console.is_terminal or console.is_jupyter):
+            print(f"{num_cells} cells to run", file=sys.stderr, flush=True)
+            return
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=30),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} rounds, left"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            refresh_per_second=5,
+        )
+        self._task = self._progress.add_task(self._text(), total=max(num_rounds, 1))
+        self._progress.start()
+
+    def rounds(self, num_rounds: int) -> None:
+        """Move on."""
+        if self._progress is not None:
+            self._progress.advance(self._task, num_rounds)
+
+    def cell(self, name: str, why: str) -> None:
+        """Count a run that is over."""
+        self._done, self._failed = self._done + 1, self._failed + bool(why)
+        if self._progress is not None:
+            self._progress.update(self._task, description=self._text())
+        elif self._shown:
+            print(f"{self._text()}  {name}{f': {why}' if why else ''}", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Leave the terminal as it was."""
+        if self._progress is not None:
+            self._progress.stop()
+
+    def _text(self) -> str:
+        bad = f", {self._failed} without result" if self._failed else ""
+        return f"cell {self._done}/{self._num_cells}{bad}"

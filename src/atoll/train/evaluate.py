@@ -18,15 +18,31 @@ SLICE = 1000
 
 
 def evaluate_slice(job: Job, space: Workspace, params_D: Tensor, start: int) -> State:
-    """Confusion matrix and summed loss of one slice of the test set."""
+    """Confusion matrix and summed loss of one slice of the test set, and how often an attack's trigger works."""
     federation = job.federation
     x, y = federation.test_x[start : start + SLICE], federation.test_y[start : start + SLICE]
     with evaluating(job, space, params_D):
         predicted_B, loss_B, num_outputs = _predict(job, space, x, y)
+        fooled = _fooled(job, space, x, y)
     num_classes = max(federation.dataset.num_classes, num_outputs)
     pairs = y.reshape(-1) * num_classes + predicted_B.reshape(-1)
     confusion_KK = torch.bincount(pairs, minlength=num_classes**2).view(num_classes, num_classes)
-    return {"confusion": confusion_KK, "loss": loss_B.double().sum(), "count": torch.tensor(len(y))}
+    return {"confusion": confusion_KK, "loss": loss_B.double().sum(), "count": torch.tensor(len(y)), **fooled}
+
+
+def _fooled(job: Job, space: Workspace, raw: Tensor, y: Tensor) -> State:
+    """How many samples of other classes the model puts into the attack's target class when they bear its trigger."""
+    attack = job.attack
+    if attack is None or attack.trigger is None or attack.target is None:
+        return {}
+    if job.federation.dataset.tokens or y.dim() > 1:
+        return {}
+    others = y.ne(attack.target)
+    if not bool(others.any()):
+        return {"fooled": torch.tensor(0), "others": torch.tensor(0)}
+    x = attack.trigger(job.federation.features(raw[others]))
+    hits = space.model(x.to(job.spec.dtype)).argmax(-1) == attack.target
+    return {"fooled": hits.sum(), "others": others.sum()}
 
 
 def evaluate_clients(
