@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,3 +114,8 @@ def breaks() -> Attack:
         raise ValueError("no more")
 
     return Attack(update=update)
+
+
+def hear_interrupts() -> None:
+    """Interrupt as usual, also where the tests run in the background, which ignores it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import hear_interrupts
 
 from atoll.api import run
 from atoll.core.errors import PlanError
@@ -120,7 +121,14 @@ def test_a_stopped_matrix_goes_on_to_the_same_end(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text(plan.to_toml())
     names = ["--attacks", "alie", "--defences", "mean,median", "--f", "2", "--workers", "2"]
     command = [sys.executable, "-m", "atoll.cli.main", "matrix", "plan.toml", *names, "--out", "stopped"]
-    worker = subprocess.Popen(command, cwd=tmp_path, start_new_session=True, stdout=subprocess.PIPE, text=True)
+    worker = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=hear_interrupts,
+    )
     until = time.monotonic() + 60
     while not any(path.stat().st_size for path in tmp_path.glob("stopped/cells/*/metrics.jsonl")):
         assert time.monotonic() < until and worker.poll() is None

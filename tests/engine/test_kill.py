@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from engine.run_farm import Farm, run_farm
-from helpers import assert_same_end, rows
+from helpers import assert_same_end, hear_interrupts, rows
 
 from atoll import Plan, run
 
@@ -166,11 +166,6 @@ def test_no_worker_outlives_a_killed_run(farm: Farm, tmp_path: Path) -> None:
 
 
 # --- stopped politely -------------------------------------------------------------------------------------------------
-
-
-def hear_interrupts() -> None:
-    """Interrupt as usual, also where the tests run in the background, which ignores it."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def stopped(path: Path, engine: str, how: Callable[[int], None]) -> subprocess.CompletedProcess[str]:
