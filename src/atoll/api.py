@@ -23,7 +23,8 @@ from atoll.core.plan import Plan
 from atoll.data.heterogeneity import label_counts
 from atoll.engine.base import Engine
 from atoll.engine.build import build_coordinator, build_engine
-from atoll.engine.simulation import Round, RunState, Simulation, why_stop
+from atoll.engine.run_state import Round, RunState, why_stop
+from atoll.engine.simulation import Simulation
 from atoll.report.progress import Bar, Nobody, Watcher
 from atoll.report.reading import model_text
 from atoll.report.record import RunDirectory, plain

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import time
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import islice, takewhile
 from operator import attrgetter
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from atoll.core.aggregator import as_rows, rows_of
 from atoll.core.coordinator import (
-    NOTHING,
     Abandon,
     Arrived,
     Begin,
@@ -40,96 +37,21 @@ from atoll.core.devices import INSTANT, Devices, Load
 from atoll.core.eligibility import Eligibility
 from atoll.core.errors import PlanError, TrainingError
 from atoll.core.messages import SERVER, Broadcast, Payload, State, Task, Update, stack
-from atoll.core.plan import Plan, Stop
+from atoll.core.plan import Plan
 from atoll.core.seeds import generator
 from atoll.core.transform import Encoding
 from atoll.core.wire import packed_size
 from atoll.engine.base import Engine, Progress, silent
+from atoll.engine.run_state import Ahead, Journey, Round, RunState, why_stop
 from atoll.train.loop import knowledge
 from atoll.train.metrics import Metrics, spread
 from atoll.train.server import aggregated, server_task
-from atoll.train.trainer import Report, Work, finite
+from atoll.train.trainer import Work, finite
 
 LOOK_AHEAD = 4
 """Where few updates make a version, so many stacks of clients are trained ahead of their arrival."""
 PATIENCE = 60.0
 """Simulated seconds until clients are asked again after an attempt that came to nothing."""
-
-
-class Journey(NamedTuple):
-    """A task on its way, in simulated time."""
-
-    task: Task
-    ends: float
-    fails: bool
-
-
-class Ahead(NamedTuple):
-    """A task that was trained before it arrived."""
-
-    update: Update
-    """Empty if it is not valid."""
-    report: Report
-    state: State
-
-
-class RunState(NamedTuple):
-    """All that a run is made of at a commit; writing it down and reading it back continues to the same bits."""
-
-    params_D: Tensor
-    server: State
-    rule: State
-    """What the aggregator remembers."""
-    clients: Mapping[int, State] = NOTHING
-    coordinator: CoordinatorState = CoordinatorState()
-    bytes_up: int = 0
-    bytes_down: int = 0
-    samples: int = 0
-    """Samples trained on, every pass counted."""
-    seconds: float = 0.0
-    clock: float = 0.0
-    """Simulated seconds."""
-    upload: int = 0
-    """The largest payload so far, in bytes: what a client is expected to send."""
-    journeys: tuple[Journey, ...] = ()
-    """Tasks on their way, in the order of their ends."""
-    works: Mapping[Task, float] = MappingProxyType({})
-    """How much of its work each task has time for, where that is not all."""
-    sent: Mapping[int, Broadcast] = NOTHING
-    """What was sent of each version that somebody still works on."""
-    ahead: Mapping[int, Ahead] = NOTHING
-    """What clients will answer that have not arrived yet."""
-    downlink: Mapping[str, Tensor] = MappingProxyType({})
-    """What the downlink remembers: above all, what clients know."""
-    news: int = 0
-    """The bytes of all broadcasts so far, each counted once."""
-    last_news: int = 0
-    """The bytes of the newest."""
-    heard: Mapping[int, int] = NOTHING
-    """How many of those bytes each client has heard, where differences are sent."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Round:
-    """What is known of one commit."""
-
-    row: dict[str, Any]
-    """Plain numbers, one line of the metrics file."""
-    confusion_KK: np.ndarray | None = None
-    clients: list[int] | None = None
-    scores_C2: np.ndarray | None = None
-
-
-def why_stop(stop: Stop, row: Mapping[str, Any]) -> Reason | None:
-    """Which of a plan's limits a round has reached, if any."""
-    spent: dict[Reason, tuple[float | None, float]] = {
-        Reason.TARGET: (stop.accuracy, row.get("test", {}).get("accuracy", 0.0)),
-        Reason.BYTES: (stop.bytes, row["bytes_up"] + row["bytes_down"]),
-        Reason.SAMPLES: (stop.samples, row["samples_trained"]),
-        Reason.SIMULATED_SECONDS: (stop.simulated_seconds, row.get("simulated_seconds", 0.0)),
-        Reason.SECONDS: (stop.seconds, row["seconds"]),
-    }
-    return next((reason for reason, (most, now) in spent.items() if most is not None and now >= most), None)
 
 
 class Simulation:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from html import escape
-from importlib.metadata import PackageNotFoundError, version
-from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -45,6 +42,7 @@ from atoll.report.reading import (
     share_text,
     targets_of,
 )
+from atoll.report.shell import packaged, shell
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -95,44 +93,29 @@ def export_png(run_dirs: Sequence[Path], out_dir: Path) -> list[Path]:
 
 def page(records: Sequence[RunRecord]) -> str:
     """The report as HTML text."""
-    package = files("atoll.report")
-    template, style, script = (package.joinpath(f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js"))
-    names = labels(records)
-    one = len(records) == 1
-    filling = {
-        "version": escape(atoll_version()),
-        "title": escape(f"{names[0]} · Atoll report" if one else f"{len(records)} runs compared · Atoll report"),
-        "heading": escape(names[0] if one else f"{len(records)} runs compared"),
-        "lead": escape(
-            _lead(records[0]) if one else ", ".join(names[:5]) + f" and {len(names) - 5} more" * (len(names) > 5)
-        ),
-        "theme": figures.theme_css(":root"),
-        "style": style,
-        "script": script,
-        "script_hash": "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        "top": (_warning(records[0]) + _cards(records[0])) if one else comparison(records, names) + _codecs(records),
-        "still": image(figures.curves(records), "Test accuracy and loss by round"),
-        "data": _data(records, names),
-        "runs": "".join(
-            _run(record, name, index, one) for index, (record, name) in enumerate(zip(records, names, strict=True))
-        ),
-    }
-    # One pass, so that text from a run that looks like a placeholder stays what it is.
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: filling[match[1]], template)
+    names, one = labels(records), len(records) == 1
+    several = ", ".join(names[:5]) + f" and {len(names) - 5} more" * (len(names) > 5)
+    top = (_warning(records[0]) + _cards(records[0])) if one else comparison(records, names) + _codecs(records)
+    still = image(figures.curves(records), "Test accuracy and loss by round")
+    body = [
+        top,
+        packaged("curves.html").replace("{{still}}", still),
+        *(_run(record, name, index, one) for index, (record, name) in enumerate(zip(records, names, strict=True))),
+        f'<script type="application/json" id="atoll-data">{_data(records, names)}</script>',
+    ]
+    return shell(
+        "Atoll report",
+        names[0] if one else f"{len(records)} runs compared",
+        _lead(records[0]) if one else several,
+        "\n".join(body),
+        packaged("page.js"),
+    )
 
 
 def _codecs(records: Sequence[RunRecord]) -> str:
     """The section about codecs with its picture, if the runs differ in them."""
     table = codec_table(records)
     return table.replace("</section>", f"{image(codec_picture(records), 'Accuracy against bytes')}</section>")
-
-
-def atoll_version() -> str:
-    """The version of Atoll that is installed, or nothing."""
-    try:
-        return version("atoll")
-    except PackageNotFoundError:
-        return ""
 
 
 def _data(records: Sequence[RunRecord], names: Sequence[str]) -> str:

@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from html import escape
-from importlib.resources import files
 
 from atoll.report.compare import table_of
-from atoll.report.figures import theme_css
-from atoll.report.html import atoll_version, image
+from atoll.report.html import image
 from atoll.report.matrix import Matrix, percent, worst_rows
 from atoll.report.matrix_picture import matrix_picture, worst_picture
+from atoll.report.shell import shell
 
 
 def matrix_page(matrix: Matrix, plan_text: str) -> str:
     """The matrix as HTML text; `plan_text` is the plan that all cells share."""
-    package = files("atoll.report")
-    template, style = (
-        package.joinpath("matrix.html").read_text("utf-8"),
-        package.joinpath("page.css").read_text("utf-8"),
-    )
-    filling = {
-        "version": escape(atoll_version()),
-        "heading": escape(matrix.title),
-        "lead": escape(_lead(matrix)),
-        "theme": theme_css(":root"),
-        "style": style,
-        "body": "".join(
-            f"<section><h2>{title}</h2>{inside}</section>" for title, inside in _sections(matrix, plan_text)
-        ),
-    }
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: filling[match[1]], template)
+    sections = [f"<section><h2>{title}</h2>{inside}</section>" for title, inside in _sections(matrix, plan_text)]
+    return shell("Atoll matrix", matrix.title, _lead(matrix), "".join(sections))
 
 
 def _lead(matrix: Matrix) -> str:

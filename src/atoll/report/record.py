@@ -22,7 +22,7 @@ from atoll.core.coordinator import CoordinatorState, Phase
 from atoll.core.errors import RunError
 from atoll.core.messages import Broadcast, State, Task
 from atoll.core.plan import Plan
-from atoll.engine.simulation import Ahead, Journey, RunState
+from atoll.engine.run_state import Ahead, Journey, RunState
 from atoll.train.trainer import Report
 
 CHECKPOINT = "checkpoint.safetensors"
