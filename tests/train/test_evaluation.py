@@ -167,8 +167,8 @@ def test_a_run_stops_at_its_target() -> None:
 
 
 def test_attack_success_counts_triggered_samples_of_other_classes() -> None:
-    attack = {"name": "backdoor", "target": 3, "share": 0.5, "boost": 3.0}
-    plan = Plan(rounds=3, partition={"num_clients": 6}, attack=attack, attackers={"num": 2}, engine="inline")
+    attack = {"name": "backdoor", "target": 3, "share": 0.1}
+    plan = Plan(rounds=2, partition={"num_clients": 6}, attack=attack, attackers={"num": 2}, engine="inline")
     result = run(plan)
     x, y = Part("digits").build("data.catalog").test_x, Part("digits").build("data.catalog").test_y
     features = build_federation(plan).features(torch.from_numpy(x[y != 3]))
@@ -176,9 +176,9 @@ def test_attack_success_counts_triggered_samples_of_other_classes() -> None:
     with torch.no_grad():
         hits = result.model(features).argmax(1) == 3
     assert result.test["attack_success"] == pytest.approx(float(hits.float().mean()))
-    assert 0.05 < result.test["attack_success"] < 1
+    assert 0.3 < result.test["attack_success"] < 0.9
     honest = plan.replace({"attack": None, "attackers": {}})
     assert "attack_success" not in run(honest).test
     assert run(plan.replace({"engine": {"name": "processes", "workers": 2, "stack": 2}})).test == pytest.approx(
-        result.test, abs=1e-3
+        result.test, abs=4e-3
     )
