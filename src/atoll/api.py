@@ -286,6 +286,9 @@ class _Recorder:
             "seconds": last.get("seconds", 0.0),
             "test": test,
         }
+        told = next((row["detection"] for row in reversed(self.history) if "detection" in row), None)
+        if told is not None:
+            summary["detection"] = {key: value for key, value in told.items() if key != "clients"}
         self.directory.write_json("result.json", summary)
         self.directory.log(f"ends after round {summary['rounds']}: {reason}")
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from atoll.core.aggregator import Aggregator
 from atoll.core.attack import Attack
 from atoll.core.coordinator import Reason
+from atoll.core.detection import Detector
 from atoll.core.errors import PlanError, RunError, nearest
 from atoll.core.parts import Part, find, members
 from atoll.core.plan import Plan
@@ -178,9 +179,8 @@ def _pair(
     name = f"{attack}, {defence}, f = {f}, seed {seed}"
     settings: dict[str, object] = {"seed": seed, "aggregator": rule.to_dict(), "name": name}
     try:
-        built: Aggregator = rule.build("aggregators", seed=seed)
-        if built.trust is None:
-            settings["server.samples"] = None  # only rules that compare with the server's own update use them
+        if not _looks_at_samples(base, rule, seed):
+            settings["server.samples"] = None
         if attack == NO_ATTACK:
             settings["attackers"] = {}
         else:
@@ -188,6 +188,13 @@ def _pair(
         return Pair(attack, defence, f, seed, base.replace(settings))
     except PlanError as error:
         return Pair(attack, defence, f, seed, None, str(error))
+
+
+def _looks_at_samples(base: Plan, rule: Part, seed: int) -> bool:
+    """Whether a rule, or the plan's detection, uses samples of the server's own; others refuse them."""
+    built: Aggregator = rule.build("aggregators", seed=seed)
+    detector: Detector | None = base.detection.build("detection") if base.detection else None
+    return built.trust is not None or (detector is not None and detector.needs_loss)
 
 
 def _built(part: Part) -> Attack:
@@ -215,7 +222,10 @@ def _with_engine(plan: Plan, out: Path) -> Plan:
 
     What `auto` finds fastest is measured once and kept in matrix.json, so that all cells work alike, also later.
     """
-    build_job(plan.replace({"server.samples": None}))  # what is wrong with every cell is said once
+    unused = not _looks_at_samples(plan, plan.aggregator, plan.seed)
+    plain = plan.replace({"server.samples": None}) if unused else plan
+    federation = build_federation(plain)
+    job = build_job(plain, federation)  # what is wrong with every cell is said once
     name, options = plan.engine.name, plan.engine.options
     if name == "processes":
         return plan.replace({"engine": {"name": "vectorised", **_without_workers(options)}})
@@ -224,11 +234,7 @@ def _with_engine(plan: Plan, out: Path) -> Plan:
     known, file = _key(plan), out / "matrix.json"
     kept = json.loads(file.read_text()) if file.exists() else {}
     if kept.get("plan") != known:
-        federation = build_federation(plan)
-        plain = plan.replace({"server.samples": None})
-        engine = build_engine(
-            Part("auto", workers=1), build_job(plain, federation), build_coordinator(plan, federation)
-        )
+        engine = build_engine(Part("auto", workers=1), job, build_coordinator(plain, federation))
         kept = {"plan": known, "engine": engine.describe()}
         engine.close()
         write_whole(file, (json.dumps(kept, indent=1) + "\n").encode())

@@ -176,9 +176,9 @@ def test_attack_success_counts_triggered_samples_of_other_classes() -> None:
     with torch.no_grad():
         hits = result.model(features).argmax(1) == 3
     assert result.test["attack_success"] == pytest.approx(float(hits.float().mean()))
-    assert 0.05 < result.test["attack_success"] < 1
+    assert 0.3 < result.test["attack_success"] < 0.9
     honest = plan.replace({"attack": None, "attackers": {}})
     assert "attack_success" not in run(honest).test
     assert run(plan.replace({"engine": {"name": "processes", "workers": 2, "stack": 2}})).test == pytest.approx(
-        result.test, abs=1e-3
+        result.test, abs=4e-3
     )

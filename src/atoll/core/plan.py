@@ -169,6 +169,8 @@ class Plan(Section):
     aggregator: Part = field(default_factory=lambda: Part("mean"))
     attack: Part | None = None
     attackers: Attackers = field(default_factory=Attackers)
+    detection: Part | None = None
+    """How clients lose the server's trust, and are not asked any more: `distance`, `cosine` or `loss`."""
     evaluation: Evaluation = field(default_factory=Evaluation)
     stop: Stop = field(default_factory=Stop)
     engine: Part = field(default_factory=lambda: Part("auto"))

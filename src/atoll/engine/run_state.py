@@ -70,6 +70,10 @@ class RunState(NamedTuple):
     """The bytes of the newest."""
     heard: Mapping[int, int] = NOTHING
     """How many of those bytes each client has heard, where differences are sent."""
+    trust: Mapping[int, float] = NOTHING
+    """How far the server trusts each client that was looked at, where there is detection."""
+    quarantined: tuple[int, ...] = ()
+    """Clients that are not asked any more."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,6 +33,7 @@ from atoll.core.coordinator import (
     Reason,
     Send,
 )
+from atoll.core.detection import Detector, Sight
 from atoll.core.devices import INSTANT, Devices, Load
 from atoll.core.eligibility import Eligibility
 from atoll.core.errors import PlanError, TrainingError
@@ -43,6 +44,7 @@ from atoll.core.transform import Encoding
 from atoll.core.wire import packed_size
 from atoll.engine.base import Engine, Progress, silent
 from atoll.engine.run_state import Ahead, Journey, Round, RunState, why_stop
+from atoll.train.judging import detection_row, judged
 from atoll.train.loop import knowledge
 from atoll.train.metrics import Metrics, spread
 from atoll.train.server import aggregated, server_task
@@ -119,7 +121,7 @@ class Simulation:
         `state` is a value: whatever interrupts this, the driver still holds the last commit.
         """
         began, row = state.clock, None
-        event: Event = self._begin(state.clock)
+        event: Event = self._begin(state)
         while True:
             machine, commands = self.coordinator.step(state.coordinator, event)
             state = state._replace(coordinator=machine)
@@ -139,19 +141,19 @@ class Simulation:
             if committed is not None:
                 event = committed
             elif machine.phase is Phase.READY:  # somebody was lost, and another is asked in place
-                event = self._begin(state.clock)
+                event = self._begin(state)
             else:
                 state, event = self._next(state, began)
 
-    def _begin(self, now: float) -> Begin:
-        devices, rule = self.devices, self.plan.eligibility
+    def _begin(self, state: RunState) -> Begin:
+        devices, rule, now, shut_out = self.devices, self.plan.eligibility, state.clock, frozenset(state.quarantined)
         if devices is INSTANT:
-            return Begin()
-        if self._all_eligible:
-            return Begin(lambda client: devices.reachable(client, now))
+            return Begin(lambda client: client not in shut_out) if shut_out else Begin()
 
         def may(client: int) -> bool:
-            return devices.reachable(client, now) and rule.why_not(devices.attributes(client, now)) is None
+            if client in shut_out or not devices.reachable(client, now):
+                return False
+            return self._all_eligible or rule.why_not(devices.attributes(client, now)) is None
 
         return Begin(may)
 
@@ -241,8 +243,15 @@ class Simulation:
             samples=state.samples + sum(self._passes(state, task) for task in self._as_done(state, tasks)),
             upload=max(state.upload if version else 0, *(report.bytes_up for report in work.reports)),
         )
+        told: dict[str, Any] = {}
         if len(valid) >= self.coordinator.policy.min_reports:
             aggregate, rule = aggregated(job, work.folded, state.rule, own)
+            if job.detector is not None:
+                num_before = len(valid)
+                state, work, told = self._detect(state, job.detector, work, aggregate.delta_D)
+                valid = [report for report in work.reports if report.valid]
+                if len(valid) < num_before:  # once more, without those who were found out
+                    aggregate, rule = aggregated(job, work.folded, state.rule, own)
             if self.coordinator.policy.mixes:
                 [task] = tasks
                 gap_D = state.sent[task.version].params_D - state.params_D
@@ -252,7 +261,7 @@ class Simulation:
             clients = {**state.clients, **work.states} if work.states else state.clients
             state = state._replace(params_D=params_D, server=server, rule=rule, clients=clients)
         samples = sum(report.num_samples for report in valid)
-        row = {
+        row: dict[str, Any] = {
             "clients": len(valid),
             "samples": samples,
             "train_loss": sum(report.loss * report.num_samples for report in valid) / samples,
@@ -260,6 +269,8 @@ class Simulation:
             "bytes_down": state.bytes_down,
             "samples_trained": state.samples,
         }
+        if told:
+            row["detection"] = told
         if self.devices is not INSTANT:
             row["simulated_seconds"] = round(state.clock, 6)
         if self.coordinator.policy.keeps_tasks:
@@ -267,6 +278,29 @@ class Simulation:
         wanted = self.coordinator.sampler.score
         scores = {report.client: float(getattr(report, wanted)) for report in valid} if wanted else {}
         return self._forget(state), row, Committed(len(valid), len(work.reports) - len(valid), scores)
+
+    def _detect(
+        self, state: RunState, detector: Detector, work: Work, aggregate_D: Tensor
+    ) -> tuple[RunState, Work, dict[str, Any]]:
+        """Look at a round's updates, and leave out those of clients that are quarantined now.
+
+        As many clients stay as the rule needs, in this round and among those who can still be asked.
+        """
+        rows, valid, params_D = rows_of(work.folded), [r for r in work.reports if r.valid], state.params_D
+        least = self.coordinator.policy.min_reports
+        most = min(len(valid), self.coordinator.num_clients - len(state.quarantined)) - least
+
+        def loss(delta_D: Tensor | None) -> float:
+            return self.engine.trainer.own_loss(params_D if delta_D is None else params_D + delta_D)
+
+        sight = Sight(rows.delta_D, aggregate_D, loss)
+        clients = [report.client for report in valid]
+        found = judged(detector, clients, sight, state.trust, state.quarantined, most)
+        keep_C = torch.tensor([client not in found.quarantined for client in clients])
+        reports = [r._replace(valid=r.valid and r.client not in found.quarantined) for r in work.reports]
+        state = state._replace(trust=found.trust, quarantined=found.quarantined)
+        told = detection_row(found, self.job.attackers)
+        return state, Work(as_rows(rows.rows(keep_C)), reports, work.states), told
 
     def _own_update(self, state: RunState) -> Update | None:
         """What the server's own samples make of the current version, where the rule compares with it."""

@@ -166,6 +166,8 @@ def encode_state(state: RunState, identity: str) -> bytes:
         "journeys": state.journeys,
         "works": list(state.works.items()),
         "heard": list(state.heard.items()),
+        "trust": list(state.trust.items()),
+        "quarantined": state.quarantined,
         "reports": {client: ahead.report for client, ahead in state.ahead.items()},
     }
     whole = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
@@ -213,6 +215,8 @@ def _decode_state(text: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Run
         ahead=ahead,
         downlink=tree["downlink"],
         heard=dict(text["heard"]),
+        trust=dict(text["trust"]),
+        quarantined=tuple(text["quarantined"]),
     )
 
 

@@ -14,6 +14,7 @@ from atoll.core.aggregator import Aggregator
 from atoll.core.algorithm import Algorithm, Scores
 from atoll.core.attack import Attack
 from atoll.core.coordinator import Policy
+from atoll.core.detection import Detector
 from atoll.core.downlink import Downlink
 from atoll.core.errors import AtollError, PlanError
 from atoll.core.messages import Task
@@ -55,6 +56,7 @@ class Job:
     attack: Attack | None
     attackers: frozenset[int]
     attack_rounds: range
+    detector: Detector | None
     dropout_seeds: list[str]
     local_buffers: list[str]
     """Buffers that each client keeps for itself."""
@@ -69,7 +71,7 @@ class Job:
     def wants_rows(self) -> bool:
         """Whether updates come back one by one, not folded: somebody must see them before the rule does."""
         colludes = self.attack is not None and self.attack.collude is not None
-        return self.keeps_rows or self.algorithm.needs_updates or colludes
+        return self.keeps_rows or self.algorithm.needs_updates or colludes or self.detector is not None
 
     @property
     def batch_size(self) -> int:
@@ -118,9 +120,11 @@ def build_job(plan: Plan, federation: Federation | None = None) -> Job:
     spec = spec_of(model, buffers=plan.local.buffers)
     local = _settle(plan.local, algorithm, plan.algorithm.name)
     aggregator: Aggregator = plan.aggregator.build("aggregators", seed=plan.seed)
-    _check_server(plan, algorithm, aggregator)
     uplink = _uplink(plan)
     policy: Policy = plan.policy.build("rounds")
+    detector: Detector | None = plan.detection.build("detection") if plan.detection else None
+    _check_detection(plan, algorithm, policy, detector)
+    _check_server(plan, algorithm, aggregator, detector)
     check_public(plan, algorithm, federation, policy)
     check_models(plan, algorithm, federation, aggregator, uplink)
     if aggregator.unit_steps and plan.server.lr is None:
@@ -145,6 +149,7 @@ def build_job(plan: Plan, federation: Federation | None = None) -> Job:
         attack=plan.attack.build("attacks") if plan.attack else None,
         attackers=_attackers(plan.attackers, federation.num_clients, plan.seed) if plan.attack else frozenset(),
         attack_rounds=_attack_rounds(plan),
+        detector=detector,
         dropout_seeds=use_counter_dropout(model),
         local_buffers=[name for name, _ in float_buffers(model)] if plan.local.buffers == "local" else [],
     )
@@ -286,14 +291,30 @@ def _settle(local: Local, algorithm: Algorithm, name: str) -> Local:
     return replace(local, epochs=epochs, batch_size=batch_size)  # type: ignore[arg-type]
 
 
-def _check_server(plan: Plan, algorithm: Algorithm, aggregator: Aggregator) -> None:
-    """The server has samples of its own if, and only if, its rule compares with what they make of the model."""
+def _check_detection(plan: Plan, algorithm: Algorithm, policy: Policy, detector: Detector | None) -> None:
+    """Updates can be compared if they answer one version, and by a loss if they are parameters."""
+    if plan.detection is None or detector is None:
+        return
+    if policy.keeps_tasks:
+        raise PlanError(
+            f"detection compares updates of one version, but {plan.policy.name} takes them late by different amounts: "
+            'use policy = "cohort", or leave detection out'
+        )
+    name = f"detection {plan.detection.name}"
+    if detector.needs_loss and plan.server.samples is None:
+        raise PlanError(f"{name} needs samples of the server's own: set server.samples, e.g. to 100")
+    if detector.needs_loss and algorithm.scores is not None:
+        raise PlanError(f"{name} tries parameters, but clients of {plan.algorithm.name} send scores: use distance")
+
+
+def _check_server(plan: Plan, algorithm: Algorithm, aggregator: Aggregator, detector: Detector | None) -> None:
+    """The server has samples of its own if, and only if, its rule or its detection looks at them."""
     name, num = plan.aggregator.name, plan.server.samples
     if aggregator.trust is not None and num is None:
         raise PlanError(f"{name} compares with the server's own update: set server.samples, e.g. to 100")
     if aggregator.trust is not None and algorithm.scores is not None:
         raise PlanError(f"{name} compares parameters, but clients of {plan.algorithm.name} send scores: use a median")
-    if aggregator.trust is None and num is not None:
+    if aggregator.trust is None and num is not None and not (detector is not None and detector.needs_loss):
         raise PlanError(f"server.samples is {num}, but {name} does not use them: leave it out, or use fltrust")
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from atoll.core.aggregator import Aggregator, stacked
 from atoll.core.errors import AtollError, TrainingError
-from atoll.core.messages import Broadcast, Payload, State, Task, Update, stack
+from atoll.core.messages import SERVER, Broadcast, Payload, State, Task, Update, stack
 from atoll.core.seeds import generator
 from atoll.core.transform import Encoding
 from atoll.core.wire import packed_size
@@ -125,6 +125,11 @@ class Trainer:
         [first] = self._first_losses([task], {task.version: sent})
         with explained():
             return train_client(self.job, self.space, task, sent, self._algorithm_state({}, sent), first).update
+
+    def own_loss(self, params_D: Tensor) -> float:
+        """The mean loss on the server's own samples."""
+        scores_12 = evaluate_clients(self.job, self.space, params_D, [SERVER], on_training_data=True)
+        return float(scores_12[0, 1])
 
     def evaluate(self, params_D: Tensor, start: int) -> State:
         """Evaluate one slice of the test set."""

@@ -1,0 +1,1 @@
+"""Whom the server trusts: one small file a way of telling."""

@@ -1,0 +1,33 @@
+"""Trust by what an update does to the server's own samples."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from atoll.core.detection import Detector, Sight, checked_trust
+from atoll.core.errors import PlanError
+
+
+def loss(slack: float = 0.1, threshold: float = 0.4, decay: float = 0.7) -> Detector:
+    """Trust by how much an update alone lowers the loss on `server.samples`, compared with the median of the round.
+
+    With g the gain and s = slack times the loss before, trust = (g + s) / (median g + s), within [0, 1]: the idea of
+    Xie et al. 2019, arXiv:1805.10032, definition 2. Where the median gain is below -s nobody can be told from anybody,
+    and all are trusted.
+    """
+    if not slack > 0:
+        raise PlanError(
+            f"loss.slack must be above 0, got {slack}: late in training honest updates gain next to nothing"
+        )
+
+    def trust(sight: Sight) -> Tensor:
+        before = sight.loss(None)
+        gains_C = before - torch.tensor([sight.loss(each_D) for each_D in sight.updates_CD], dtype=torch.float64)
+        gains_C = gains_C.nan_to_num(nan=-torch.inf)
+        usual = float(gains_C.median()) + slack * before
+        if not usual > 0:
+            return torch.ones_like(gains_C)
+        return ((gains_C + slack * before) / usual).clamp(0, 1)
+
+    return Detector(trust, *checked_trust("loss", threshold, decay), needs_loss=True)
