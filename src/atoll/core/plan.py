@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from atoll.core.eligibility import Eligibility
 from atoll.core.errors import PlanError
 from atoll.core.parts import Part
+from atoll.core.secagg import Secagg
 from atoll.core.section import Section
 
 
@@ -167,6 +168,8 @@ class Plan(Section):
     downlink: tuple[Part, ...] = ()
     """What a broadcast goes through on its way down; `delta` first sends differences."""
     aggregator: Part = field(default_factory=lambda: Part("mean"))
+    secagg: Secagg | None = None
+    """How the server learns the sum of updates and nothing else; it sees each update if left out."""
     attack: Part | None = None
     attackers: Attackers = field(default_factory=Attackers)
     detection: Part | None = None
