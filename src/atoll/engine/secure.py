@@ -129,11 +129,14 @@ def _groups(job: Job, secure: Secure, asked: Sequence[Task]) -> list[tuple[int, 
 
 def _told(job: Job, sums: list[Sum], clients: set[int], outcomes: list[Outcome], num_asked: int) -> Added:
     samples = sum(each.samples for each in sums)
+    bytes_up = sum(outcome.bytes_up for outcome in outcomes)
+    vectors_up = sum(each.total_L.nbytes * len(each.survivors) for each in outcomes if each.total_L is not None)
     enough = len(sums) >= max(1, job.aggregator.min_updates)
     row = {
         "asked": num_asked,
         "lost": num_asked - len(clients),
         "cut": sum(each.cut * each.num_clients for each in sums) / max(1, len(clients)),
+        "keys_up": bytes_up - vectors_up,
     }
     failures = [outcome.why for outcome in outcomes if outcome.why]
     return Added(
@@ -141,7 +144,7 @@ def _told(job: Job, sums: list[Sum], clients: set[int], outcomes: list[Outcome],
         clients=frozenset(clients),
         samples=samples,
         loss=sum(each.loss * each.samples for each in sums) / max(1.0, samples),
-        bytes_up=(bytes_up := sum(outcome.bytes_up for outcome in outcomes)),
+        bytes_up=bytes_up,
         upload=bytes_up // num_asked,
         bytes_down=sum(outcome.bytes_down for outcome in outcomes),
         row=row | ({"failed_groups": len(failures)} if failures else {}),
