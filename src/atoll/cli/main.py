@@ -39,7 +39,11 @@ PlanArgument = Annotated[
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. algorithm.mu=0.1; nothing after = leaves it out. May be repeated."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a setting, e.g. algorithm.mu=0.1; nothing after = leaves it out. May be repeated.",
+    ),
 ]
 
 
