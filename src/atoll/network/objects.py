@@ -1,0 +1,202 @@
+"""Large objects as chunks named by their SHA-256: what is there already is never sent twice, and nothing is trusted.
+
+An object is a manifest: the ordered hashes of its chunks and the size of each. Files are written beside their place,
+synced and then renamed, so that a name always stands for whole and right bytes, whatever is killed when.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from atoll.core.errors import AtollError, RunError
+
+CHUNK = 1 << 20
+"""Bytes of every chunk of an object but the last."""
+MAX_CHUNKS = 1 << 20
+HASH = 32
+
+Digest = Annotated[bytes, msgspec.Meta(min_length=HASH, max_length=HASH)]
+
+
+class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What an object is made of."""
+
+    num_bytes: Annotated[int, msgspec.Meta(ge=0, le=CHUNK * MAX_CHUNKS)]
+    chunks: Annotated[tuple[Digest, ...], msgspec.Meta(max_length=MAX_CHUNKS)]
+
+    def sizes(self) -> list[int]:
+        """The bytes of each chunk; they follow from the object's."""
+        full, rest = divmod(self.num_bytes, CHUNK)
+        return [CHUNK] * full + ([rest] if rest else [])
+
+    def name(self) -> str:
+        """The hash by which an object is known."""
+        return hashlib.sha256(b"atoll object 1" + msgspec.msgpack.encode(self)).hexdigest()
+
+
+class ObjectError(AtollError):
+    """Bytes that are not what they are said to be, or are not there."""
+
+
+class DiskFull(RunError):
+    """There is no room: nothing was written, and it can be tried again when there is."""
+
+
+def cut(data: bytes | memoryview) -> Iterator[memoryview]:
+    """The chunks of an object."""
+    view = memoryview(data).cast("B")
+    for start in range(0, len(view), CHUNK):
+        yield view[start : start + CHUNK]
+
+
+def manifest_of(data: bytes | memoryview) -> Manifest:
+    """Name the chunks of an object."""
+    return Manifest(memoryview(data).nbytes, tuple(hashlib.sha256(chunk).digest() for chunk in cut(data)))
+
+
+def read_manifest(data: bytes, max_bytes: int) -> Manifest:
+    """Read a manifest of an object of at most so many bytes; anything else raises ObjectError."""
+    try:
+        found = msgspec.msgpack.decode(data, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise ObjectError(f"this is no manifest ({error}): send one as the protocol says") from error
+    if found.num_bytes > max_bytes:
+        raise ObjectError(f"an object of {found.num_bytes:,} bytes, at most {max_bytes:,} are due: check the model")
+    if len(found.sizes()) != len(found.chunks):
+        raise ObjectError(f"{len(found.chunks)} chunks cannot hold {found.num_bytes:,} bytes: cut it anew")
+    return found
+
+
+class Objects:
+    """Chunks and manifests in a directory, each in a file of its own name."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for kind in ("chunks", "manifests", "new"):
+            (root / kind).mkdir(parents=True, exist_ok=True)
+        for left in (root / "new").iterdir():  # of a process that was killed
+            left.unlink(missing_ok=True)
+
+    def put(self, data: bytes | memoryview) -> str:
+        """Keep an object; return its name."""
+        manifest = manifest_of(data)
+        for digest, chunk in zip(manifest.chunks, cut(data), strict=True):
+            if not self.has_chunk(digest):
+                self._write(self._chunk(digest), chunk)
+        return self.put_manifest(manifest)
+
+    def put_chunk(self, digest: bytes, data: bytes | memoryview) -> None:
+        """Keep a chunk that somebody sent, if it is what its name says."""
+        if hashlib.sha256(data).digest() != digest:
+            raise ObjectError("a chunk that does not have the hash of its name: send it again")
+        if not self.has_chunk(digest):
+            self._write(self._chunk(digest), data)
+
+    def put_manifest(self, manifest: Manifest) -> str:
+        """Keep a manifest whose chunks are all here; return the object's name."""
+        missing = self.missing(manifest)
+        if missing:
+            raise ObjectError(f"{len(missing)} chunks are missing: send them first")
+        name = manifest.name()
+        path = self.root / "manifests" / name
+        if not path.exists():
+            _sync(self.root / "chunks")
+            self._write(path, msgspec.msgpack.encode(manifest))
+            _sync(path.parent)
+        return name
+
+    def has_chunk(self, digest: bytes) -> bool:
+        """Whether a chunk is here."""
+        return self._chunk(digest).exists()
+
+    def missing(self, manifest: Manifest) -> list[bytes]:
+        """Which chunks of an object are not here, or have another size than the manifest says."""
+        sizes = dict(zip(manifest.chunks, manifest.sizes(), strict=True))
+        return [digest for digest, size in sizes.items() if self._size(digest) != size]
+
+    def manifest(self, name: str) -> Manifest:
+        """What an object is made of."""
+        try:
+            data = (self.root / "manifests" / _safe(name)).read_bytes()
+        except FileNotFoundError as error:
+            raise ObjectError(f"there is no object {name}: it was never here, or is not needed any more") from error
+        return msgspec.msgpack.decode(data, type=Manifest)
+
+    def chunk(self, digest: bytes) -> bytes:
+        """The bytes of a chunk, checked."""
+        try:
+            data = self._chunk(digest).read_bytes()
+        except FileNotFoundError as error:
+            raise ObjectError(f"there is no chunk {digest.hex()}: it was never here, or was removed") from error
+        if hashlib.sha256(data).digest() != digest:
+            raise ObjectError(f"the file of chunk {digest.hex()} was changed: restore it from a copy")
+        return data
+
+    def get(self, name: str) -> bytearray:
+        """A whole object."""
+        manifest = self.manifest(name)
+        whole, at = bytearray(manifest.num_bytes), 0
+        for digest in manifest.chunks:
+            data = self.chunk(digest)
+            whole[at : at + len(data)] = data
+            at += len(data)
+        return whole
+
+    def keep_only(self, names: Iterable[str]) -> int:
+        """Remove every object but these; return how many files went."""
+        kept = set(names)
+        used = {digest.hex() for name in kept for digest in self.manifest(name).chunks}
+        gone = [path for path in (self.root / "manifests").iterdir() if path.name not in kept]
+        gone += [path for path in (self.root / "chunks").iterdir() if path.name not in used]
+        for path in gone:
+            path.unlink(missing_ok=True)
+        return len(gone)
+
+    def _size(self, digest: bytes) -> int:
+        try:
+            return self._chunk(digest).stat().st_size
+        except FileNotFoundError:
+            return -1
+
+    def _chunk(self, digest: bytes) -> Path:
+        return self.root / "chunks" / digest.hex()
+
+    def _write(self, path: Path, data: bytes | memoryview) -> None:
+        new = self.root / "new" / secrets.token_hex(8)
+        try:
+            with new.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            new.rename(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                new.unlink(missing_ok=True)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise DiskFull(f"no room is left in {self.root}: free some, and it goes on by itself") from error
+            raise
+
+
+def _sync(directory: Path) -> None:
+    """Make sure that names in a directory outlive a loss of power."""
+    number = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def _safe(name: str) -> str:
+    """A name that cannot lead out of its directory."""
+    if len(name) != 2 * HASH or not all(letter in "0123456789abcdef" for letter in name):
+        raise ObjectError(f"{name!r} is not the name of an object: a name is {2 * HASH} hexadecimal digits")
+    return name
