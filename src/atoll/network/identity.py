@@ -100,8 +100,13 @@ def sign(key: Ed25519PrivateKey, stamp: Stamp, method: str, path: str, body: byt
 
 def signed_by(public_key: bytes, stamp: Stamp, method: str, path: str, body_hash: str) -> bool:
     """Whether a request is signed with the private half of this key."""
+    return holds(public_key, _signed(stamp, method, path, body_hash), stamp.signature)
+
+
+def holds(public_key: bytes, data: bytes, signature: bytes) -> bool:
+    """Whether a signature on some bytes is that of a key."""
     try:
-        Ed25519PublicKey.from_public_bytes(public_key).verify(stamp.signature, _signed(stamp, method, path, body_hash))
+        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, data)
     except (InvalidSignature, ValueError):
         return False
     return True
