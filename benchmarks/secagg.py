@@ -6,6 +6,8 @@ encoding included, with nothing cached from another client; it is taken of a sam
 time is the sum over all that it does in the session: reading and checking every message, writing every message, opening
 the sum. Sessions of 500 take three turns, and the turn with the least time of the server counts.
 
+Then the schemes side by side, and a round of training with and without, by plan and on all cores.
+
 --large adds 10,000 clients, once. --flower names a Python that has Flower installed, whose own masks are measured too.
 """
 
@@ -23,7 +25,9 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from atoll.secagg import graph, masks, wire
+from atoll import Plan, run
+from atoll.core.parts import Part
+from atoll.secagg import graph, masks, scheme, wire
 from atoll.secagg import server as s
 from atoll.secagg.client import Client, in_memory
 from atoll.secagg.client_state import ClientState, Floors, Phase, Vector
@@ -198,15 +202,68 @@ HEAD = """
 |---:|---|---:|---|---:|---:|---:|---:|---:|---:|---:|"""
 
 
+def schemes(n: int = 50, length: int = 199_215) -> None:
+    """Processor time of a whole session, all clients and servers in one process, and what a client sends."""
+    encoding = finest(1.0, n)
+    rng = np.random.default_rng(0)
+    vector = rng.integers(-encoding.levels, encoding.levels, length).astype("<i4").view("<u4")
+    asked = scheme.Session("benchmark", 0, 0, MODEL, tuple(range(n)), {}, length, encoding, lambda client: vector)
+    print(f"\nA sum of {n} vectors of {length:,} values of 32 bits\n")
+    print("| scheme | processor time a client, ms | upload |\n|---|---:|---:|")
+    cases = {
+        "pairwise, active server": Part("pairwise"),
+        "pairwise, curious server": Part("pairwise", server="curious"),
+        "additive, 2 servers": Part("additive"),
+        "ckks": Part("ckks"),
+    }
+    for name, part in cases.items():
+        how = part.build("secagg.schemes")
+        found = []
+        took = least(lambda how=how, found=found: found.append(how.play(asked, scheme.here)), 2)
+        assert (found[0].total_L == vector * np.uint32(n)).all(), "the sum is not the sum"
+        print(f"| {name} | {took / n * 1e3:.1f} | {found[0].bytes_up / n / length / 4:.2f}x |", flush=True)
+
+
+def training(rounds: int = 6) -> None:
+    """Seconds of a round of 50 clients with mlp_2nn on MNIST, with and without, in turns, without the first round."""
+    plan = Plan(data="mnist", model="mlp_2nn", partition={"num_clients": 100}, policy={"size": 50}, rounds=rounds)
+    plan = plan.replace({"evaluation.every": 0, "local.batch_size": 10})
+    print("\n50 clients a round, mlp_2nn, MNIST, 600 samples each, batches of 10: seconds a round\n")
+    print("| passes | plain | curious server | | active server | |\n|---:|---:|---:|---:|---:|---:|")
+    for epochs in (1, 5):
+        kinds = [None, {"scheme": {"name": "pairwise", "server": "curious"}}, {"scheme": {"name": "pairwise"}}]
+        times: list[list[float]] = [[] for _ in kinds]
+        for _ in range(2):
+            for kind, seen in zip(kinds, times, strict=True):
+                history = run(plan.replace({"local.epochs": epochs, "secagg": kind})).history
+                seen += [row["round_seconds"] for row in history[1:]]
+        plain, curious, active = map(median, times)
+        print(
+            f"| {epochs} | {plain:.2f} | {curious:.2f} | {curious / plain:.2f}x "
+            f"| {active:.2f} | {active / plain:.2f}x |",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--large", action="store_true", help="add 10,000 clients, which takes some ten minutes")
     parser.add_argument("--flower", help="a Python that has Flower installed")
-    parser.add_argument("--only-masks", action="store_true")
+    parser.add_argument("--only", choices=["masks", "sessions", "schemes", "training"])
     options = parser.parse_args()
-    mask_speed(1_000_000, options.flower)
-    if options.only_masks:
-        return
+    parts: dict[str, Callable[[], None]] = {
+        "masks": lambda: mask_speed(1_000_000, options.flower),
+        "sessions": lambda: sessions(large=options.large),
+        "schemes": schemes,
+        "training": training,
+    }
+    for name, part in parts.items():
+        if options.only in (None, name):
+            part()
+
+
+def sessions(*, large: bool) -> None:
+    """The costs of sessions of many clients."""
     cases = [
         (500, "curious", 0.1, 0.0),
         (500, "active", 0.1, 0.0),
@@ -216,7 +273,7 @@ def main() -> None:
     print(HEAD.format(d=100_000), flush=True)
     for case in cases:
         print(min((played(*case) for _ in range(3)), key=lambda session: session.server_time).row(), flush=True)
-    if options.large:
+    if large:
         print(played(10_000, "curious", 0.1, 0.1).row(), flush=True)
 
 

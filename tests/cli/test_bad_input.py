@@ -31,6 +31,9 @@ WRONG = [
     # settings
     (["--set", "rounds"], PLAN, "--set wants KEY=VALUE, e.g. --set local.lr=0.05, got 'rounds'"),
     (["--set", "=3"], PLAN, "--set wants KEY=VALUE"),
+    (["--set", "secagg=rot13"], PLAN, "'secagg' is a table: write [secagg] and its keys, got 'rot13'"),
+    (["--set", "secagg.scheme=rot13"], PLAN, "there is no 'rot13' in secagg.schemes: Known: additive, ckks, pairwise"),
+    (["--set", "secagg.groups=4"], PLAN, "pairwise masks need at least 3 clients, got 2: ask more"),
     (["--set", "local.lr=fast"], PLAN, "'local.lr' must be a number, got 'fast'"),
     (["--set", "local.lr=nan"], PLAN, "local.lr must be above 0, got nan"),
     (["--set", "algorithm=fedpox"], PLAN, "there is no 'fedpox' in algorithms: did you mean 'fedprox'?"),

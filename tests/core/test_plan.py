@@ -66,6 +66,7 @@ def test_settings_change_one_thing() -> None:
     assert plan.replace({"algorithm.mu": 0.1}).algorithm == Part("fedprox", mu=0.1)
     assert plan.replace({"algorithm": "fedavg"}).algorithm == Part("fedavg")
     assert plan.replace({"local.optimizer.momentum": 0.9}).local.optimizer == Part("sgd", momentum=0.9)
+    assert plan.replace({"algorithm": None, "attack": None}).algorithm == Part("fedavg")
     with pytest.raises(PlanError, match=r"unknown key 'local\.momentun'"):
         plan.replace({"local.momentun": 1})
     with pytest.raises(PlanError, match="not a table"):

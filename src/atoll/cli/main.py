@@ -39,7 +39,11 @@ PlanArgument = Annotated[
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. algorithm.mu=0.1. May be repeated."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a setting, e.g. algorithm.mu=0.1; nothing after = leaves it out. May be repeated.",
+    ),
 ]
 
 
@@ -309,6 +313,8 @@ def _setting(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise PlanError(f"--set wants KEY=VALUE, e.g. --set local.lr=0.05, got '{text}'")
+    if not value.strip():
+        return key.strip(), None
     try:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from atoll.core.eligibility import Eligibility
 from atoll.core.errors import PlanError
 from atoll.core.parts import Part
+from atoll.core.secagg import Secagg
 from atoll.core.section import Section
 
 
@@ -167,6 +168,8 @@ class Plan(Section):
     downlink: tuple[Part, ...] = ()
     """What a broadcast goes through on its way down; `delta` first sends differences."""
     aggregator: Part = field(default_factory=lambda: Part("mean"))
+    secagg: Secagg | None = None
+    """How the server learns the sum of updates and nothing else; it sees each update if left out."""
     attack: Part | None = None
     attackers: Attackers = field(default_factory=Attackers)
     detection: Part | None = None
@@ -216,7 +219,7 @@ class Plan(Section):
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
     def replace(self, settings: Mapping[str, object]) -> Plan:
-        """A new plan with dotted settings changed, such as {"algorithm.mu": 0.1}.
+        """A new plan with dotted settings changed, such as {"algorithm.mu": 0.1}; None leaves a setting out.
 
         >>> Plan().replace({"local.lr": 0.5}).local.lr
         0.5
@@ -237,7 +240,9 @@ def _put(table: dict[str, Any], path: str, value: object) -> None:
             raise PlanError(f"cannot set '{path}': '{name}' is not a table")
         table = inner
     part = table.get(key)
-    if isinstance(part, dict) and isinstance(value, str) and "name" in part:
+    if value is None:
+        table.pop(key, None)
+    elif isinstance(part, dict) and isinstance(value, str) and "name" in part:
         table[key] = {"name": value}  # another part: the options of the old one do not apply
     else:
         table[key] = value

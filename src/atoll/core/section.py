@@ -21,6 +21,7 @@ DEFAULT_NAMES = {
     "engine": "auto",
     "optimizer": "sgd",
     "schedule": "constant",
+    "scheme": "pairwise",
 }
 
 KINDS = {int: "whole number", float: "number", str: "text in quotes", bool: "true or false"}

@@ -10,6 +10,7 @@ from atoll.core.plan import Plan
 from atoll.engine.base import Engine
 from atoll.train.federation import Federation
 from atoll.train.job import Job
+from atoll.train.secure import check_cohort
 
 
 def build_coordinator(plan: Plan, federation: Federation) -> Coordinator:
@@ -17,13 +18,17 @@ def build_coordinator(plan: Plan, federation: Federation) -> Coordinator:
     policy: Policy = plan.policy.build("rounds")
     goal = policy.goal(federation.num_clients)
     aggregator: Aggregator = plan.aggregator.build("aggregators", seed=plan.seed)
+    asked = policy.num_wanted(CoordinatorState(), federation.num_clients)
+    if plan.secagg is not None:  # the rule then sees the sums of groups, not updates
+        check_cohort(plan.secagg, asked)
+        aggregator = aggregator._replace(min_updates=1)
     if goal < aggregator.min_updates:
         raise PlanError(
             f"{aggregator.needs}, but {goal} make a version: lower f, or raise policy.size to {aggregator.min_updates}"
         )
     policy = policy._replace(min_reports=max(policy.min_reports, aggregator.min_updates))
     sampler: Sampler = plan.sampler.build("rounds.samplers")
-    if sampler.draws_size and policy.num_wanted(CoordinatorState(), federation.num_clients) != goal:
+    if sampler.draws_size and asked != goal:
         raise PlanError(
             f"{plan.sampler.name} draws how many clients are asked, and all who answer count: "
             "leave policy.over_selection out, or use another sampler"

@@ -44,11 +44,12 @@ from atoll.core.transform import Encoding
 from atoll.core.wire import packed_size
 from atoll.engine.base import Engine, Progress, silent
 from atoll.engine.run_state import Ahead, Journey, Round, RunState, why_stop
+from atoll.engine.secure import Added, Sent, add_in_secret, counted, fates
 from atoll.train.judging import detection_row, judged
 from atoll.train.loop import knowledge
 from atoll.train.metrics import Metrics, spread
 from atoll.train.server import aggregated, server_task
-from atoll.train.trainer import Work, finite
+from atoll.train.trainer import Report, Work, finite
 
 LOOK_AHEAD = 4
 """Where few updates make a version, so many stacks of clients are trained ahead of their arrival."""
@@ -121,6 +122,7 @@ class Simulation:
         `state` is a value: whatever interrupts this, the driver still holds the last commit.
         """
         began, row = state.clock, None
+        asked: tuple[Task, ...] = ()
         event: Event = self._begin(state)
         while True:
             machine, commands = self.coordinator.step(state.coordinator, event)
@@ -131,9 +133,9 @@ class Simulation:
             for command in commands:
                 match command:
                     case Send(tasks):
-                        state = self._send(state, tasks)
+                        state, asked = self._send(state, tasks), asked + tasks
                     case Commit(tasks):
-                        state, row, committed = self._commit(state, tasks, progress)
+                        state, row, committed = self._commit(state, tasks, asked, progress)
                     case Abandon():
                         return self._wait(self._forget(state)), None, None
                     case Finish(reason):
@@ -223,11 +225,17 @@ class Simulation:
         return state._replace(heard={c: v for c, v in state.heard.items() if c not in lost}), Failed(ended)
 
     def _commit(
-        self, state: RunState, tasks: tuple[Task, ...], progress: Progress
+        self, state: RunState, tasks: tuple[Task, ...], asked: tuple[Task, ...], progress: Progress
     ) -> tuple[RunState, dict[str, Any], Committed]:
         """Train the clients whose work counts, aggregate, and move the model if enough of them are valid."""
         job, version = self.job, state.coordinator.version
         own = self._own_update(state)
+        lost: dict[int, str] = {}
+        if job.secure is not None:
+            lost = fates(job, asked, tasks)
+            tasks = counted(job, tasks, lost)
+            if not tasks:
+                return self._forget(state), {}, Committed(0)
         state, work, late = self._train(state, tasks, own, progress)
         valid = [report for report in work.reports if report.valid]
         attacked = any(job.attacks(task.client, task.version) for task in tasks)
@@ -238,17 +246,26 @@ class Simulation:
                 f"round {version + 1}: all {len(work.reports)} updates hold NaN or Inf: lower local.lr "
                 f"(now {job.lr_of(version):g}), take fewer local steps, or check the data and the model"
             )
-        state = state._replace(
-            bytes_up=state.bytes_up + sum(report.bytes_up for report in work.reports),
-            samples=state.samples + sum(self._passes(state, task) for task in self._as_done(state, tasks)),
-            upload=max(state.upload if version else 0, *(report.bytes_up for report in work.reports)),
-        )
         told: dict[str, Any] = {}
+        added: Added | None = None
+        if job.secure is not None:
+            added, work = self._add_in_secret(state, asked, lost, work)
+            told["secagg"] = added.row
+            valid = [report for report in work.reports if report.valid]
+        sent = [report.bytes_up for report in work.reports]
+        state = state._replace(
+            bytes_up=state.bytes_up + (sum(sent) if added is None else added.bytes_up),
+            bytes_down=state.bytes_down + (0 if added is None else added.bytes_down),
+            samples=state.samples + sum(self._passes(state, task) for task in self._as_done(state, tasks)),
+            upload=max(state.upload if version else 0, *(sent if added is None else [added.upload])),
+        )
+        if added is not None and added.rows is None:
+            return self._forget(state), {}, Committed(0, len(work.reports))
         if len(valid) >= self.coordinator.policy.min_reports:
             aggregate, rule = aggregated(job, work.folded, state.rule, own)
             if job.detector is not None:
                 num_before = len(valid)
-                state, work, told = self._detect(state, job.detector, work, aggregate.delta_D)
+                state, work, told["detection"] = self._detect(state, job.detector, work, aggregate.delta_D)
                 valid = [report for report in work.reports if report.valid]
                 if len(valid) < num_before:  # once more, without those who were found out
                     aggregate, rule = aggregated(job, work.folded, state.rule, own)
@@ -257,20 +274,20 @@ class Simulation:
                 gap_D = state.sent[task.version].params_D - state.params_D
                 aggregate = aggregate._replace(delta_D=aggregate.delta_D + self._counts(state, task) * gap_D)
             order = server_task(job, version, self.coordinator.num_clients)
+            aggregate = aggregate._replace(num_clients=len(valid))  # a row may stand for a group of them
             params_D, server = job.algorithm.server_step(state.params_D, aggregate, state.server, order)
             clients = {**state.clients, **work.states} if work.states else state.clients
             state = state._replace(params_D=params_D, server=server, rule=rule, clients=clients)
-        samples = sum(report.num_samples for report in valid)
+        samples, loss = _seen(valid) if added is None else (added.samples, added.loss)
         row: dict[str, Any] = {
             "clients": len(valid),
             "samples": samples,
-            "train_loss": sum(report.loss * report.num_samples for report in valid) / samples,
+            "train_loss": loss,
             "bytes_up": state.bytes_up,
             "bytes_down": state.bytes_down,
             "samples_trained": state.samples,
+            **told,
         }
-        if told:
-            row["detection"] = told
         if self.devices is not INSTANT:
             row["simulated_seconds"] = round(state.clock, 6)
         if self.coordinator.policy.keeps_tasks:
@@ -278,6 +295,21 @@ class Simulation:
         wanted = self.coordinator.sampler.score
         scores = {report.client: float(getattr(report, wanted)) for report in valid} if wanted else {}
         return self._forget(state), row, Committed(len(valid), len(work.reports) - len(valid), scores)
+
+    def _add_in_secret(
+        self, state: RunState, asked: tuple[Task, ...], lost: dict[int, str], work: Work
+    ) -> tuple[Added, Work]:
+        """Let clients add their updates in secret; what comes of it has a row for each group in place of each client.
+
+        Those who sent NaN or Inf refuse to add it, and stay invalid; of a group that has no sum nothing is known.
+        """
+        valid = [report for report in work.reports if report.valid]
+        rows = rows_of(work.folded)
+        sent = {report.client: Sent(rows.rows(number), report) for number, report in enumerate(valid)}
+        added = add_in_secret(self.job, self.plan.identity(), state.params_D, asked, sent, lost)
+        reports = [report for report in work.reports if not report.valid or report.client in added.clients]
+        states = {client: kept for client, kept in work.states.items() if client in added.clients}
+        return added, Work(as_rows(added.rows) if added.rows is not None else {}, reports, states)
 
     def _detect(
         self, state: RunState, detector: Detector, work: Work, aggregate_D: Tensor
@@ -434,6 +466,12 @@ class Simulation:
         rng = generator(self.plan.seed, "evaluated clients")
         picked = rng.choice(len(have_models), size=self.plan.evaluation.max_clients, replace=False)
         return [have_models[place] for place in sorted(picked.tolist())]
+
+
+def _seen(reports: list[Report]) -> tuple[int, float]:
+    """How many samples some clients have, and their mean training loss by samples."""
+    samples = sum(report.num_samples for report in reports)
+    return samples, sum(report.loss * report.num_samples for report in reports) / samples
 
 
 def _counters(machine: CoordinatorState) -> dict[str, int]:

@@ -331,6 +331,8 @@ def _last_rounds(record: RunRecord) -> str:
         ("total time", "seconds", human_seconds),
         ("simulated time", "simulated_seconds", human_seconds),
         ("versions late", "staleness", lambda v: f"{v:.2g}"),
+        ("lost under masks", "secagg.lost", lambda v: f"{v:,.0f}"),
+        ("values cut", "secagg.cut", lambda v: f"{100 * v:.2g} %"),
         ("uplink so far", "bytes_up", human_bytes),
         *((f"{kind} so far", kind, lambda v: f"{v:,.0f}") for kind in lost_tasks(record)),
     ]

@@ -108,7 +108,7 @@ def _complete(num_clients: int, num_colluding: int, num_left: int, mode: Mode) -
     if threshold > num_left or num_colluding >= num_clients - 1:
         raise PlanError(
             f"{num_clients} clients, of whom {num_clients - num_left} may drop out and {num_colluding} collude, cannot "
-            f"sum securely against a {mode} server: ask more clients, or expect fewer drop-outs or colluders"
+            f"sum securely against a server that is {mode}: ask more clients, or expect fewer drop-outs or colluders"
         )
     return Parameters(num_clients, num_clients - 1, threshold, threshold)
 

@@ -39,8 +39,10 @@ def apply(vector: np.ndarray, masks: Iterable[Mask]) -> None:
 
 def expand(seed: bytes, out: np.ndarray) -> None:
     """Write the mask of a seed into an array, whatever it held."""
-    zeros = memoryview(bytes(out.nbytes))
-    Cipher(AES256(seed), CTR(bytes(16))).encryptor().update_into(zeros, out.data.cast("B"))
+    stream, raw = Cipher(AES256(seed), CTR(bytes(16))).encryptor(), out.data.cast("B")
+    for start in range(0, raw.nbytes, BLOCK):
+        part = raw[start : start + BLOCK]
+        stream.update_into(memoryview(ZEROS)[: part.nbytes], part)
 
 
 class Stream:

@@ -13,18 +13,24 @@ P = 2**256 + 297
 SHARE = 33
 """Bytes of a share."""
 
+RUN = 16
+"""Steps of a polynomial between two divisions by P: holders are small numbers, so that values grow slowly."""
+
 
 def split(secret: bytes, threshold: int, num_shares: int, random: Callable[[int], bytes]) -> list[bytes]:
     """Cut a secret into shares for the holders 1, ..., num_shares."""
     spare = 48  # bytes a coefficient: 128 bits more than P, so that none is likelier than another
     raw = random(spare * (threshold - 1))
     coefficients = [int.from_bytes(raw[at : at + spare], "big") % P for at in range(0, len(raw), spare)]
+    runs = [coefficients[at : at + RUN] for at in range(0, len(coefficients), RUN)]
     shares = []
     for x in range(1, num_shares + 1):
         value = 0
-        for coefficient in coefficients:
-            value = (value + coefficient) * x % P
-        shares.append(((value + int.from_bytes(secret, "big")) % P).to_bytes(SHARE, "big"))
+        for run in runs:
+            for coefficient in run:
+                value = value * x + coefficient
+            value %= P
+        shares.append(((value * x + int.from_bytes(secret, "big")) % P).to_bytes(SHARE, "big"))
     return shares
 
 

@@ -27,6 +27,7 @@ from atoll.core.transform import Chain, chain
 from atoll.train.distillation import check_models, check_public
 from atoll.train.dropout import use_counter_dropout
 from atoll.train.federation import Federation, build_federation
+from atoll.train.secure import Secure, build_secure
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -57,6 +58,7 @@ class Job:
     attackers: frozenset[int]
     attack_rounds: range
     detector: Detector | None
+    secure: Secure | None
     dropout_seeds: list[str]
     local_buffers: list[str]
     """Buffers that each client keeps for itself."""
@@ -71,7 +73,8 @@ class Job:
     def wants_rows(self) -> bool:
         """Whether updates come back one by one, not folded: somebody must see them before the rule does."""
         colludes = self.attack is not None and self.attack.collude is not None
-        return self.keeps_rows or self.algorithm.needs_updates or colludes or self.detector is not None
+        judged = self.detector is not None or self.secure is not None
+        return self.keeps_rows or self.algorithm.needs_updates or colludes or judged
 
     @property
     def batch_size(self) -> int:
@@ -150,6 +153,7 @@ def build_job(plan: Plan, federation: Federation | None = None) -> Job:
         attackers=_attackers(plan.attackers, federation.num_clients, plan.seed) if plan.attack else frozenset(),
         attack_rounds=_attack_rounds(plan),
         detector=detector,
+        secure=build_secure(plan, algorithm, aggregator, uplink, policy) if plan.secagg is not None else None,
         dropout_seeds=use_counter_dropout(model),
         local_buffers=[name for name, _ in float_buffers(model)] if plan.local.buffers == "local" else [],
     )

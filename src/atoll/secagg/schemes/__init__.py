@@ -1,0 +1,1 @@
+"""Ways to add in secret, one file each."""

@@ -1,0 +1,167 @@
+"""Updates under secure aggregation: what a client adds to the sum, and what the sum says.
+
+A client's vector is its update times its weight, then its weight, its number of samples, these times its loss, and the
+share of its values that were cut, all as shares of a largest one, and a 1. The sum of the last counts the clients.
+
+Shapes: V values of an update, L = V + EXTRAS + 1 of what is added, D parameters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from atoll.core.aggregator import Aggregator
+from atoll.core.algorithm import Algorithm
+from atoll.core.coordinator import Policy, Sampler
+from atoll.core.errors import PlanError
+from atoll.core.messages import Update
+from atoll.core.plan import Plan
+from atoll.core.secagg import Secagg
+from atoll.core.transform import Chain
+from atoll.secagg.encoding import Encoding, decode, encode, finest
+from atoll.secagg.masks import Stream
+from atoll.secagg.scheme import Scheme
+
+EXTRAS = 4
+"""Weight, samples, samples times loss, values that were cut."""
+MOST_LOSS = 16.0
+"""A larger training loss is told as this."""
+
+
+class Secure(NamedTuple):
+    """The built part of a plan that adds in secret."""
+
+    settings: Secagg
+    scheme: Scheme
+
+    def encoding(self, num_clients: int) -> Encoding:
+        """The finest encoding whose sum over so many clients cannot overflow."""
+        return finest(self.settings.clip, num_clients, self.settings.modulus_bits)
+
+
+class Largest(NamedTuple):
+    """What shares are shares of; known to all."""
+
+    weight: float
+    samples: int
+
+
+class Sum(NamedTuple):
+    """What the sum over some clients says of them."""
+
+    update: Update
+    """Their weighted mean, with the sum of their weights."""
+    num_clients: int
+    samples: float
+    loss: float
+    """Mean training loss by samples."""
+    cut: float
+    """Share of values that were larger than the plan's clip."""
+
+
+def length(update: Update) -> int:
+    """How many values a client adds."""
+    return update.packed().numel() + EXTRAS + 1
+
+
+def to_integers(
+    update: Update, samples: int, loss: float, largest: Largest, encoding: Encoding, rounding: Stream
+) -> np.ndarray:
+    """What a client adds to the sum (L,); weights beyond the largest are cut."""
+    vector_V = update.packed().double().numpy()
+    weight, clip = min(float(update.weight) / largest.weight, 1.0), encoding.clip
+    size, told = samples / largest.samples, min(loss, MOST_LOSS) if math.isfinite(loss) else MOST_LOSS
+    values = np.empty(vector_V.size + EXTRAS)
+    np.clip(vector_V, -clip, clip, out=values[:-EXTRAS])
+    cut = np.count_nonzero(values[:-EXTRAS] != vector_V) / vector_V.size
+    values[:-EXTRAS] *= weight
+    values[-EXTRAS:] = np.array([weight, size, size * told / MOST_LOSS, cut]) * clip
+    return encode(values, 1.0, encoding, rounding)
+
+
+def from_sum(total_L: np.ndarray, num_clients: int, like: Update, largest: Largest, encoding: Encoding) -> Sum | None:
+    """What a sum says; None if it cannot be a sum of so many clients' vectors.
+
+    No value of the mean is beyond the encoding's clip, whatever anybody added: so far one client can move it.
+    """
+    mean, count = decode(total_L, encoding)
+    weight, size, size_loss, cut = (mean[-EXTRAS:] / encoding.clip).tolist()
+    if round(count) != num_clients or not 0 < weight <= 1 or not 0 < size <= 1:
+        return None
+    vector_V = np.clip(mean[:-EXTRAS] / weight, -encoding.clip, encoding.clip)
+    update = like.unpacked(torch.from_numpy(vector_V).to(like.delta_D.dtype))
+    total = torch.tensor(weight * num_clients * largest.weight, dtype=like.weight.dtype)
+    return Sum(
+        update._replace(weight=total),
+        num_clients,
+        round(size * num_clients * largest.samples),
+        MOST_LOSS * size_loss / size,
+        cut,
+    )
+
+
+def rounding_of(seed: int, attempt: int, client: int) -> Stream:
+    """How a client's values are rounded in a simulation: by seed, so that a run can be repeated."""
+    return Stream(hashlib.sha256(f"{seed}/secagg rounding/{attempt}/{client}".encode()).digest())
+
+
+def build_secure(plan: Plan, algorithm: Algorithm, aggregator: Aggregator, uplink: Chain, policy: Policy) -> Secure:
+    """The plan's secure aggregation; what would need more than sums is refused, with the way out."""
+    assert plan.secagg is not None
+    rule, name = plan.aggregator.name, plan.algorithm.name
+    groups = plan.secagg.groups
+    if groups == 1 and rule != "mean":
+        raise PlanError(
+            f"{rule} must see each update, but secure aggregation shows their sum only: set secagg.groups, e.g. to 10, "
+            'so that the rule sees the sum of each group of clients, or aggregator = "mean"'
+        )
+    if groups > 1 and groups < aggregator.min_updates:
+        raise PlanError(f"{aggregator.needs}, and secagg.groups = {groups} gives it {groups}: raise it, or lower f")
+    if algorithm.needs_updates or algorithm.scores is not None:
+        raise PlanError(f"{name} needs each client's update, not their sum: leave secagg out, or use fedavg")
+    if policy.keeps_tasks:
+        raise PlanError(
+            f"secure aggregation adds updates of one version, but {plan.policy.name} takes them late by different "
+            'amounts: use policy = "cohort"'
+        )
+    if not uplink.linear:
+        culprit = next(p.name for p, t in zip(plan.uplink, uplink.transforms, strict=True) if not t.linear)
+        raise PlanError(
+            f"uplink: {culprit} does not survive addition, so that it cannot sit behind secure aggregation: leave it "
+            "out, or take fewer bytes by secagg.modulus_bits = 32"
+        )
+    sampler: Sampler = plan.sampler.build("rounds.samplers")
+    if sampler.score:
+        raise PlanError(
+            f"{plan.sampler.name} needs each client's {sampler.score}, which secure aggregation hides: "
+            'use sampler = "uniform"'
+        )
+    if plan.detection is not None:
+        raise PlanError(
+            "detection compares single updates, which secure aggregation hides: leave one of them out, or set "
+            "secagg.groups with a robust aggregator instead of detection"
+        )
+    if plan.evaluation.clients_every:
+        raise PlanError(
+            "clients would tell how well the model does on their data, each by itself: set "
+            "evaluation.clients_every = 0 under secure aggregation"
+        )
+    return Secure(plan.secagg, plan.secagg.scheme.build("secagg.schemes"))
+
+
+def check_cohort(settings: Secagg, num_clients: int) -> None:
+    """Refuse a cohort that the scheme cannot add up, or whose sum could overflow."""
+    smallest, largest = num_clients // settings.groups, -(-num_clients // settings.groups)
+    if smallest < 2:
+        raise PlanError(
+            f"{settings.groups} groups of {num_clients} clients leave {smallest} in a group, whose sum hides nothing: "
+            "lower secagg.groups, or raise policy.size"
+        )
+    scheme: Scheme = settings.scheme.build("secagg.schemes")
+    scheme.check(smallest)
+    Secure(settings, scheme).encoding(largest)

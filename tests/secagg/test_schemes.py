@@ -1,0 +1,137 @@
+"""Laws of every scheme: the very sum of the survivors, whoever is lost when, wherever clients are played."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from atoll.core.errors import PlanError
+from atoll.core.parts import Part, members
+from atoll.engine.players import several
+from atoll.secagg.encoding import finest
+from atoll.secagg.scheme import Scheme, Session, Stage, here
+
+EVERY = members("secagg.schemes")
+LENGTH = 301
+OPTIONS = {"pairwise": {"dropouts": 0.4}}
+
+
+def scheme(name: str, **options: object) -> Scheme:
+    built: Scheme = Part(name, **{**OPTIONS.get(name, {}), **options}).build("secagg.schemes")
+    return built
+
+
+def session(num: int, silent: dict[int, str] | None = None, length: int = LENGTH) -> Session:
+    clients = tuple(3 + 5 * i for i in range(num))
+    encoding = finest(1.0, num)
+    rng = np.random.default_rng(num)
+    vectors = {
+        c: rng.integers(-encoding.levels, encoding.levels + 1, length).astype("<i4").view("<u4") for c in clients
+    }
+    lost = {clients[place]: step for place, step in (silent or {}).items()}
+    return Session("test", 2, 7, bytes(32), clients, lost, length, encoding, lambda client: vectors[client])
+
+
+def exact(asked: Session, survivors: tuple[int, ...]) -> np.ndarray:
+    total = np.sum([asked.vector(client).astype(np.uint64) for client in survivors], axis=0)
+    return total.astype(np.uint32)
+
+
+def expected(asked: Session, how: Scheme) -> tuple[int, ...]:
+    late = how.steps[how.counts_from + 1 :]
+    return tuple(c for c in asked.clients if asked.silent.get(c) in (None, *late))
+
+
+@pytest.mark.parametrize("stage", [here, several(2)], ids=["here", "two processes"])
+@pytest.mark.parametrize("name", EVERY)
+def test_the_sum_is_exact(name: str, stage: Stage) -> None:
+    how, asked = scheme(name), session(7)
+    found = how.play(asked, stage)
+    assert found.survivors == asked.clients
+    assert found.total_L is not None and np.array_equal(found.total_L, exact(asked, asked.clients))
+    assert found.bytes_up >= 7 * 4 * LENGTH and not found.why
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_sum_is_exact_whoever_is_lost_before_whatever_step(name: str) -> None:
+    how = scheme(name)
+    for steps in product(how.steps, how.steps):
+        asked = session(6, {1: steps[0], 4: steps[1]})
+        found = how.play(asked, here)
+        assert found.survivors == expected(asked, how), steps
+        assert found.total_L is not None and np.array_equal(found.total_L, exact(asked, found.survivors)), steps
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_there_is_no_sum_of_one_client(name: str) -> None:
+    how = scheme(name)
+    found = how.play(session(4, dict.fromkeys(range(3), how.steps[how.counts_from])), here)
+    assert found.total_L is None and found.survivors == () and "needed" in found.why
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_cohort_of_one_is_refused(name: str) -> None:
+    with pytest.raises(PlanError, match="ask"):
+        scheme(name).check(1)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_what_is_sent_looks_like_noise(name: str) -> None:
+    """The bytes of the largest messages, chi-square against uniform; vectors are all zero."""
+    heard: list[bytes] = []
+
+    def stage(make):  # type: ignore[no-untyped-def]
+        from contextlib import contextmanager
+
+        @contextmanager
+        def listening():  # type: ignore[no-untyped-def]
+            with here(make) as ask:
+
+                def tapped(messages):  # type: ignore[no-untyped-def]
+                    for answer in ask(messages):
+                        heard.append(answer)
+                        yield answer
+
+                yield tapped
+
+        return listening()
+
+    asked = session(3, length=50_000)._replace(vector=lambda client: np.zeros(50_000, "<u4"))
+    assert scheme(name).play(asked, stage).total_L is not None
+    largest = [each for each in heard if len(each) > 100_000]
+    assert len(largest) == 3 and len(set(largest)) == 3
+    if name == "ckks":  # ciphertexts are residues with framing, not uniform bytes; that they differ must do
+        return
+    for each in largest:
+        counts = np.bincount(np.frombuffer(each[200:-200], np.uint8), minlength=256)
+        mean = counts.sum() / 256
+        assert ((counts - mean) ** 2 / mean).sum() < 255 + 6 * np.sqrt(2 * 255)
+
+
+def test_additive_takes_any_number_of_servers_above_one() -> None:
+    for servers in (2, 3, 5):
+        asked = session(4, {2: "input"})
+        found = scheme("additive", servers=servers).play(asked, here)
+        assert found.total_L is not None and np.array_equal(found.total_L, exact(asked, found.survivors))
+        assert found.bytes_up == 4 * (8 + 32 * (servers - 1)) + 3 * (8 + 4 * LENGTH)
+    with pytest.raises(PlanError, match="at least 2"):
+        scheme("additive", servers=1)
+
+
+def test_pairwise_refuses_what_cannot_be() -> None:
+    with pytest.raises(PlanError, match="curious"):
+        scheme("pairwise", server="friendly")
+    with pytest.raises(PlanError, match="share of the clients"):
+        scheme("pairwise", dropouts=1.5)
+    assert scheme("pairwise", server="curious").steps == ("advertise", "share", "input", "unmask")
+    assert scheme("pairwise").steps == ("advertise", "share", "input", "consent", "unmask")
+
+
+def test_a_curious_server_needs_fewer_steps_and_gets_the_same_sum() -> None:
+    for steps in product(("advertise", "share", "input", "unmask"), repeat=2):
+        asked = session(6, {0: steps[0], 5: steps[1]})
+        how = scheme("pairwise", server="curious")
+        found = how.play(asked, here)
+        assert found.total_L is not None and np.array_equal(found.total_L, exact(asked, expected(asked, how)))
