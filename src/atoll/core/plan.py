@@ -51,7 +51,7 @@ class Server(Section):
     lr: float | None = None
     """Its step size; 1 unless the algorithm has one of its own."""
     samples: int | None = None
-    """Samples of the training set, picked by seed, for fltrust, detection by loss and contribution: see their guides."""
+    """Samples of the training set, picked by seed, for rules that compare, detection by loss and contribution."""
 
     def check(self) -> None:
         """Refuse a server that cannot move."""

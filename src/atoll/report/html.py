@@ -289,10 +289,9 @@ def _pictures(record: RunRecord) -> list[tuple[str, Callable[[], Figure], tuple[
         note = f"The worst tenth is orange. Each client is tested on {where}."
         found.append(("clients", lambda: figures.client_spread(record), ("Spread over clients", note)))
     if record.plan.contribution is not None and contributions(record):
-        note = (
-            f"The {UTILITIES[utility_of(record)]} on {count_text(record.plan.server.samples)} samples of the server's own, "
-            f"shared out by {part_text(record.plan.contribution)}. Who did harm is orange."
-        )
+        where = f"{count_text(record.plan.server.samples)} samples of the server's own"
+        how = part_text(record.plan.contribution)
+        note = f"The {UTILITIES[utility_of(record)]} on {where}, shared out by {how}. Who did harm is orange."
         found.append(("contribution", lambda: contribution_picture(record), ("Contribution of each client", note)))
     if record.confusion is not None:
         note = "Rows are true classes, columns what the model said. Colour grows with the root of the share."

@@ -76,13 +76,13 @@ def shares_of(
 def coalition_model(job: Job, before: Before, updates: Update) -> Tensor:
     """The model that the plan's rule and server's step make of these updates alone.
 
-    Updates that are too few for the rule, or of which it makes no finite aggregate because they have no weight, make no
-    version: the model stays as it was.
+    Updates that are too few for the rule, or have no weight in a rule that weighs, make no version: the model stays as
+    it was.
     """
     if len(updates.weight) < max(1, job.aggregator.min_updates):
         return before.params_D
     aggregate, _ = aggregated(job, as_rows(updates), before.rule, before.own)
-    if not bool(aggregate.delta_D.isfinite().all()):
+    if aggregate.weight == 0 and not bool(aggregate.delta_D.isfinite().all()):
         return before.params_D
     order = server_task(job, before.version, before.num_clients)
     return job.algorithm.server_step(before.params_D, aggregate, before.server, order)[0]
