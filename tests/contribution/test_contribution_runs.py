@@ -24,7 +24,9 @@ from atoll.core.messages import SERVER, Broadcast, Task, Update
 from atoll.core.parts import Part, members
 from atoll.core.plan import Plan
 from atoll.engine.inline import inline
-from atoll.report.html import export_png, write_report
+from atoll.report.contribution_picture import contribution_picture
+from atoll.report.html import write_report
+from atoll.report.reading import contributions, read_run
 from atoll.train.contributing import WORST, Before, coalition_model, shares_of
 from atoll.train.job import Job, build_job
 from atoll.train.trainer import Trainer
@@ -118,13 +120,12 @@ SERVERS: dict[str, dict[str, Any]] = {
     "centered clipping": {"aggregator": {"name": "centered_clipping", "tau": 1.0}},
     "bucketing": {"aggregator": {"name": "bucketing", "size": 2, "rule": "median"}},
     "krum": {"aggregator": {"name": "krum", "f": 1}},
-    "feddf": {"algorithm": {"name": "feddf", "steps": 5}, "public": {"name": "held_out", "fraction": 0.1}},
+    "feddf": {"algorithm": {"name": "feddf", "steps": 2}, "public": {"name": "held_out", "fraction": 0.1}},
     "codec": {"uplink": [{"name": "top_k", "fraction": 0.1}]},
 }
 
 
-@pytest.mark.parametrize("server", SERVERS)
-@pytest.mark.parametrize("utility", ["loss", "accuracy"])
+@pytest.mark.parametrize(("server", "utility"), [*((name, "loss") for name in SERVERS), ("fedavg", "accuracy")])
 def test_shares_add_up_to_what_the_run_gained(server: str, utility: str) -> None:
     """Whatever the rule and the server's step are: each round starts where the last one ended."""
     result = run(plan_with({"name": "shapley", "utility": utility}, **SERVERS[server]))
@@ -199,7 +200,7 @@ def test_nothing_is_changed_by_looking() -> None:
         assert plain.contribution == {} and "contribution" not in plain.history[0]
 
 
-HONEST: dict[str, Any] = {"rounds": 6, "partition": {"num_clients": 8}, "server": {"samples": 200}}
+HONEST: dict[str, Any] = {"rounds": 4, "partition": {"num_clients": 8}, "server": {"samples": 200}}
 FLIPPED: dict[str, Any] = {
     **HONEST,
     "partition": {"name": "dirichlet", "num_clients": 8, "alpha": 0.5},
@@ -216,12 +217,12 @@ def exact(flipped: bool) -> Result:
 @pytest.mark.parametrize(
     ("name", "flipped", "truncate", "error", "cost"),
     [
-        ("gtg_shapley", True, 0.001, 0.12, 0.95),  # clients differ much, and hardly an order is cut
-        ("tmc_shapley", True, 0.001, 0.12, 1.0),
-        ("gtg_shapley", False, 0.001, 0.12, 0.6),
+        ("gtg_shapley", True, 0.001, 0.15, 0.95),  # clients differ much, and hardly an order is cut
+        ("tmc_shapley", True, 0.001, 0.15, 1.0),
+        ("gtg_shapley", False, 0.001, 0.15, 0.6),
         ("tmc_shapley", False, 0.001, 0.15, 0.9),
-        ("gtg_shapley", False, 0.01, 0.25, 0.12),  # whoever comes first brings nearly all
-        ("tmc_shapley", False, 0.01, 0.25, 0.15),
+        ("gtg_shapley", False, 0.01, 0.3, 0.15),  # whoever comes first brings nearly all
+        ("tmc_shapley", False, 0.01, 0.3, 0.15),
     ],
 )
 def test_sampled_shares_are_close_to_exact_and_cost_less(
@@ -233,9 +234,9 @@ def test_sampled_shares_are_close_to_exact_and_cost_less(
     size = sum(abs(share) for share in want.contribution.values())
     assert sum(abs(found.contribution[c] - share) for c, share in want.contribution.items()) < error * size
     assert all(row["contribution"]["evaluations"] == 256 for row in want.history)
-    assert sum(row["contribution"]["evaluations"] for row in found.history) < cost * 6 * 256
+    assert sum(row["contribution"]["evaluations"] for row in found.history) < cost * 4 * 256
     lost = abs(sum(found.contribution.values()) - sum(want.contribution.values()))
-    assert lost <= 6 * truncate  # an order that is cut loses less than `truncate`
+    assert lost <= 4 * truncate  # an order that is cut loses less than `truncate`
     if flipped:
         assert min(found.contribution, key=found.contribution.__getitem__) == 6
 
@@ -311,10 +312,17 @@ def test_what_cannot_be_is_refused_with_the_way_out() -> None:
 
 
 def test_the_report_draws_what_each_client_added(tmp_path: Path) -> None:
-    run(plan_with("leave_one_out", **HONEST), out=tmp_path / "run")
+    settings = {"attack": "label_flip", "attackers": {"clients": [1]}, "partition": {"num_clients": 5}}
+    run(plan_with("leave_one_out", **settings), out=tmp_path / "run")
     page = write_report([tmp_path / "run"]).read_text()
-    assert "Contribution of each client" in page and "fall of the loss on 200 samples" in page
-    drawn = export_png([tmp_path / "run"], tmp_path / "png")
-    assert (tmp_path / "png/contribution.png") in drawn
-    run(Plan(**{**BASE, "server": {}}), out=tmp_path / "plain")
-    assert "Contribution" not in write_report([tmp_path / "plain"]).read_text()
+    assert "Contribution of each client" in page and "fall of the loss on 100 samples" in page
+    record = read_run(tmp_path / "run")
+    [panel] = contribution_picture(record).axes
+    totals = json.loads((tmp_path / "run/result.json").read_text())["contribution"]
+    assert contributions(record) == pytest.approx(totals)
+    names = [tick.get_text() for tick in panel.get_xticklabels()]
+    assert names == sorted(totals, key=totals.__getitem__) and names[0] == "1"
+    assert [bar.get_height() for bar in panel.patches] == pytest.approx([totals[name] for name in names])
+    assert [bar.get_facecolor() for bar in panel.patches].count(panel.patches[0].get_facecolor()) == sum(
+        share < 0 for share in totals.values()
+    )
