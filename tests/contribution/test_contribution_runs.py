@@ -104,6 +104,17 @@ def test_leave_one_out_and_shapley_by_hand() -> None:
         assert result.contribution == pytest.approx(want, abs=2e-5)
 
 
+def test_the_servers_samples_are_scored_as_by_hand() -> None:
+    """More of them than are measured at once."""
+    job = build_job(plan_with("shapley", server={"samples": 1200}))
+    indices = torch.from_numpy(job.federation.train_indices(SERVER))
+    x, y = job.federation.features(job.federation.train_x[indices]), job.federation.train_y[indices]
+    right = functional_call(job.model.eval(), job.spec.views(job.first_D), (x,)).argmax(-1) == y
+    accuracy, loss = Trainer(job).own_scores(job.first_D)
+    assert len(y) == 1200 and accuracy == pytest.approx(float(right.double().mean()), abs=1e-12)
+    assert loss == pytest.approx(own_loss(job, job.first_D), rel=1e-6)
+
+
 def worth(result: Result, params_D: Any, utility: str) -> float:
     accuracy, loss = Trainer(build_job(result.plan)).own_scores(params_D)
     return accuracy if utility == "accuracy" else -loss
@@ -120,7 +131,11 @@ SERVERS: dict[str, dict[str, Any]] = {
     "centered clipping": {"aggregator": {"name": "centered_clipping", "tau": 1.0}},
     "bucketing": {"aggregator": {"name": "bucketing", "size": 2, "rule": "median"}},
     "krum": {"aggregator": {"name": "krum", "f": 1}},
-    "feddf": {"algorithm": {"name": "feddf", "steps": 2}, "public": {"name": "held_out", "fraction": 0.1}},
+    "feddf": {
+        "algorithm": {"name": "feddf", "steps": 2},
+        "public": {"name": "held_out", "fraction": 0.1},
+        "partition": {"num_clients": 3},
+    },
     "codec": {"uplink": [{"name": "top_k", "fraction": 0.1}]},
 }
 
@@ -133,7 +148,10 @@ def test_shares_add_up_to_what_the_run_gained(server: str, utility: str) -> None
     gained = worth(result, result.params_D, utility) - worth(result, first_D, utility)
     assert sum(result.contribution.values()) == pytest.approx(gained, abs=1e-6)
     assert abs(gained) > 1e-3
-    sums = {client: sum(row["contribution"]["clients"][str(client)] for row in result.history) for client in range(5)}
+    sums = {
+        client: sum(row["contribution"]["clients"][str(client)] for row in result.history)
+        for client in result.contribution
+    }
     assert dict(result.contribution) == sums
 
 

@@ -315,7 +315,7 @@ class Simulation:
         found = shares_of(self.job, how, before, clients, rows_of(work.folded), self.engine.trainer.own_scores)
         told = {str(client): share for client, share in found.clients.items()}
         state = state._replace(contribution=added(state.contribution, found))
-        return state, {"clients": told, "evaluations": found.evaluations}
+        return state, {"clients": told, "utility": how.utility, "evaluations": found.evaluations}
 
     def _own_update(self, state: RunState) -> Update | None:
         """What the server's own samples make of the current version, where the rule compares with it."""

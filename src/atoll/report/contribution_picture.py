@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from atoll.report.figures import INK, PALETTE, _figure, _style
-from atoll.report.reading import RunRecord, contributions
+from atoll.report.reading import RunRecord, contributions, dig
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -16,13 +16,10 @@ MOST_NAMED = 60
 """So many clients fit their numbers below their bars."""
 
 
-UTILITIES = {"loss": "fall of the loss", "accuracy": "gain in accuracy"}
-
-
-def utility_of(record: RunRecord) -> str:
-    """What contributions were measured in: `loss` unless the plan says otherwise."""
-    part = record.plan.contribution
-    return "accuracy" if part is not None and part.options.get("utility") == "accuracy" else "loss"
+def gain_text(record: RunRecord) -> str:
+    """What was shared out."""
+    named = {"loss": "fall of the loss", "accuracy": "gain in accuracy"}
+    return named.get(str(dig(record.rows[-1], "contribution.utility")), "gain")
 
 
 def contribution_picture(record: RunRecord) -> Figure:
@@ -37,7 +34,7 @@ def contribution_picture(record: RunRecord) -> Figure:
         panel.bar(range(C), share_C, width=0.82 if C <= 120 else 1.0, color=colours, lw=0)
         panel.axhline(0, color=INK, lw=0.8)
         panel.set_title(f"Contribution of {C:,} client{'s' * (C != 1)} over {len(record.rows):,} rounds")
-        panel.set(xlabel="client, from least to most", ylabel=UTILITIES[utility_of(record)], xlim=(-0.6, C - 0.4))
+        panel.set(xlabel="client, from least to most", ylabel=gain_text(record), xlim=(-0.6, C - 0.4))
         panel.set_xticks(range(C) if C <= MOST_NAMED else [], names if C <= MOST_NAMED else [])
         panel.grid(axis="y")
         panel.tick_params(length=0, axis="both")
