@@ -56,6 +56,8 @@ class Result:
     history: list[dict[str, Any]]
     reason: str
     engine: dict[str, object]
+    contribution: Mapping[int, float]
+    """What each client has added over the rounds, where the plan says how that is computed."""
     path: Path | None = None
 
     @property
@@ -192,6 +194,7 @@ def _run(plan: Plan, directory: RunDirectory | None, watcher: Watcher, checkpoin
             history=history,
             reason=reason,
             engine=engine.describe(),
+            contribution=recorder.state.contribution,
             path=directory.path if directory else None,
         )
     finally:
@@ -289,6 +292,10 @@ class _Recorder:
         told = next((row["detection"] for row in reversed(self.history) if "detection" in row), None)
         if told is not None:
             summary["detection"] = {key: value for key, value in told.items() if key != "clients"}
+        if self.state.contribution:
+            summary["contribution"] = {
+                str(client): self.state.contribution[client] for client in sorted(self.state.contribution)
+            }
         self.directory.write_json("result.json", summary)
         self.directory.log(f"ends after round {summary['rounds']}: {reason}")
 

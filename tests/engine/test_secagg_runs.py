@@ -145,6 +145,7 @@ def test_groups_are_drawn_anew_each_round_and_leave_nobody_out() -> None:
         ({"policy": {"name": "buffered", "concurrency": 6, "size": 3}, "devices": "fleet"}, "cohort"),
         ({"sampler": "importance"}, "uniform"),
         ({"detection": "distance"}, "hides"),
+        ({"contribution": "leave_one_out", "server.samples": 50}, "hides"),
         ({"evaluation.clients_every": 1}, "clients_every = 0"),
         ({"algorithm": "feddf", "public": {"name": "held_out", "fraction": 0.1}}, "leave secagg out"),
         ({"secagg.clip": 0.0}, "above 0"),

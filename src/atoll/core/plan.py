@@ -52,7 +52,7 @@ class Server(Section):
     lr: float | None = None
     """Its step size; 1 unless the algorithm has one of its own."""
     samples: int | None = None
-    """Samples of the training set, picked by seed, that it trains on itself for rules that compare, such as fltrust."""
+    """Samples of the training set, picked by seed, for rules that compare, detection by loss and contribution."""
 
     def check(self) -> None:
         """Refuse a server that cannot move."""
@@ -174,6 +174,8 @@ class Plan(Section):
     attackers: Attackers = field(default_factory=Attackers)
     detection: Part | None = None
     """How clients lose the server's trust, and are not asked any more: `distance`, `cosine` or `loss`."""
+    contribution: Part | None = None
+    """How each round's gain is shared out to its clients, such as `gtg_shapley`, measured on `server.samples`."""
     evaluation: Evaluation = field(default_factory=Evaluation)
     stop: Stop = field(default_factory=Stop)
     engine: Part = field(default_factory=lambda: Part("auto"))

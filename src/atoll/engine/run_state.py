@@ -74,6 +74,8 @@ class RunState(NamedTuple):
     """How far the server trusts each client that was looked at, where there is detection."""
     quarantined: tuple[int, ...] = ()
     """Clients that are not asked any more."""
+    contribution: Mapping[int, float] = NOTHING
+    """What each client has added to the model over the rounds, where that is computed."""
 
 
 @dataclass(frozen=True, kw_only=True)

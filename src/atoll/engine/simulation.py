@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from atoll.core.aggregator import as_rows, rows_of
+from atoll.core.contribution import Contribution
 from atoll.core.coordinator import (
     Abandon,
     Arrived,
@@ -45,6 +46,7 @@ from atoll.core.wire import packed_size
 from atoll.engine.base import Engine, Progress, silent
 from atoll.engine.run_state import Ahead, Journey, Round, RunState, why_stop
 from atoll.engine.secure import Added, Sent, add_in_secret, counted, fates
+from atoll.train.contributing import Before, shares_of, with_shares
 from atoll.train.judging import detection_row, judged
 from atoll.train.loop import knowledge
 from atoll.train.metrics import Metrics, spread
@@ -269,6 +271,8 @@ class Simulation:
                 valid = [report for report in work.reports if report.valid]
                 if len(valid) < num_before:  # once more, without those who were found out
                     aggregate, rule = aggregated(job, work.folded, state.rule, own)
+            if job.contribution is not None:
+                state, told["contribution"] = self._contribute(state, job.contribution, work, own)
             if self.coordinator.policy.mixes:
                 [task] = tasks
                 gap_D = state.sent[task.version].params_D - state.params_D
@@ -323,7 +327,7 @@ class Simulation:
         most = min(len(valid), self.coordinator.num_clients - len(state.quarantined)) - least
 
         def loss(delta_D: Tensor | None) -> float:
-            return self.engine.trainer.own_loss(params_D if delta_D is None else params_D + delta_D)
+            return self.engine.trainer.own_scores(params_D if delta_D is None else params_D + delta_D)[1]
 
         sight = Sight(rows.delta_D, aggregate_D, loss)
         clients = [report.client for report in valid]
@@ -333,6 +337,18 @@ class Simulation:
         state = state._replace(trust=found.trust, quarantined=found.quarantined)
         told = detection_row(found, self.job.attackers)
         return state, Work(as_rows(rows.rows(keep_C)), reports, work.states), told
+
+    def _contribute(
+        self, state: RunState, how: Contribution, work: Work, own: Update | None
+    ) -> tuple[RunState, dict[str, Any]]:
+        """Share out what a round gains, whose commit starts from this state, to those whose updates count."""
+        version, num_clients = state.coordinator.version, self.coordinator.num_clients
+        before = Before(state.params_D, state.server, state.rule, own, version, num_clients)
+        clients = [report.client for report in work.reports if report.valid]
+        found = shares_of(self.job, how, before, clients, rows_of(work.folded), self.engine.trainer.own_scores)
+        told = {str(client): share for client, share in found.clients.items()}
+        state = state._replace(contribution=with_shares(state.contribution, found))
+        return state, {"clients": told, "utility": how.utility, "evaluations": found.evaluations}
 
     def _own_update(self, state: RunState) -> Update | None:
         """What the server's own samples make of the current version, where the rule compares with it."""

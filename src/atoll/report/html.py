@@ -19,12 +19,14 @@ from atoll.core.parts import Part
 from atoll.report import figures
 from atoll.report.codecs import codec_picture, codec_table, codecs_of
 from atoll.report.compare import comparison, table_of
+from atoll.report.contribution_picture import contribution_picture, gain_text
 from atoll.report.reading import (
     AXES,
     NONE,
     Against,
     RunRecord,
     class_names,
+    contributions,
     count_text,
     dig,
     diverged,
@@ -286,6 +288,11 @@ def _pictures(record: RunRecord) -> list[tuple[str, Callable[[], Figure], tuple[
         )
         note = f"The worst tenth is orange. Each client is tested on {where}."
         found.append(("clients", lambda: figures.client_spread(record), ("Spread over clients", note)))
+    if record.plan.contribution is not None and contributions(record):
+        where = f"{count_text(record.plan.server.samples)} samples of the server's own"
+        how = part_text(record.plan.contribution)
+        note = f"The {gain_text(record)} on {where}, shared out by {how}. Who did harm is orange."
+        found.append(("contribution", lambda: contribution_picture(record), ("Contribution of each client", note)))
     if record.confusion is not None:
         note = "Rows are true classes, columns what the model said. Colour grows with the root of the share."
         found.append(("confusion", lambda: figures.confusion(record), ("Confusion", note)))

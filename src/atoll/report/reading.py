@@ -129,6 +129,16 @@ def targets_of(records: Sequence[RunRecord]) -> list[float]:
     return reached or ([fallback] if fallback > 0 else [])
 
 
+def contributions(record: RunRecord) -> dict[str, float]:
+    """What each client has added over the recorded rounds; empty where it was not computed."""
+    totals: dict[str, float] = {}
+    for row in record.rows:
+        shares = dig(row, "contribution.clients")
+        for client in shares if isinstance(shares, dict) else ():
+            totals[client] = totals.get(client, 0.0) + (number(shares, client) or 0.0)
+    return totals
+
+
 def lost_tasks(record: RunRecord) -> dict[str, int]:
     """How many tasks gave no update, by what became of them."""
     last = record.rows[-1] if record.rows else {}

@@ -168,6 +168,7 @@ def encode_state(state: RunState, identity: str) -> bytes:
         "heard": list(state.heard.items()),
         "trust": list(state.trust.items()),
         "quarantined": state.quarantined,
+        "contribution": list(state.contribution.items()),
         "reports": {client: ahead.report for client, ahead in state.ahead.items()},
     }
     whole = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
@@ -217,6 +218,7 @@ def _decode_state(text: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Run
         heard=dict(text["heard"]),
         trust=dict(text["trust"]),
         quarantined=tuple(text["quarantined"]),
+        contribution=dict(text["contribution"]),
     )
 
 

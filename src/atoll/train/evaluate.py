@@ -65,10 +65,34 @@ def evaluate_clients(
     return sums_C3[:, :2] / sums_C3[:, 2:]
 
 
+def ready_slices(job: Job, client: int) -> list[tuple[Tensor, Tensor]]:
+    """What a client, or the server, trains on, as the model wants it: for who measures many models on it."""
+    parts = torch.split(torch.from_numpy(job.federation.train_indices(client)), SLICE)
+    return [(_features(job, job.federation.train_x[part]), job.federation.train_y[part]) for part in parts]
+
+
+def evaluate_ready(
+    job: Job, space: Workspace, params_D: Tensor, slices: list[tuple[Tensor, Tensor]]
+) -> tuple[float, float]:
+    """Accuracy and mean loss on samples that `ready_slices` made."""
+    right = loss = 0.0
+    with evaluating(job, space, params_D):
+        for x, y in slices:
+            outputs = space.model(x)
+            right += float((outputs.argmax(-1) == y).double().reshape(len(y), -1).mean(1).sum())
+            loss += float(job.loss(outputs, y).double().sum())
+    num = sum(len(y) for _, y in slices)
+    return right / num, loss / num
+
+
 def _predict(job: Job, space: Workspace, raw: Tensor, y: Tensor) -> tuple[Tensor, Tensor, int]:
-    x = job.federation.features(raw)
-    outputs = space.model(x.to(job.spec.dtype) if x.dtype.is_floating_point else x)
+    outputs = space.model(_features(job, raw))
     return outputs.argmax(-1), job.loss(outputs, y), outputs.shape[-1]
+
+
+def _features(job: Job, raw: Tensor) -> Tensor:
+    x = job.federation.features(raw)
+    return x.to(job.spec.dtype) if x.dtype.is_floating_point else x
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from atoll.core.aggregator import Aggregator
 from atoll.core.algorithm import Algorithm, Scores
 from atoll.core.attack import Attack
-from atoll.core.coordinator import Policy
+from atoll.core.contribution import Contribution
+from atoll.core.coordinator import Policy, Sampler
 from atoll.core.detection import Detector
 from atoll.core.downlink import Downlink
 from atoll.core.errors import AtollError, PlanError
@@ -59,6 +60,7 @@ class Job:
     attack_rounds: range
     detector: Detector | None
     secure: Secure | None
+    contribution: Contribution | None
     dropout_seeds: list[str]
     local_buffers: list[str]
     """Buffers that each client keeps for itself."""
@@ -73,8 +75,8 @@ class Job:
     def wants_rows(self) -> bool:
         """Whether updates come back one by one, not folded: somebody must see them before the rule does."""
         colludes = self.attack is not None and self.attack.collude is not None
-        judged = self.detector is not None or self.secure is not None
-        return self.keeps_rows or self.algorithm.needs_updates or colludes or judged
+        seen = self.detector is not None or self.contribution is not None or self.secure is not None
+        return self.keeps_rows or self.algorithm.needs_updates or colludes or seen
 
     @property
     def batch_size(self) -> int:
@@ -126,7 +128,9 @@ def build_job(plan: Plan, federation: Federation | None = None) -> Job:
     uplink = _uplink(plan)
     policy: Policy = plan.policy.build("rounds")
     detector: Detector | None = plan.detection.build("detection") if plan.detection else None
+    contribution: Contribution | None = plan.contribution.build("contribution") if plan.contribution else None
     _check_detection(plan, algorithm, policy, detector)
+    _check_contribution(plan, algorithm, policy, contribution, federation.num_clients)
     _check_server(plan, algorithm, aggregator, detector)
     check_public(plan, algorithm, federation, policy)
     check_models(plan, algorithm, federation, aggregator, uplink)
@@ -154,6 +158,7 @@ def build_job(plan: Plan, federation: Federation | None = None) -> Job:
         attack_rounds=_attack_rounds(plan),
         detector=detector,
         secure=build_secure(plan, algorithm, aggregator, uplink, policy) if plan.secagg is not None else None,
+        contribution=contribution,
         dropout_seeds=use_counter_dropout(model),
         local_buffers=[name for name, _ in float_buffers(model)] if plan.local.buffers == "local" else [],
     )
@@ -299,11 +304,7 @@ def _check_detection(plan: Plan, algorithm: Algorithm, policy: Policy, detector:
     """Updates can be compared if they answer one version, and by a loss if they are parameters."""
     if plan.detection is None or detector is None:
         return
-    if policy.keeps_tasks:
-        raise PlanError(
-            f"detection compares updates of one version, but {plan.policy.name} takes them late by different amounts: "
-            'use policy = "cohort", or leave detection out'
-        )
+    _check_one_version(plan, policy, "detection")
     name = f"detection {plan.detection.name}"
     if detector.needs_loss and plan.server.samples is None:
         raise PlanError(f"{name} needs samples of the server's own: set server.samples, e.g. to 100")
@@ -311,14 +312,46 @@ def _check_detection(plan: Plan, algorithm: Algorithm, policy: Policy, detector:
         raise PlanError(f"{name} tries parameters, but clients of {plan.algorithm.name} send scores: use distance")
 
 
+def _check_one_version(plan: Plan, policy: Policy, field: str) -> None:
+    if policy.keeps_tasks:
+        raise PlanError(
+            f"{field} compares updates of one version, but {plan.policy.name} takes them late by different amounts: "
+            f'use policy = "cohort", or leave {field} out'
+        )
+
+
+def _check_contribution(
+    plan: Plan, algorithm: Algorithm, policy: Policy, contribution: Contribution | None, num_clients: int
+) -> None:
+    """Coalitions can be valued if their updates answer one version, make a model, and are not too many."""
+    if plan.contribution is None or contribution is None:
+        return
+    _check_one_version(plan, policy, "contribution")
+    if algorithm.scores is not None:
+        raise PlanError(
+            f"contribution values a shared model, but clients of {plan.algorithm.name} keep their own: leave it out"
+        )
+    if plan.server.samples is None:
+        raise PlanError("contribution is measured on samples of the server's own: set server.samples, e.g. to 200")
+    if contribution.max_clients is not None:
+        sampler: Sampler = plan.sampler.build("rounds.samplers")
+        most = num_clients if sampler.draws_size else policy.goal(num_clients)
+        if most > contribution.max_clients:
+            raise PlanError(
+                f"{plan.contribution.name} tries every coalition of at most {contribution.max_clients} clients, but a "
+                f"round may have {most}: use gtg_shapley or tmc_shapley, or lower policy.size"
+            )
+
+
 def _check_server(plan: Plan, algorithm: Algorithm, aggregator: Aggregator, detector: Detector | None) -> None:
-    """The server has samples of its own if, and only if, its rule or its detection looks at them."""
+    """The server has samples of its own if, and only if, its rule, its detection or contribution looks at them."""
     name, num = plan.aggregator.name, plan.server.samples
     if aggregator.trust is not None and num is None:
         raise PlanError(f"{name} compares with the server's own update: set server.samples, e.g. to 100")
     if aggregator.trust is not None and algorithm.scores is not None:
         raise PlanError(f"{name} compares parameters, but clients of {plan.algorithm.name} send scores: use a median")
-    if aggregator.trust is None and num is not None and not (detector is not None and detector.needs_loss):
+    looked_at = plan.contribution is not None or (detector is not None and detector.needs_loss)
+    if aggregator.trust is None and num is not None and not looked_at:
         raise PlanError(f"server.samples is {num}, but {name} does not use them: leave it out, or use fltrust")
 
 

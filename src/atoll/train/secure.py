@@ -146,6 +146,8 @@ def build_secure(plan: Plan, algorithm: Algorithm, aggregator: Aggregator, uplin
             "detection compares single updates, which secure aggregation hides: leave one of them out, or set "
             "secagg.groups with a robust aggregator instead of detection"
         )
+    if plan.contribution is not None:
+        raise PlanError("contribution tries coalitions of single updates, which secure aggregation hides: leave it out")
     if plan.evaluation.clients_every:
         raise PlanError(
             "clients would tell how well the model does on their data, each by itself: set "

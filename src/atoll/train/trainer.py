@@ -18,7 +18,7 @@ from atoll.core.messages import SERVER, Broadcast, Payload, State, Task, Update,
 from atoll.core.seeds import generator
 from atoll.core.transform import Encoding
 from atoll.core.wire import packed_size
-from atoll.train.evaluate import evaluate_clients, evaluate_slice
+from atoll.train.evaluate import evaluate_clients, evaluate_ready, evaluate_slice, ready_slices
 from atoll.train.job import Job
 from atoll.train.loop import Trained, Workspace, knowledge, train_client, workspace
 from atoll.train.own_models import OwnModels
@@ -78,6 +78,7 @@ class Trainer:
         self.compile = compile and self.stack > 0
         self._stacked = StackedTrainer(job, size=self.stack, compile=compile) if self.stack > 0 else None
         self._space: Workspace | None = None
+        self._own_slices: list[tuple[Tensor, Tensor]] | None = None
         self._own = OwnModels(job) if job.kinds else None
 
     def rebind(self, job: Job) -> None:
@@ -126,10 +127,11 @@ class Trainer:
         with explained():
             return train_client(self.job, self.space, task, sent, self._algorithm_state({}, sent), first).update
 
-    def own_loss(self, params_D: Tensor) -> float:
-        """The mean loss on the server's own samples."""
-        scores_12 = evaluate_clients(self.job, self.space, params_D, [SERVER], on_training_data=True)
-        return float(scores_12[0, 1])
+    def own_scores(self, params_D: Tensor) -> tuple[float, float]:
+        """Accuracy and mean loss on the server's own samples, which are made ready once."""
+        if self._own_slices is None:
+            self._own_slices = ready_slices(self.job, SERVER)
+        return evaluate_ready(self.job, self.space, params_D, self._own_slices)
 
     def evaluate(self, params_D: Tensor, start: int) -> State:
         """Evaluate one slice of the test set."""

@@ -1,0 +1,1 @@
+"""Who added how much to the model: one small file a way of sharing out."""

@@ -1,0 +1,38 @@
+"""The Shapley value by its definition."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from math import comb
+
+import numpy as np
+
+from atoll.core.contribution import Contribution, Game, checked_utility
+
+MAX_CLIENTS = 10
+"""Each client more doubles the work: 10 clients are 1,024 coalitions."""
+
+
+def shapley(utility: str = "loss") -> Contribution:
+    """Share out a round's gain by the one rule that is efficient, symmetric, additive and gives nothing for nothing.
+
+        phi_i = sum over S without i of (v(S + i) - v(S)) / (C binom(C - 1, |S|))
+
+    (Shapley 1953; Ghorbani and Zou 2019, arXiv:1904.02868, equation 1; added up over rounds it is the federated Shapley
+    value of Wang et al. 2020, arXiv:2009.06192.) It takes all 2^C coalitions.
+    """
+
+    def values(game: Game, rng: np.random.Generator) -> np.ndarray:
+        num = game.num_clients
+        found_C = np.zeros(num)
+        for client in range(num):
+            others = [other for other in range(num) if other != client]
+            for size in range(num):
+                gains = [
+                    game.value(frozenset((*some, client))) - game.value(frozenset(some))
+                    for some in combinations(others, size)
+                ]
+                found_C[client] += sum(gains) / (num * comb(num - 1, size))
+        return found_C
+
+    return Contribution(values, checked_utility("shapley", utility), max_clients=MAX_CLIENTS)
