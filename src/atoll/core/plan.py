@@ -167,6 +167,8 @@ class Plan(Section):
     downlink: tuple[Part, ...] = ()
     """What a broadcast goes through on its way down; `delta` first sends differences."""
     aggregator: Part = field(default_factory=lambda: Part("mean"))
+    privacy: Part | None = None
+    """What protects clients or their samples by noise, such as `central` or `sample`."""
     attack: Part | None = None
     attackers: Attackers = field(default_factory=Attackers)
     detection: Part | None = None

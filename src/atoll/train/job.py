@@ -22,6 +22,7 @@ from atoll.core.optimizer import Optimizer
 from atoll.core.params import ParamSpec, Slot, flatten, float_buffers, spec_of
 from atoll.core.parts import Part, find
 from atoll.core.plan import Attackers, Local, Plan
+from atoll.core.privacy import Mechanism
 from atoll.core.seeds import derive, generator
 from atoll.core.transform import Chain, chain
 from atoll.train.distillation import check_models, check_public
@@ -57,6 +58,7 @@ class Job:
     attackers: frozenset[int]
     attack_rounds: range
     detector: Detector | None
+    mechanism: Mechanism | None
     dropout_seeds: list[str]
     local_buffers: list[str]
     """Buffers that each client keeps for itself."""
@@ -150,6 +152,7 @@ def build_job(plan: Plan, federation: Federation | None = None) -> Job:
         attackers=_attackers(plan.attackers, federation.num_clients, plan.seed) if plan.attack else frozenset(),
         attack_rounds=_attack_rounds(plan),
         detector=detector,
+        mechanism=plan.privacy.build("privacy.mechanisms") if plan.privacy else None,
         dropout_seeds=use_counter_dropout(model),
         local_buffers=[name for name, _ in float_buffers(model)] if plan.local.buffers == "local" else [],
     )
