@@ -87,7 +87,7 @@ def _run_and_tell(plan: Plan, directory: Path, *, resume: bool, quiet: bool) -> 
     from atoll.api import run as run_plan
     from atoll.core.coordinator import Reason
     from atoll.report.html import write_report
-    from atoll.report.reading import human_bytes, human_seconds
+    from atoll.report.reading import human_bytes, human_seconds, privacy_text
 
     go_on = f"atoll run --resume {shlex.quote(str(directory))}"
     try:
@@ -114,7 +114,10 @@ def _run_and_tell(plan: Plan, directory: Path, *, resume: bool, quiet: bool) -> 
         models = "" if result.shared is not None else f" (mean of {len(result.models)} clients' own models)"
         accuracy = f"test accuracy {100 * test['accuracy']:.2f} %{models}"
         print(f"{accuracy}   loss {test['loss']:.4f}   macro F1 {test['f1']:.4f}")
-        print(f"sent up {human_bytes(last['bytes_up'])}, down {human_bytes(last['bytes_down'])}")
+        if "privacy" in last:
+            print(privacy_text(last["privacy"]))
+        if "bytes_up" in last:
+            print(f"sent up {human_bytes(last['bytes_up'])}, down {human_bytes(last['bytes_down'])}")
         if plan.stop.bytes is not None:
             spent = f"{human_bytes(last['bytes_up'] + last['bytes_down'])} of {human_bytes(plan.stop.bytes)}"
             print(f"{spent} bought {100 * test['accuracy']:.2f} %")

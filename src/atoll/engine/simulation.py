@@ -43,6 +43,7 @@ from atoll.core.seeds import generator
 from atoll.core.transform import Encoding
 from atoll.core.wire import packed_size
 from atoll.engine.base import Engine, Progress, silent
+from atoll.engine.guarding import Guard, must_fit
 from atoll.engine.run_state import Ahead, Journey, Round, RunState, why_stop
 from atoll.train.judging import detection_row, judged
 from atoll.train.loop import knowledge
@@ -66,14 +67,15 @@ class Simulation:
         coordinator: Coordinator,
         state: RunState | None = None,
         devices: Devices = INSTANT,
+        guard: Guard | None = None,
     ) -> None:
+        must_fit(engine.job, guard)
         self.plan, self.engine, self.job, self.coordinator = plan, engine, engine.job, coordinator
-        self.devices = devices
+        self.devices, self.guard = devices, guard
         self._all_eligible = plan.eligibility == Eligibility()
         first_D = self.job.first_D.clone()
-        self.state = state or RunState(
-            first_D, self.job.algorithm.init_server(first_D), self.job.aggregator.init(), upload=first_D.nbytes
-        )
+        rule = self.job.aggregator.init() if guard is None else guard.init()
+        self.state = state or RunState(first_D, self.job.algorithm.init_server(first_D), rule, upload=first_D.nbytes)
         self.reason: Reason | None = None
         self.last_row: dict[str, Any] | None = None
         """What is known of the last round; whoever gives a state gives this too."""
@@ -86,13 +88,15 @@ class Simulation:
         """
         while self.reason is None:
             started = clock()
+            if self._is_spent():
+                self.reason = Reason.PRIVACY
+                yield from self._last_look()
+                return
             state, done, reason = self._attempt(self.state, progress)
             if self.plan.stop.bytes is not None and state.bytes_up + state.bytes_down > self.plan.stop.bytes:
                 self._must_buy_a_round(state)
                 self.reason = Reason.BYTES
-                if self.last_row is not None and "test" not in self.last_row:
-                    found = self._evaluate(self.last_row["round"], self.state, last=True)
-                    yield replace(found, row={**self.last_row, **found.row})
+                yield from self._last_look()
                 return
             if done is None:
                 self.state = state._replace(seconds=state.seconds + clock() - started)
@@ -107,6 +111,18 @@ class Simulation:
             self.last_row = row
             yield replace(found, row=row)
             self.reason = reason or why_stop(self.plan.stop, row)
+
+    def _is_spent(self) -> bool:
+        """Whether privacy does not pay for another attempt."""
+        machine = self.state.coordinator
+        more = self.guard is not None and machine.version < self.coordinator.rounds
+        return more and self.guard is not None and not self.guard.allows(machine.attempt)
+
+    def _last_look(self) -> Iterator[Round]:
+        """Measure the last round if it has not been: nobody knew that it was the last."""
+        if self.last_row is not None and "test" not in self.last_row:
+            found = self._evaluate(self.last_row["round"], self.state, last=True)
+            yield replace(found, row={**self.last_row, **found.row})
 
     def _must_buy_a_round(self, state: RunState) -> None:
         if self.state.coordinator.version == 0:
@@ -126,7 +142,8 @@ class Simulation:
             machine, commands = self.coordinator.step(state.coordinator, event)
             state = state._replace(coordinator=machine)
             if row is not None and isinstance(event, Committed) and not commands:
-                return state, {"round": machine.version, **row, **_counters(machine)}, None
+                row = {"round": machine.version, **row, **_counters(machine)}
+                return state, row if self.guard is None else self.guard.told(row, machine.attempt), None
             committed: Event | None = None
             for command in commands:
                 match command:
@@ -226,14 +243,21 @@ class Simulation:
         self, state: RunState, tasks: tuple[Task, ...], progress: Progress
     ) -> tuple[RunState, dict[str, Any], Committed]:
         """Train the clients whose work counts, aggregate, and move the model if enough of them are valid."""
-        job, version = self.job, state.coordinator.version
+        job, version, guard, attempt = self.job, state.coordinator.version, self.guard, state.coordinator.attempt
         own = self._own_update(state)
+        if guard is not None:
+            guard.charge(attempt)
         state, work, late = self._train(state, tasks, own, progress)
-        valid = [report for report in work.reports if report.valid]
+        summed = (
+            guard is not None and guard.mechanism.release is not None
+        )  # whose update was left out is not to be seen
+        valid = [report for report in work.reports if report.valid or summed]
         attacked = any(job.attacks(task.client, task.version) for task in tasks)
-        if not valid and (attacked or self.coordinator.policy.keeps_tasks):  # bad clients must not end the run
+        if (
+            not valid and not summed and (attacked or self.coordinator.policy.keeps_tasks)
+        ):  # bad clients must not end the run
             return self._forget(state), {}, Committed(0, len(work.reports))
-        if not valid:
+        if not valid and not summed:
             raise TrainingError(
                 f"round {version + 1}: all {len(work.reports)} updates hold NaN or Inf: lower local.lr "
                 f"(now {job.lr_of(version):g}), take fewer local steps, or check the data and the model"
@@ -241,11 +265,15 @@ class Simulation:
         state = state._replace(
             bytes_up=state.bytes_up + sum(report.bytes_up for report in work.reports),
             samples=state.samples + sum(self._passes(state, task) for task in self._as_done(state, tasks)),
-            upload=max(state.upload if version else 0, *(report.bytes_up for report in work.reports)),
+            upload=max([state.upload if version else 0, *(report.bytes_up for report in work.reports)]),
         )
         told: dict[str, Any] = {}
         if len(valid) >= self.coordinator.policy.min_reports:
-            aggregate, rule = aggregated(job, work.folded, state.rule, own)
+            aggregate, rule = (
+                aggregated(job, work.folded, state.rule, own)
+                if guard is None
+                else guard.aggregated(work.folded, state.rule, attempt, own)
+            )
             if job.detector is not None:
                 num_before = len(valid)
                 state, work, told = self._detect(state, job.detector, work, aggregate.delta_D)
@@ -264,7 +292,7 @@ class Simulation:
         row: dict[str, Any] = {
             "clients": len(valid),
             "samples": samples,
-            "train_loss": sum(report.loss * report.num_samples for report in valid) / samples,
+            "train_loss": sum(report.loss * report.num_samples for report in valid) / max(1, samples),
             "bytes_up": state.bytes_up,
             "bytes_down": state.bytes_down,
             "samples_trained": state.samples,
@@ -323,7 +351,8 @@ class Simulation:
 
     def _as_done(self, state: RunState, tasks: Iterable[Task]) -> list[Task]:
         """The tasks with as much of their work as there was time for."""
-        return [task._replace(work=state.works[task]) if task in state.works else task for task in tasks]
+        done = [task._replace(work=state.works[task]) if task in state.works else task for task in tasks]
+        return done if self.guard is None else self.guard.orders(done, state.rule)
 
     def _counts(self, state: RunState, task: Task) -> float:
         """How much a task's update counts that is late by some versions."""

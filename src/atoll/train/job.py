@@ -22,9 +22,10 @@ from atoll.core.optimizer import Optimizer
 from atoll.core.params import ParamSpec, Slot, flatten, float_buffers, spec_of
 from atoll.core.parts import Part, find
 from atoll.core.plan import Attackers, Local, Plan
-from atoll.core.privacy import Mechanism
+from atoll.core.privacy import Exposure, Mechanism
 from atoll.core.seeds import derive, generator
 from atoll.core.transform import Chain, chain
+from atoll.privacy.noise import derived, fresh_secret
 from atoll.train.distillation import check_models, check_public
 from atoll.train.dropout import use_counter_dropout
 from atoll.train.federation import Federation, build_federation
@@ -59,9 +60,13 @@ class Job:
     attack_rounds: range
     detector: Detector | None
     mechanism: Mechanism | None
+    secret: bytes
+    """What privacy noise and private batches derive from."""
     dropout_seeds: list[str]
     local_buffers: list[str]
     """Buffers that each client keeps for itself."""
+    exposure: Exposure | None = None
+    """How clients and samples are drawn, where a mechanism protects them; of no attempt yet."""
     kinds: tuple[Job, ...] = ()
     """A job for each architecture, where clients keep models of their own; `spec` then lays out a table of scores."""
 
@@ -114,8 +119,11 @@ class Job:
         return self.attack is not None and client in self.attackers and version in self.attack_rounds
 
 
-def build_job(plan: Plan, federation: Federation | None = None) -> Job:
-    """Build every part of a plan; parts refuse options that cannot be right."""
+def build_job(plan: Plan, federation: Federation | None = None, *, secret: bytes | None = None) -> Job:
+    """Build every part of a plan; parts refuse options that cannot be right.
+
+    `secret` is what a run that goes on used before; without it there is a fresh one.
+    """
     federation = federation or build_federation(plan)
     algorithm: Algorithm = plan.algorithm.build("algorithms")
     model = build_model(plan, federation)
@@ -132,6 +140,9 @@ def build_job(plan: Plan, federation: Federation | None = None) -> Job:
     if aggregator.unit_steps and plan.server.lr is None:
         raise PlanError(f"{plan.aggregator.name} moves every parameter by server.lr: set it, e.g. to 0.001")
     schedule: Callable[[int], float] = local.schedule.build("train.schedules")
+    mechanism: Mechanism | None = plan.privacy.build("privacy.mechanisms") if plan.privacy else None
+    if mechanism is not None and mechanism.test_noise:
+        secret = derived(plan.seed.to_bytes(32, "big"), "test noise")
     job = Job(
         seed=plan.seed,
         federation=federation,
@@ -152,7 +163,8 @@ def build_job(plan: Plan, federation: Federation | None = None) -> Job:
         attackers=_attackers(plan.attackers, federation.num_clients, plan.seed) if plan.attack else frozenset(),
         attack_rounds=_attack_rounds(plan),
         detector=detector,
-        mechanism=plan.privacy.build("privacy.mechanisms") if plan.privacy else None,
+        mechanism=mechanism,
+        secret=secret or fresh_secret(),
         dropout_seeds=use_counter_dropout(model),
         local_buffers=[name for name, _ in float_buffers(model)] if plan.local.buffers == "local" else [],
     )
