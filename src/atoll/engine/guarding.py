@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from atoll.core.messages import Aggregate, State, Task, Update
 from atoll.core.plan import Plan
 from atoll.core.privacy import IN_TURN, Exposure, Mechanism, Release
 from atoll.privacy.accounting import Spent, spent
+from atoll.privacy.draws import secret_generator
 from atoll.privacy.ledger import Ledger
 from atoll.privacy.noise import derived
 from atoll.train.job import Job
@@ -59,9 +60,13 @@ class Guard:
         return [task._replace(clip=self.mechanism.clip_of(memory)) for task in tasks]
 
     def charge(self, attempt: int) -> None:
-        """Charge an attempt before its clients send anything, where they protect themselves."""
-        if self.mechanism.at_client is not None or self.mechanism.steps is not None:
-            self.ledger.charge(attempt)
+        """Charge an attempt of which something is seen whatever becomes of it, or nothing ever."""
+        self.ledger.charge(attempt)
+
+    @property
+    def trusts_nobody(self) -> bool:
+        """Whether clients protect themselves, so that what they send counts as released."""
+        return self.mechanism.at_client is not None or self.mechanism.steps is not None
 
     def aggregated(self, folded: State, memory: State, attempt: int, own: Update | None) -> tuple[Aggregate, State]:
         """Charge an attempt, and make of its updates what may be seen."""
@@ -110,7 +115,7 @@ def guarded(plan: Plan, job: Job, coordinator: Coordinator, ledger: Ledger) -> t
     policy = coordinator.policy
     if mechanism.min_reports is not None:
         policy = policy._replace(min_reports=mechanism.min_reports(policy.goal(coordinator.num_clients)))
-    coordinator = replace(coordinator, policy=policy, secret_rng=lambda attempt: _secret_rng(job.secret, attempt))
+    coordinator = replace(coordinator, policy=policy, secret_rng=_cohorts(job.secret))
     job = replace(job, exposure=exposure)
     guard = Guard(job, mechanism, exposure, ledger)
     if not guard.allows(0):
@@ -152,12 +157,13 @@ def _check_parts(plan: Plan, job: Job, mechanism: Mechanism) -> None:
         raise PlanError(
             f"{name}: {algorithm} weighs clients by the loss on their data, which is not protected: use fedavg"
         )
-    if mechanism.on_grid is None:
-        return
     if job.algorithm.scores is not None:
         raise PlanError(
-            f"{name} protects updates, but clients of {algorithm} send scores: use fedavg, or privacy local"
+            f"{name} protects what is shared, but clients of {algorithm} keep models of their own, which are measured "
+            "and written down with the result: use fedavg"
         )
+    if mechanism.on_grid is None:
+        return
     if job.algorithm.needs_updates:
         raise PlanError(
             f"{name} releases a sum alone, but {algorithm} looks at each update: use fedavg, or privacy local"
@@ -214,10 +220,9 @@ def _check_released(plan: Plan, mechanism: Mechanism) -> None:
             )
 
 
-def _secret_rng(secret: bytes, attempt: int) -> np.random.Generator:
-    """What a cohort is drawn from: nobody can know it without the secret, nor from other attempts."""
-    seed = int.from_bytes(derived(secret, "cohort", attempt), "big")
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
+def _cohorts(secret: bytes) -> Callable[[int], np.random.Generator]:
+    """Attempt -> what its cohort is drawn from: nobody can foresee it without the secret."""
+    return lambda attempt: secret_generator(derived(secret, "cohort", attempt))
 
 
 def _parts(folded: State) -> Iterator[bytes]:

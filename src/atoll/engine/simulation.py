@@ -151,7 +151,9 @@ class Simulation:
                         state = self._send(state, tasks)
                     case Commit(tasks):
                         state, row, committed = self._commit(state, tasks, progress)
-                    case Abandon():
+                    case Abandon(attempt):
+                        if self.guard is not None:
+                            self.guard.charge(attempt)
                         return self._wait(self._forget(state)), None, None
                     case Finish(reason):
                         return state, None, reason
@@ -182,6 +184,8 @@ class Simulation:
     def _send(self, state: RunState, tasks: tuple[Task, ...]) -> RunState:
         """Set tasks on their way."""
         machine = state.coordinator
+        if self.guard is not None and self.guard.trusts_nobody:
+            self.guard.charge(machine.attempt)
         state, costs = self._broadcast(state, [task.client for task in tasks])
         loads = [
             Load(task.client, self._passes(state, task), down, state.upload)
@@ -245,8 +249,6 @@ class Simulation:
         """Train the clients whose work counts, aggregate, and move the model if enough of them are valid."""
         job, version, guard, attempt = self.job, state.coordinator.version, self.guard, state.coordinator.attempt
         own = self._own_update(state)
-        if guard is not None:
-            guard.charge(attempt)
         state, work, late = self._train(state, tasks, own, progress)
         summed = (
             guard is not None and guard.mechanism.release is not None
@@ -265,8 +267,10 @@ class Simulation:
         state = state._replace(
             bytes_up=state.bytes_up + sum(report.bytes_up for report in work.reports),
             samples=state.samples + sum(self._passes(state, task) for task in self._as_done(state, tasks)),
-            upload=max([state.upload if version else 0, *(report.bytes_up for report in work.reports)]),
         )
+        if guard is None:  # how much one client sends must not decide whether another comes in time
+            upload = max(state.upload if version else 0, *(report.bytes_up for report in work.reports))
+            state = state._replace(upload=upload)
         told: dict[str, Any] = {}
         if len(valid) >= self.coordinator.policy.min_reports:
             aggregate, rule = (

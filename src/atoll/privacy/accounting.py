@@ -74,6 +74,11 @@ def _by_pld(event: Any, delta: float, per_attempt: int) -> float | None:
     settings = (inner.event.noise_multiplier, inner.sampling_probability, per_attempt)
     attempts, rest = divmod(count, per_attempt)
     assert rest == 0, "attempts are alike"
+    return _epsilon_of(settings, attempts, delta)
+
+
+@lru_cache(maxsize=8)
+def _epsilon_of(settings: tuple[float, float, int], attempts: int, delta: float) -> float:
     return float(_composed(settings, attempts).get_epsilon_for_delta(delta))
 
 
