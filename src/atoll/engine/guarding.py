@@ -15,11 +15,13 @@ from atoll.core.errors import AtollError, PlanError
 from atoll.core.messages import Aggregate, State, Task, Update
 from atoll.core.plan import Plan
 from atoll.core.privacy import IN_TURN, Exposure, Mechanism, Release
+from atoll.engine.build import build_coordinator
 from atoll.privacy.accounting import Spent, spent
 from atoll.privacy.draws import secret_generator
 from atoll.privacy.ledger import Ledger
 from atoll.privacy.noise import derived
-from atoll.train.job import Job
+from atoll.train.federation import build_federation
+from atoll.train.job import Job, build_job
 from atoll.train.server import aggregated, empty_update
 from atoll.train.trainer import fold_of, sent_by
 
@@ -137,6 +139,13 @@ def private_parts(plan: Plan, job: Job, coordinator: Coordinator) -> tuple[Mecha
     _check_rounds(plan, coordinator, mechanism)
     _check_released(plan, mechanism)
     return mechanism, exposure
+
+
+def planned(plan: Plan) -> tuple[Mechanism, Exposure]:
+    """What protects the run of a plan, and what all of its rounds expose it to."""
+    federation = build_federation(plan)
+    mechanism, exposure = private_parts(plan, build_job(plan, federation), build_coordinator(plan, federation))
+    return mechanism, exposure._replace(attempts=plan.rounds)
 
 
 def exposure_of(job: Job, coordinator: Coordinator) -> Exposure:
