@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,16 @@ from torch import Tensor, nn
 from atoll.core.algorithm import Algorithm, LocalTask, ServerTask
 from atoll.core.attack import Attack, Knowledge
 from atoll.core.messages import Aggregate, State, Update
+from atoll.data.catalog.digits import digits
+from atoll.data.dataset import Dataset
+
+CHANGED = {"now": False}
+
+
+def changing() -> Dataset:
+    """Digits that are others when somebody has said so."""
+    dataset = digits()
+    return replace(dataset, train_x=dataset.train_x[::-1].copy()) if CHANGED["now"] else dataset
 
 
 class Wide(nn.Module):
