@@ -43,7 +43,7 @@ def bounded(update: Update, clip: float, levels: int, spec: ParamSpec | None = N
     """Clip each update to a length of `levels` steps of the grid clip / levels, and cut off to whole steps.
 
     With a `spec` each layer, and each extra vector, is clipped by itself to clip / sqrt(their number). An update that
-    is not finite, or beyond all measure, counts as zeros. The numbers are whole, in the dtype of the update.
+    is not finite, or beyond all measure, counts as zeros.
     """
     length_C = lengths(update)
     good_C = length_C < LONGEST
@@ -56,7 +56,7 @@ def bounded(update: Update, clip: float, levels: int, spec: ParamSpec | None = N
         found = rows * factor_C.to(rows.dtype).view(-1, *[1] * (rows.ndim - 1))
         if not bool(good_C.all()):
             found[~good_C] = 0
-        return found.trunc_()
+        return found.to(torch.int32)  # which cuts off towards zero
 
     def alone(rows: Tensor) -> Tensor:
         flat_C = rows.flatten(1)
@@ -76,7 +76,7 @@ def noisy_share(vector_V: Tensor, clip: float, levels: int, sigma: float, key: b
     This is all that may leave the client: as it is, or modulo 2^32 or 2^64 under the masks of secure aggregation.
     """
     one = Update(vector_V[None], vector_V.new_ones(1), {})
-    steps_V = bounded(one, clip, levels).delta_D[0].to(torch.int64).numpy()
+    steps_V = bounded(one, clip, levels).delta_D[0].numpy()
     found: np.ndarray = steps_V + discrete_gaussian(key, sigma, len(steps_V))
     return found
 
@@ -85,8 +85,8 @@ def integer_sum() -> Aggregator:
     """Add whole numbers up in int64, exactly. What comes of the sum is the mechanism's business."""
 
     def add(acc: State, update: Update) -> State:
-        sums = {"delta": _total(update.delta_D)}
-        sums |= {f"aux.{name}": _total(rows) for name, rows in update.aux.items()}
+        sums = {"delta": update.delta_D.sum(0, dtype=torch.int64)}
+        sums |= {f"aux.{name}": rows.sum(0, dtype=torch.int64) for name, rows in update.aux.items()}
         return merge(acc, sums)
 
     def merge(left: State, right: State) -> State:
@@ -128,8 +128,3 @@ def check_noise(name: str, clip: float, sigma: float, delta: float, epsilon: flo
 
 def _blocks(update: Update) -> list[Tensor]:
     return [update.delta_D, *update.aux.values()]
-
-
-def _total(rows: Tensor) -> Tensor:
-    """The sum over clients; float64 holds every whole number up to 2^53, and here none is near it."""
-    return rows.sum(0, dtype=torch.float64).to(torch.int64) if rows.is_floating_point() else rows.sum(0)

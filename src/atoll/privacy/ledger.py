@@ -9,7 +9,7 @@ hash of what the noise of each attempt was added to, and refuses to go on if a r
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import hmac
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -102,10 +102,7 @@ class Ledger:
 
     def charge(self, attempt: int, parts: Iterable[bytes] = ()) -> None:
         """Charge an attempt, or one that was charged before; `parts` are what its noise is added to, once known."""
-        tag = ""
-        for part in parts:
-            keyed = hashlib.blake2b(part, key=self._hash_key, digest_size=16)
-            tag = hashlib.blake2b(tag.encode() + keyed.digest(), key=self._hash_key, digest_size=16).hexdigest()
+        tag = self._tag(parts)
         self.check(attempt)
         if attempt == self.num_charged:
             self._write({"attempt": attempt, "sum": tag})
@@ -119,6 +116,16 @@ class Ledger:
                 "would give the difference away. Go on with the data, the code and the machine that the run began "
                 "with, or start another run"
             )
+
+    def _tag(self, parts: Iterable[bytes]) -> str:
+        """A keyed hash of all parts, or "" if there are none."""
+        whole = hmac.new(self._hash_key, digestmod="sha256")
+        some = False
+        for part in parts:
+            whole.update(len(part).to_bytes(8, "big"))
+            whole.update(part)
+            some = True
+        return whole.hexdigest() if some else ""
 
     def _write(self, line: dict[str, Any]) -> None:
         if self.path is None:

@@ -86,7 +86,7 @@ def central(
         length_C = lengths(update)
         bit_C = torch.where(length_C <= sent.clip, LEVELS // 2, -LEVELS // 2)  # sensitivity 1/2, as in the paper
         bit_C[~length_C.isfinite()] = 0
-        return found._replace(aux={**found.aux, BIT: bit_C.to(found.delta_D.dtype)[:, None]})
+        return found._replace(aux={**found.aux, BIT: bit_C[:, None]})
 
     def release(acc: State, memory: State, order: Release) -> tuple[Aggregate, State]:
         attempt = order.exposure.attempts - 1
