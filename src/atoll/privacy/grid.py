@@ -85,8 +85,8 @@ def integer_sum() -> Aggregator:
     """Add whole numbers up in int64, exactly. What comes of the sum is the mechanism's business."""
 
     def add(acc: State, update: Update) -> State:
-        sums = {"delta": update.delta_D.sum(0, dtype=torch.int64)}
-        sums |= {f"aux.{name}": rows.sum(0, dtype=torch.int64) for name, rows in update.aux.items()}
+        sums = {"delta": _total(update.delta_D)}
+        sums |= {f"aux.{name}": _total(rows) for name, rows in update.aux.items()}
         return merge(acc, sums)
 
     def merge(left: State, right: State) -> State:
@@ -96,6 +96,14 @@ def integer_sum() -> Aggregator:
         raise AtollError("a private sum is released by its mechanism alone; this is a bug")
 
     return Aggregator(add=add, merge=merge, finish=finish)
+
+
+def _total(rows: Tensor) -> Tensor:
+    """The sum over clients in int64; entries in int32 are at most LEVELS, so that some of them add up there first."""
+    if rows.dtype != torch.int32:
+        return rows.sum(0)
+    parts = [some.sum(0, dtype=torch.int32) for some in rows.split((1 << 30) // LEVELS)]
+    return torch.stack(parts).sum(0, dtype=torch.int64) if len(parts) > 1 else parts[0].to(torch.int64)
 
 
 def packed(acc: State) -> np.ndarray:
