@@ -28,6 +28,8 @@ class SampleSteps(NamedTuple):
     """The largest length of one sample's gradient."""
     sigma: float
     """The noise's deviation, in units of `clip`."""
+    share: float = 0.0
+    """If above 0, the clip of a step is this share of the length of the client's own gradient, and not `clip`."""
 
 
 class Mechanism(NamedTuple):
@@ -44,3 +46,7 @@ class Mechanism(NamedTuple):
     """What has run -> its dp_accounting.DpEvent; raises a PlanError where the two do not fit."""
     steps: SampleSteps | None = None
     """Private steps of the local loop."""
+    assumptions: tuple[str, ...] = ()
+    """What must hold for the guarantee to hold, in plain words."""
+    test_noise: bool = False
+    """Whether all randomness comes from the plan's seed: to test and to repeat, never to protect."""

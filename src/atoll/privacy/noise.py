@@ -1,10 +1,10 @@
 """Secret randomness: keys, coins, and the exact discrete Gaussian. Shapes: N values.
 
 Noise that is drawn as a float has gaps that give away what it was added to (Mironov 2012, "On significance of the least
-significant bits for differential privacy"). Here noise is a whole number whose probabilities are those of the definition,
-not close to them (what it protects: Canonne, Kamath and Steinke 2020, arXiv:2004.00010):
+significant bits for differential privacy"). Here noise is a whole number with the very probabilities of the definition
+(what that protects: Canonne, Kamath and Steinke 2020, arXiv:2004.00010):
 
-- |x| is cut into bins of W = 2^m integers, W at most sigma / 16, or 1. A bin b is drawn with probability proportional to
+- |x| is cut into bins of W = 2^m integers, W at most sigma / 16, or 1. A bin b is drawn with a chance proportional to
   exp(-(bW)^2 / 2 sigma^2), a place j in it uniformly, and x = bW + j is kept with probability
   exp(-j (2bW + j) / 2 sigma^2); the product is exp(-x^2 / 2 sigma^2). A sign is drawn, and -0 is drawn again. (Karney
   2016, arXiv:1303.6257, algorithm D, with narrower bins, so that 19 of 20 are kept without a look at exp.)

@@ -22,9 +22,11 @@ from atoll.core.optimizer import Optimizer
 from atoll.core.params import ParamSpec, Slot, flatten, float_buffers, spec_of
 from atoll.core.parts import Part, find
 from atoll.core.plan import Attackers, Local, Plan
-from atoll.core.privacy import Mechanism
+from atoll.core.privacy import Mechanism, SampleSteps
 from atoll.core.seeds import derive, generator
 from atoll.core.transform import Chain, chain
+from atoll.privacy.noise import derived, fresh_secret
+from atoll.train.clipping import Layer, private_layers
 from atoll.train.distillation import check_models, check_public
 from atoll.train.dropout import use_counter_dropout
 from atoll.train.federation import Federation, build_federation
@@ -59,6 +61,10 @@ class Job:
     attack_rounds: range
     detector: Detector | None
     mechanism: Mechanism | None
+    secret: bytes
+    """What privacy noise and private batches derive from."""
+    layers: tuple[Layer, ...]
+    """Where steps are private: the layers whose per-sample gradients need not be made; none if all must be."""
     dropout_seeds: list[str]
     local_buffers: list[str]
     """Buffers that each client keeps for itself."""
@@ -68,6 +74,11 @@ class Job:
     def trainable(self, vector: Tensor) -> Tensor:
         """The part of a flat vector, or of a stack of them, that the optimiser moves."""
         return vector if self.spec.num_trainable == self.spec.num_params else vector[..., : self.spec.num_trainable]
+
+    @property
+    def private(self) -> SampleSteps | None:
+        """How private steps are taken, if they are."""
+        return self.mechanism.steps if self.mechanism is not None else None
 
     @property
     def wants_rows(self) -> bool:
@@ -114,8 +125,11 @@ class Job:
         return self.attack is not None and client in self.attackers and version in self.attack_rounds
 
 
-def build_job(plan: Plan, federation: Federation | None = None) -> Job:
-    """Build every part of a plan; parts refuse options that cannot be right."""
+def build_job(plan: Plan, federation: Federation | None = None, *, secret: bytes | None = None) -> Job:
+    """Build every part of a plan; parts refuse options that cannot be right.
+
+    `secret` is what a run that goes on used before; without it there is a fresh one.
+    """
     federation = federation or build_federation(plan)
     algorithm: Algorithm = plan.algorithm.build("algorithms")
     model = build_model(plan, federation)
@@ -132,13 +146,18 @@ def build_job(plan: Plan, federation: Federation | None = None) -> Job:
     if aggregator.unit_steps and plan.server.lr is None:
         raise PlanError(f"{plan.aggregator.name} moves every parameter by server.lr: set it, e.g. to 0.001")
     schedule: Callable[[int], float] = local.schedule.build("train.schedules")
+    mechanism: Mechanism | None = plan.privacy.build("privacy.mechanisms") if plan.privacy else None
+    loss: Loss = find("train.losses", plan.loss)
+    layers = private_layers(algorithm, federation, model, spec, loss) if mechanism and mechanism.steps else ()
+    if mechanism is not None and mechanism.test_noise:
+        secret = derived(bytes(32), "test noise", plan.seed)
     job = Job(
         seed=plan.seed,
         federation=federation,
         model=model,
         spec=spec,
         first_D=flatten(model, spec),
-        loss=find("train.losses", plan.loss),
+        loss=loss,
         algorithm=algorithm,
         local=local,
         optimizer=local.optimizer.build("train.optimizers"),
@@ -152,7 +171,9 @@ def build_job(plan: Plan, federation: Federation | None = None) -> Job:
         attackers=_attackers(plan.attackers, federation.num_clients, plan.seed) if plan.attack else frozenset(),
         attack_rounds=_attack_rounds(plan),
         detector=detector,
-        mechanism=plan.privacy.build("privacy.mechanisms") if plan.privacy else None,
+        mechanism=mechanism,
+        secret=secret or fresh_secret(),
+        layers=layers,
         dropout_seeds=use_counter_dropout(model),
         local_buffers=[name for name, _ in float_buffers(model)] if plan.local.buffers == "local" else [],
     )
