@@ -28,7 +28,7 @@ Summed = Callable[[Tensor], list[Tensor]]
 
 
 PROBED = 5
-"""Samples on which both ways are compared before the quick one is trusted."""
+"""Samples, with random features, on which both ways are compared before the quick one is trusted."""
 
 
 class Layer(NamedTuple):
@@ -68,9 +68,11 @@ def private_layers(
     if algorithm.local_loss is not None:
         return ()  # it may look at all of a sample
     x, y = federation.features(federation.train_x[:PROBED]), federation.train_y[:PROBED]
+    if x.is_floating_point():
+        x = torch.rand(x.shape, generator=torch.Generator().manual_seed(1), dtype=spec.dtype)
     model.eval()  # dropout goes by the place in a batch, which differs for a sample alone
     try:
-        return find_layers(model, spec, loss, x.to(spec.dtype) if x.is_floating_point() else x, y)
+        return find_layers(model, spec, loss, x, y)
     finally:
         model.train()
 

@@ -150,7 +150,7 @@ def build_job(plan: Plan, federation: Federation | None = None, *, secret: bytes
     loss: Loss = find("train.losses", plan.loss)
     layers = private_layers(algorithm, federation, model, spec, loss) if mechanism and mechanism.steps else ()
     if mechanism is not None and mechanism.test_noise:
-        secret = derived(bytes(32), "test noise", plan.seed)
+        secret = derived(plan.seed.to_bytes(32, "big"), "test noise")
     job = Job(
         seed=plan.seed,
         federation=federation,
