@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import dropped, normed
+from helpers import convolutions, dropped, grouped, normed
 from torch import Tensor, nn
 
 from atoll import Dataset, Plan
@@ -48,17 +48,6 @@ def texts() -> Dataset:
     return Dataset(train_x=x[:50, :7], train_y=x[:50, 1:], test_x=x[50:, :7], test_y=x[50:, 1:], **kind)  # type: ignore[arg-type]
 
 
-def convolutions(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(input_shape[0], 4, 3, padding=1, stride=2),
-        nn.Tanh(),
-        nn.Conv2d(4, 5, 2, bias=False, dilation=2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(5 * 2 * 2, num_classes),
-    )
-
-
 def patches(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """Few places of many numbers, so that lengths come from products of pairs of places."""
     return nn.Sequential(
@@ -96,12 +85,6 @@ def twice(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
 
 def mixed(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return Mixed(input_shape, num_classes)
-
-
-def grouped(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(input_shape[0], 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, num_classes)
-    )
 
 
 def job_with(model: Any, data: Any = "digits", **changes: Any) -> Job:

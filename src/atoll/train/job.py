@@ -22,7 +22,7 @@ from atoll.core.optimizer import Optimizer
 from atoll.core.params import ParamSpec, Slot, flatten, float_buffers, spec_of
 from atoll.core.parts import Part, find
 from atoll.core.plan import Attackers, Local, Plan
-from atoll.core.privacy import Mechanism, SampleSteps
+from atoll.core.privacy import Exposure, Mechanism, SampleSteps
 from atoll.core.seeds import derive, generator
 from atoll.core.transform import Chain, chain
 from atoll.privacy.noise import derived, fresh_secret
@@ -146,7 +146,9 @@ def build_job(plan: Plan, federation: Federation | None = None, *, secret: bytes
     if aggregator.unit_steps and plan.server.lr is None:
         raise PlanError(f"{plan.aggregator.name} moves every parameter by server.lr: set it, e.g. to 0.001")
     schedule: Callable[[int], float] = local.schedule.build("train.schedules")
-    mechanism: Mechanism | None = plan.privacy.build("privacy.mechanisms") if plan.privacy else None
+    mechanism: Mechanism | None = (
+        plan.privacy.build("privacy.mechanisms", exposure=_ahead(plan, local, federation)) if plan.privacy else None
+    )
     loss: Loss = find("train.losses", plan.loss)
     layers = private_layers(algorithm, federation, model, spec, loss) if mechanism and mechanism.steps else ()
     if mechanism is not None and mechanism.test_noise:
@@ -178,6 +180,16 @@ def build_job(plan: Plan, federation: Federation | None = None, *, secret: bytes
         local_buffers=[name for name, _ in float_buffers(model)] if plan.local.buffers == "local" else [],
     )
     return job if algorithm.scores is None else _with_own_models(job, algorithm.scores, plan)
+
+
+def _ahead(plan: Plan, local: Local, federation: Federation) -> Exposure:
+    """What the whole plan will expose of a sample, for mechanisms that are solved for it; clients may be in every round."""
+    sizes = federation.partition.sizes()
+    sizes = sizes - (plan.evaluation.holdout * sizes).astype(int)
+    least, most = int(sizes.min()), int(sizes.max())
+    size = local.batch_size if isinstance(local.batch_size, int) else most
+    steps = local.steps or (local.epochs or 1) * -(-most // min(size, most))
+    return Exposure("every round", 1.0, max(1, plan.rounds), min(size, least) / least, steps)
 
 
 def _uplink(plan: Plan) -> Chain:
