@@ -183,7 +183,7 @@ def build_job(plan: Plan, federation: Federation | None = None, *, secret: bytes
 
 
 def _ahead(plan: Plan, local: Local, federation: Federation) -> Exposure:
-    """What the whole plan will expose of a sample, for mechanisms that are solved for it; clients may be in every round."""
+    """What the whole plan will expose of a sample, for mechanisms that are solved for it."""
     sizes = federation.partition.sizes()
     sizes = sizes - (plan.evaluation.holdout * sizes).astype(int)
     least, most = int(sizes.min()), int(sizes.max())

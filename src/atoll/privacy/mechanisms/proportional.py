@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from atoll.core.privacy import Exposure, Mechanism, SampleSteps
 from atoll.privacy.mechanisms.sample import ASSUMPTIONS, check, check_budget, sampled_gaussian
 
 NEIGHBOURS = "add or remove one sample of one client, as long as the lengths of its mean gradients stay what they are"
 OPEN = (
-    "NOT PROTECTED: the length of each client's mean gradient at each step. It sets the noise, so that it can be read off "
-    "what is released, and one sample can change it; epsilon is that of the rest, for somebody who knows the lengths"
+    "NOT PROTECTED: the length of each client's mean gradient at each step. It sets the noise, so that it can be read "
+    "off what is released, and one sample can change it; epsilon is that of the rest, for those who know the lengths"
 )
 
 
@@ -21,8 +23,8 @@ def proportional(noise: float, epsilon: float, delta: float, exposure: Exposure,
 
     This is NOT a differentially private release. The Gaussian mechanism covers a clip that does not depend on the data;
     |g_i| does. What holds is that two data sets whose |g_i| agree in every step cannot be told apart beyond (epsilon,
-    delta). Clips that follow clients' gradients are in use (Fu, Chen and Ling 2022, arXiv:2211.15893, take them from
-    gradients that were made private before, which leaves nothing open; a fixed clip, `sample`, does neither).
+    delta). Clips for each client and round are in use (Fu et al. 2022, arXiv:2211.15893); they are private if they
+    follow what was released before or is public, as the fixed clip of `sample` does.
     """
     check(noise=noise)
     check_budget(delta, epsilon)
@@ -39,6 +41,7 @@ def proportional(noise: float, epsilon: float, delta: float, exposure: Exposure,
     )
 
 
+@lru_cache(maxsize=16)
 def least_sigma(exposure: Exposure, epsilon: float, delta: float) -> float:
     """The least noise, in units of the clip, with which what will run spends at most epsilon, by Renyi divergences."""
     import dp_accounting  # it takes a second to import
