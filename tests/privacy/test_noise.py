@@ -140,7 +140,9 @@ def test_a_tie_with_the_end_of_a_bin_is_broken_by_more_bits() -> None:
     left = float(low * (1 << 64) - end)
     assert 0.05 < left < 0.95
     assert float((high - low) * (1 << 64)) < 1e-30
-    cell, rest = np.array([end >> 50], dtype=np.uint64), (end & (1 << 50) - 1) << 14
+    left_bits = 64 - noise.CELL_BITS
+    cell = np.array([end >> left_bits], dtype=np.uint64)
+    rest = (end & (1 << left_bits) - 1) << noise.CELL_BITS
     found = [int(noise._bins(table, cell, Fixed([rest], derived(KEY, i)))[0]) for i in range(2000)]
     assert set(found) == {1, 2}
     assert stats.binomtest(found.count(1), 2000, left).pvalue > 1e-3
@@ -149,7 +151,7 @@ def test_a_tie_with_the_end_of_a_bin_is_broken_by_more_bits() -> None:
 def test_values_whose_cell_says_nothing_are_as_frequent() -> None:
     """All bins by the way that only few values take."""
     table = noise._table(5.0)
-    blind = table._replace(firsts=np.full_like(table.firsts, -1), sure=np.zeros_like(table.sure))
+    blind = table._replace(bins=np.full_like(table.bins, -1), sure=np.zeros_like(table.sure))
     values = noise._block(blind, Streams(Bits(KEY, 0), Bits(KEY, 1), Bits(KEY, 2)), 200_000)
     counts = np.bincount(values + 50, minlength=101)
     assert p_value(counts, exact(5.0, 50)) > 1e-3
