@@ -224,7 +224,7 @@ def _multiplied(a_BTI: Tensor, g_BTO: Tensor, with_bias: bool) -> LayerSums:
     if each is None:  # |g^T a|^2 is the sum of (a a^T) * (g g^T)
         square_B = ((a_BTI @ a_BTI.transpose(-1, -2)) * (g_BTO @ g_BTO.transpose(-1, -2))).sum((-1, -2))
     else:
-        square_B = each.square().sum((-1, -2))
+        square_B = _square(each.flatten(-2))
 
     def total(weight_B: Tensor) -> list[Tensor]:
         weighted_BO = finite(bias_BO) * weight_B.unsqueeze(-1)
@@ -236,12 +236,18 @@ def _multiplied(a_BTI: Tensor, g_BTO: Tensor, with_bias: bool) -> LayerSums:
             weight = (weight_B.unsqueeze(-2) @ flat).reshape(*flat.shape[:-2], *each.shape[-2:])
         return [weight, weighted_BO.sum(-2)] if with_bias else [weight]
 
-    return LayerSums(square_B + bias_BO.square().sum(-1) if with_bias else square_B, total)
+    return LayerSums(square_B + _square(bias_BO) if with_bias else square_B, total)
+
+
+def _square(rows: Tensor) -> Tensor:
+    """Squared lengths of rows, without a copy of the rows."""
+    length: Tensor = torch.linalg.vector_norm(rows, dim=-1)
+    return length.square()
 
 
 def _multiplied_once(a_BI: Tensor, g_BO: Tensor, with_bias: bool) -> LayerSums:
     """The rule of a product at one place: |g^T a| = |g| |a|."""
-    square_B = g_BO.square().sum(-1) * (a_BI.square().sum(-1) + (1 if with_bias else 0))
+    square_B = _square(g_BO) * (_square(a_BI) + (1 if with_bias else 0))
 
     def total(weight_B: Tensor) -> list[Tensor]:
         a, g = finite(a_BI), finite(g_BO) * weight_B.unsqueeze(-1)
@@ -255,7 +261,14 @@ def _convolved(given: Tensor, slope: Tensor, lead: torch.Size, module: nn.Conv2d
     """The rule of a convolution: a product at every place, of the patch there."""
     images = given.reshape(-1, *given.shape[-3:])
     assert not isinstance(module.padding, str)
-    patches = functional.unfold(images, module.kernel_size, module.dilation, module.padding, module.stride)
+    if module.dilation == (1, 1):  # as `unfold` of images does, in a fraction of its time
+        above, beside = module.padding
+        padded = functional.pad(images, (beside, beside, above, above))
+        windows = padded.unfold(2, module.kernel_size[0], module.stride[0])
+        windows = windows.unfold(3, module.kernel_size[1], module.stride[1])
+        patches = windows.permute(0, 1, 4, 5, 2, 3).flatten(4).flatten(1, 3)
+    else:
+        patches = functional.unfold(images, module.kernel_size, module.dilation, module.padding, module.stride)
     a_BTI = patches.transpose(1, 2).reshape(*lead, patches.shape[2], patches.shape[1])
     g_BTO = slope.flatten(-2).transpose(-1, -2)
     part = _multiplied(a_BTI, g_BTO, with_bias)

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from atoll.core.algorithm import Batch, LocalTask, Params
 from atoll.core.messages import Broadcast, State, Task, Update
 from atoll.core.seeds import derive
-from atoll.train.batches import round_up, stacked_batches
+from atoll.train.batches import Stacked, round_up, stacked_batches
 from atoll.train.fuse import hoist, tidy
 from atoll.train.job import Job
 from atoll.train.loop import features, knowledge, mean_loss
@@ -216,7 +216,7 @@ class StackedTrainer:
     def _run(
         self,
         tasks: list[Task],
-        batches: Any,
+        batches: Stacked,
         params_GD: Tensor,
         leaves: list[Tensor],
         memory: list[Tensor],
@@ -234,7 +234,8 @@ class StackedTrainer:
         seeds = (base_G + torch.arange(len(index_SGB))[:, None]).unbind()
         weights, lives = weight_SGB.unbind(), live_SG.unbind()
         lasting = tree_leaves((params_GD, leaves, memory, fixed))
-        step: Step | None = None
+        widths = self._widths(batches)
+        ready: dict[int, tuple[Step, list[Tensor]]] = {}
         chunk = max(1, GATHERED // max(1, index_SGB[0].numel() * federation.train_x[0].numel()))
         with torch.no_grad():
             for start in range(0, len(index_SGB), chunk):
@@ -246,12 +247,22 @@ class StackedTrainer:
                         assert attack is not None
                         x[g], y[g] = attack(x[g], y[g], knowledge(job, tasks[g], sent[g].params_D, s))
                     noise = [] if job.private is None else [self._noise(tasks, s, batches.live_SG[s])]
-                    fresh = (Batch(x, y, weights[s]), seeds[s], lives[s], numbers[s], noise)
-                    if step is None:
+                    width = widths[s]
+                    batch = Batch(x[:, :width], y[:, :width], weights[s][:, :width])
+                    fresh = (batch, seeds[s], lives[s], numbers[s], noise)
+                    if width not in ready:
                         once, step = self._step_for(fresh, params_GD, memory, fixed)
-                        lasting += once(*tree_leaves(fixed))
-                    losses_SG[s] = step(x, y, weights[s], *fresh[1:4], *noise, *lasting)[0]
+                        ready[width] = step, [*lasting, *once(*tree_leaves(fixed))]
+                    step, given = ready[width]
+                    losses_SG[s] = step(*batch, *fresh[1:4], *noise, *given)[0]
         return losses_SG
+
+    def _widths(self, batches: Stacked) -> list[int]:
+        """How much of its batches a step takes: all, but for a client alone whose private batches differ in size."""
+        steps, size, width = batches.weight_SGB.shape
+        if self.job.private is None or size > 1 or self.compile:
+            return [width] * steps
+        return [self._width(int(longest)) for longest in (batches.weight_SGB[:, 0] > 0).sum(1)]
 
     def _noise(self, tasks: list[Task], step: int, live_G: np.ndarray) -> Tensor:
         """The noise of a step of every client that takes it (G, T)."""
@@ -317,7 +328,7 @@ class StackedTrainer:
     def _width(self, longest: int) -> int:
         """How wide batches of at most this size are: few distinct widths, so that few steps are recorded."""
         if self.job.private is not None:
-            return round_up(longest, 16)
+            return round_up(longest, 8)
         return round_up(longest, 4) if self.job.local.batch_size == "all" else self.job.batch_size
 
 
