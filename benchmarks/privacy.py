@@ -3,7 +3,7 @@
     python benchmarks/privacy.py [TURNS]
 
 Both runs ask the same clients in every round: the plain one draws them as the private one does, whose secret comes
-from the seed. Counted are the processor's seconds of a round; the first two are left out, and the last, which is tested.
+from the seed. Counted are the processor's seconds of a round, without the first two and the last, which is tested.
 """
 
 from __future__ import annotations

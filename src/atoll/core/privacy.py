@@ -58,6 +58,8 @@ class SampleSteps(NamedTuple):
     """The largest length of one sample's gradient."""
     sigma: float
     """The noise's deviation, in units of `clip`."""
+    share: float = 0.0
+    """If above 0, the clip of a step is this share of the length of the client's own gradient, and not `clip`."""
 
 
 class Sent(NamedTuple):

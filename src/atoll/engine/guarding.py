@@ -21,7 +21,7 @@ from atoll.privacy.draws import secret_generator
 from atoll.privacy.ledger import Ledger
 from atoll.privacy.noise import derived
 from atoll.train.federation import build_federation
-from atoll.train.job import Job, build_job
+from atoll.train.job import Job, build_job, exposed
 from atoll.train.server import aggregated, empty_update
 from atoll.train.trainer import fold_of, sent_by
 
@@ -133,7 +133,7 @@ def private_parts(plan: Plan, job: Job, coordinator: Coordinator) -> tuple[Mecha
     mechanism = job.mechanism
     if plan.privacy is None or mechanism is None:
         raise PlanError('the plan has no privacy: set it, e.g. privacy = {name = "central", clip = 1.0, sigma = 1.0}')
-    exposure = exposure_of(job, coordinator)
+    exposure = exposure_of(plan, job, coordinator)
     mechanism.event(exposure._replace(attempts=1))
     _check_parts(plan, job, mechanism)
     _check_rounds(plan, coordinator, mechanism)
@@ -148,15 +148,12 @@ def planned(plan: Plan) -> tuple[Mechanism, Exposure]:
     return mechanism, exposure._replace(attempts=plan.rounds)
 
 
-def exposure_of(job: Job, coordinator: Coordinator) -> Exposure:
+def exposure_of(plan: Plan, job: Job, coordinator: Coordinator) -> Exposure:
     """How clients and samples are drawn, from the parts that draw them."""
     num_clients, sampler = coordinator.num_clients, coordinator.sampler
     wanted = coordinator.policy.num_wanted(CoordinatorState(), num_clients)
     rate = min(1.0, wanted / num_clients) if sampler.rate is None else sampler.rate
-    size_N = job.federation.partition.sizes()
-    most, least = int(size_N.max()), int(size_N.min())
-    steps = job.local.steps or (job.local.epochs or 1) * -(-most // min(job.batch_size, most))
-    return Exposure(sampler.scheme, rate, 0, min(1.0, job.batch_size / least), steps, num_clients)
+    return exposed(plan, job.local, job.federation)._replace(scheme=sampler.scheme, rate=rate, attempts=0)
 
 
 def _check_parts(plan: Plan, job: Job, mechanism: Mechanism) -> None:

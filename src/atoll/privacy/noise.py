@@ -37,10 +37,11 @@ Bounds = tuple[Fraction, Fraction]
 """A number that is known to lie between two others."""
 
 SMALLEST, LARGEST = 2.0**-6, 2.0**44
-CELL_BITS = 14
+CELL_BITS = 13
 """How many bits say the bin of most values by a table."""
-BLOCK = 1 << 14
+BLOCK = 1 << 15
 """Values that are drawn together: they stay in the processor's cache."""
+ZEROS = memoryview(bytes(8 * BLOCK))
 BAND = 2.0**-40
 """How far a uniform number must be from a probability in float64 to be compared there; float errors are below 2^-48."""
 GUARD = 12
@@ -118,7 +119,8 @@ class Bits:
     def _words(self, num: int, dtype: str) -> np.ndarray:
         words = np.empty(num, np.dtype(dtype))
         if num:
-            self._stream.update_into(bytes(words.nbytes), words.data.cast("B"))
+            zeros = ZEROS[: words.nbytes] if words.nbytes <= len(ZEROS) else bytes(words.nbytes)
+            self._stream.update_into(zeros, words.data.cast("B"))
         return words
 
 
@@ -160,33 +162,48 @@ class Table(NamedTuple):
     """m: a bin has 2^m integers."""
     twice_variance: Fraction
     """2 sigma^2, exactly."""
-    firsts: np.ndarray
-    """Cell -> the first integer of its bin; -1 if a bin ends within the cell."""
+    bins: np.ndarray
+    """Cell -> its bin; -1 if a bin ends within the cell."""
+    lowest: np.ndarray
+    """Sign and cell -> the lowest integer of its bin, or of the bin's mirror image if the sign is minus."""
     sure: np.ndarray
-    """Cell -> the 32-bit number below which every place of its bin is kept."""
+    """Sign and cell -> the 32-bit number below which every place of its bin is kept."""
     ends: np.ndarray
     """Bin -> the floor of 2^64 times the probability of this bin or one before; the last is 2^64 - 1."""
 
 
 def _block(table: Table, streams: Streams, num: int) -> np.ndarray:
-    """Values that are kept of `num` that are proposed."""
+    """Values that are kept of `num` that are proposed.
+
+    A word is a sign, a cell, and a place: from the near end of the bin if the sign is plus, from the far end if minus.
+    """
     words, fine = streams.words.uint64(num), streams.fine.uint32(num)
-    cells = words >> (64 - CELL_BITS)
-    negative = (words >> (63 - CELL_BITS) & 1).view(np.int64)
-    places = (words & ((1 << table.log_width) - 1)).view(np.int64)
-    firsts = table.firsts.take(cells)
-    values = firsts + places
-    keep = fine < table.sure.take(cells)
+    signed_cells = (words >> (63 - CELL_BITS)).view(np.int64)
+    words &= np.uint64((1 << table.log_width) - 1)
+    values = words.view(np.int64)
+    values += table.lowest.take(signed_cells, mode="clip")
+    keep = fine < table.sure.take(signed_cells, mode="clip")
     unsure = np.flatnonzero(~keep)
-    first, place = firsts[unsure], places[unsure]
-    unclear = np.flatnonzero(first < 0)
-    first[unclear] = _bins(table, cells[unsure[unclear]], streams.more) << table.log_width
-    values[unsure] = first + place
-    minus_zero = (values[unsure] == 0) & (negative[unsure] == 1)
-    keep[unsure] = _kept(table, first, place, fine[unsure], streams.more) & ~minus_zero
-    values ^= -negative  # in two's complement -v is (v ^ -1) + 1
-    values += negative
+    values[unsure], keep[unsure] = _looked_at(table, signed_cells[unsure], values[unsure], fine[unsure], streams.more)
     return values[keep]
+
+
+def _looked_at(
+    table: Table, signed_cells: np.ndarray, values: np.ndarray, fine: np.ndarray, more: Bits
+) -> tuple[np.ndarray, np.ndarray]:
+    """Values that bits so far do not decide, and whether each is kept."""
+    cells = signed_cells & ((1 << CELL_BITS) - 1)
+    negative = signed_cells >> CELL_BITS == 1
+    mask = (1 << table.log_width) - 1
+    drawn = values - table.lowest[signed_cells]
+    places = np.where(negative, mask - drawn, drawn)
+    bins = table.bins[cells]
+    unclear = np.flatnonzero(bins < 0)
+    bins[unclear] = _bins(table, cells[unclear].astype(np.uint64), more)
+    firsts = bins << table.log_width
+    sizes = firsts + places
+    keep = _kept(table, firsts, places, fine, more) & ~(negative & (sizes == 0))
+    return np.where(negative, -sizes, sizes), keep
 
 
 def _bins(table: Table, cells: np.ndarray, more: Bits) -> np.ndarray:
@@ -224,22 +241,28 @@ def _table(sigma: float) -> Table:
     """The table of a sigma; it takes a few milliseconds."""
     log_width = max(0, math.floor(math.log2(sigma)) - 4)
     empty = np.empty(0)
-    table = Table(log_width, 2 * Fraction(sigma) ** 2, empty, empty, empty)
+    table = Table(log_width, 2 * Fraction(sigma) ** 2, empty, empty, empty, empty)
     ends: list[int] = []
     while not ends or ends[-1] < (1 << 64) - 1:
         low, high = (math.floor(bound * (1 << 64)) for bound in _share(table, len(ends), 60))
         assert low == high or low >= (1 << 64) - 1, "60 digits are not enough for 64 bits"
         ends.append(min(low, (1 << 64) - 1))
     ends_B = np.array(ends, dtype=np.uint64)
-    firsts = np.arange(1 << CELL_BITS, dtype=np.uint64) << (64 - CELL_BITS)
-    finals = firsts | ((1 << (64 - CELL_BITS)) - 1)
-    bins, lasts = (np.searchsorted(ends_B, words, side="left") for words in (firsts, finals))
-    clear = (bins == lasts) & (ends_B[bins] != firsts) & (ends_B[bins] != finals)
+    starts = np.arange(1 << CELL_BITS, dtype=np.uint64) << (64 - CELL_BITS)
+    finals = starts | ((1 << (64 - CELL_BITS)) - 1)
+    bins, lasts = (np.searchsorted(ends_B, words, side="left") for words in (starts, finals))
+    clear = (bins == lasts) & (ends_B[bins] != starts) & (ends_B[bins] != finals)
     width = 1 << log_width
     furthest = (width - 1) * (2 * bins.astype(np.float64) * width + width - 1) / float(table.twice_variance)
     sure = np.floor((np.exp(-furthest) - BAND) * 2.0**32).clip(0)
-    sure[~clear | (bins == 0)] = 0  # bin 0 holds -0, which must be looked at
-    return table._replace(firsts=np.where(clear, bins << log_width, -1), sure=sure.astype(np.uint32), ends=ends_B)
+    sure[~clear] = 0
+    sure_minus = np.where(bins == 0, 0, sure)  # bin 0 holds -0, which must be looked at
+    return table._replace(
+        bins=np.where(clear, bins, -1),
+        lowest=np.concatenate([bins * width, 1 - (bins + 1) * width]),
+        sure=np.concatenate([sure, sure_minus]).astype(np.uint32),
+        ends=ends_B,
+    )
 
 
 def _share(table: Table, b: int, digits: int) -> Bounds:
