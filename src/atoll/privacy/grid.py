@@ -102,7 +102,8 @@ def _total(rows: Tensor) -> Tensor:
     """The sum over clients in int64; entries in int32 are at most LEVELS, so that some of them add up there first."""
     if rows.dtype != torch.int32:
         return rows.sum(0)
-    parts = [some.sum(0, dtype=torch.int32) for some in rows.split((1 << 30) // LEVELS)]
+    most = (1 << 30) // LEVELS
+    parts = [rows[start : start + most].sum(0, dtype=torch.int32) for start in range(0, max(1, len(rows)), most)]
     return torch.stack(parts).sum(0, dtype=torch.int64) if len(parts) > 1 else parts[0].to(torch.int64)
 
 
