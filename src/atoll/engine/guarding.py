@@ -98,17 +98,20 @@ class Guard:
         return {**{name: row[name] for name in known if name in row}, "privacy": price}
 
     def statement(self) -> dict[str, Any]:
-        """What the guarantee means, as plain data for the run's description."""
-        warning = {"warning": NOT_PRIVATE} if self.mechanism.test_noise else {}
-        return {
-            "unit": self.mechanism.unit,
-            "neighbours": self.mechanism.neighbours,
-            "delta": self.mechanism.delta,
-            "budget": self.mechanism.epsilon,
-            "assumptions": list(self.mechanism.assumptions),
-            "ledger": self.ledger.fingerprint,
-            **warning,
-        }
+        """What the guarantee means, as plain data for the run's description, and how to know its ledger again."""
+        return {**statement_of(self.mechanism), "ledger": self.ledger.fingerprint}
+
+
+def statement_of(mechanism: Mechanism) -> dict[str, Any]:
+    """What the guarantee of a mechanism means, as plain data."""
+    return {
+        "unit": mechanism.unit,
+        "neighbours": mechanism.neighbours,
+        "delta": mechanism.delta,
+        "budget": mechanism.epsilon,
+        "assumptions": list(mechanism.assumptions),
+        **({"warning": NOT_PRIVATE} if mechanism.test_noise else {}),
+    }
 
 
 def guarded(plan: Plan, job: Job, coordinator: Coordinator, ledger: Ledger) -> tuple[Job, Coordinator, Guard]:

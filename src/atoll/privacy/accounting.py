@@ -6,14 +6,17 @@ does not change from round to round is kept: the distribution of one attempt, an
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
+from atoll.core.errors import PlanError
 from atoll.core.privacy import Exposure, Mechanism
 
 Accountant = Literal["pld", "rdp"]
+ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp")
 ANCHOR = 32
 """Every so many attempts the distribution is composed anew; between, one attempt at a time is added."""
 ENTRIES = 2000
@@ -40,6 +43,11 @@ def spent(mechanism: Mechanism, exposure: Exposure, accountant: Accountant | Non
     return Spent(epsilon, mechanism.delta, mechanism.unit, mechanism.neighbours, used, mechanism.assumptions)
 
 
+def knows(mechanism: Mechanism, exposure: Exposure, accountant: Accountant) -> bool:
+    """Whether an accountant can add up what a mechanism does."""
+    return accountant == "rdp" or spent(mechanism, exposure._replace(attempts=1)).accountant == accountant
+
+
 def _epsilon(mechanism: Mechanism, exposure: Exposure, accountant: Accountant | None) -> tuple[float, str]:
     event, delta = mechanism.event(exposure), mechanism.delta
     if accountant != "rdp":
@@ -48,7 +56,7 @@ def _epsilon(mechanism: Mechanism, exposure: Exposure, accountant: Accountant | 
         if found is not None:
             return found, "pld"
         if accountant == "pld":
-            raise NotImplementedError(f"the PLD accountant does not know {event}")
+            raise PlanError("loss distributions are not known for this mechanism: use Renyi divergences")
     return _by_rdp(event, delta, mechanism.zeroed), "rdp"
 
 
@@ -110,12 +118,13 @@ def _composed(settings: tuple[float, float, int], attempts: int) -> Any:
 
 
 def _by_rdp(event: Any, delta: float, zeroed: bool) -> float:
-    """Epsilon by Renyi divergences."""
+    """Epsilon by Renyi divergences; an order that the library leaves out, with a warning, only makes it larger."""
     import dp_accounting as dp
     from dp_accounting.rdp import RdpAccountant
 
     relations = dp.NeighboringRelation
     relation = relations.REPLACE_SPECIAL if zeroed else relations.ADD_OR_REMOVE_ONE
+    logging.getLogger("absl").setLevel(logging.ERROR)
     return float(RdpAccountant(neighboring_relation=relation).compose(event).get_epsilon(delta))
 
 
