@@ -47,7 +47,7 @@ def assert_same_end(path: Path, whole: Path) -> None:
     assert rows(path) == rows(whole)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["central", pytest.param("local", marks=pytest.mark.slow)])
 def test_killed_at_every_write_in_turn(farm: Farm, tmp_path: Path, kind: str) -> None:
     """Before its first write, then before its second when it goes on, and so on; the ledger's writes are among them."""
     plan = private(kind, 4, test_noise=True)

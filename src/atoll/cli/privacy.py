@@ -34,6 +34,30 @@ def calibrate(
     print(f"set it with --set privacy.sigma={found.sigma:g}")
 
 
+@privacy_app.command()
+def audit(
+    plan: PlanArgument = None,
+    settings: SetOption = None,
+    canaries: Annotated[int, typer.Option(help="Clients that try to be seen; more can show more.")] = 5000,
+) -> None:
+    """Let canary clients try to be seen in what a plan's own mechanism releases: a lower bound on epsilon."""
+    from atoll.core.errors import RunError
+    from atoll.engine.audit import audit_plan
+
+    found = audit_plan(read_plan(plan, read_settings(settings)), canaries)
+    shown = found.found
+    print(
+        f"{found.num_canaries} canaries, {found.rounds} rounds, {shown.num_right} of {shown.num_guesses} guesses right"
+    )
+    print(f"epsilon is at least {shown.epsilon:.3f} (at 95 % confidence and delta {found.delta:g})")
+    print(f"claimed is {found.claimed:.3f} for these rounds and this delta")
+    print(f"had nothing been hidden, {found.most_shown:.2f} would have been shown")
+    if not found.passed:
+        raise RunError(
+            "the mechanism gives away more than it claims: it is broken, or runs otherwise than it is accounted for"
+        )
+
+
 @privacy_app.command("plan")
 def plan_ahead(
     plan: PlanArgument = None,
