@@ -170,6 +170,8 @@ class Plan(Section):
     aggregator: Part = field(default_factory=lambda: Part("mean"))
     secagg: Secagg | None = None
     """How the server learns the sum of updates and nothing else; it sees each update if left out."""
+    privacy: Part | None = None
+    """What protects clients or their samples by noise, such as `central` or `sample`."""
     attack: Part | None = None
     attackers: Attackers = field(default_factory=Attackers)
     detection: Part | None = None
