@@ -120,6 +120,10 @@ class Mechanism(NamedTuple):
     """Stacked updates as they arrived -> whole numbers, whose sum is all that is made of them."""
     release: Callable[[State, State, Release], tuple[Aggregate, State]] | None = None
     """(the sum on the grid, memory) -> (what the server's step sees, memory)."""
+    sum_bound: Callable[[int], float] | None = None
+    """Size of a cohort -> what an entry of the sum stays below, where clients' own integers carry the noise.
+
+    Then, and only then, secure aggregation may add them up."""
     hides_cohort: bool = False
     """Whether the guarantee needs that nobody knows who was asked, nor how many were."""
     min_reports: Callable[[int], int] | None = None

@@ -15,6 +15,7 @@ from atoll.core.errors import AtollError, PlanError
 from atoll.core.messages import Aggregate, State, Task, Update
 from atoll.core.plan import Plan
 from atoll.core.privacy import IN_TURN, Exposure, Mechanism, Release
+from atoll.core.secagg import Secagg
 from atoll.engine.build import build_coordinator
 from atoll.privacy.accounting import Spent, spent
 from atoll.privacy.draws import secret_generator
@@ -138,7 +139,7 @@ def private_parts(plan: Plan, job: Job, coordinator: Coordinator) -> tuple[Mecha
         raise PlanError('the plan has no privacy: set it, e.g. privacy = {name = "central", clip = 1.0, sigma = 1.0}')
     exposure = exposure_of(plan, job, coordinator)
     mechanism.event(exposure._replace(attempts=1))
-    _check_parts(plan, job, mechanism)
+    _check_parts(plan, job, mechanism, exposure.cohort)
     _check_rounds(plan, coordinator, mechanism)
     _check_released(plan, mechanism)
     return mechanism, exposure
@@ -159,7 +160,7 @@ def exposure_of(plan: Plan, job: Job, coordinator: Coordinator) -> Exposure:
     return exposed(plan, job.local, job.federation)._replace(scheme=sampler.scheme, rate=rate, attempts=0)
 
 
-def _check_parts(plan: Plan, job: Job, mechanism: Mechanism) -> None:
+def _check_parts(plan: Plan, job: Job, mechanism: Mechanism, cohort: int) -> None:
     """Refuse algorithms and rules that look at more than the mechanism protects."""
     name, algorithm = f"privacy {plan.privacy.name if plan.privacy else ''}", plan.algorithm.name
     if job.algorithm.needs_loss:
@@ -173,6 +174,8 @@ def _check_parts(plan: Plan, job: Job, mechanism: Mechanism) -> None:
         )
     if mechanism.on_grid is None:
         return
+    if job.secure is not None:
+        _check_masks(name, job.secure.settings, mechanism, cohort)
     if job.algorithm.needs_updates:
         raise PlanError(
             f"{name} releases a sum alone, but {algorithm} looks at each update: use fedavg, or privacy local"
@@ -183,8 +186,24 @@ def _check_parts(plan: Plan, job: Job, mechanism: Mechanism) -> None:
         )
     if plan.detection is not None:
         raise PlanError(f"{name} releases a sum alone, but detection looks at each update: leave it out")
-    if job.wants_rows:
+    if job.wants_rows and job.secure is None:
         raise PlanError(f"{name} releases a sum alone, but the attack or the policy needs each update: use another")
+
+
+def _check_masks(name: str, masks: Secagg, mechanism: Mechanism, cohort: int) -> None:
+    """Refuse to add up in secret what has no noise yet, too little of it, or no room."""
+    if mechanism.sum_bound is None:
+        raise PlanError(
+            f"{name} lets a server that sees each update add the noise, which secure aggregation hides from it: "
+            "leave secagg out, or let clients add the noise: use privacy distributed"
+        )
+    if masks.groups > 1:
+        raise PlanError(f"{name} has its noise in the sum of all clients, not of a group: leave secagg.groups out")
+    if mechanism.sum_bound(cohort) >= 1 << masks.modulus_bits - 1:
+        raise PlanError(
+            f"{name}: the sum of {cohort} clients with its noise does not fit {masks.modulus_bits} bits: "
+            "lower privacy.bits, or set secagg.modulus_bits = 64"
+        )
 
 
 def _check_rounds(plan: Plan, coordinator: Coordinator, mechanism: Mechanism) -> None:

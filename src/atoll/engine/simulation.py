@@ -268,14 +268,14 @@ class Simulation:
             added, work = self._add_in_secret(state, asked, lost, work)
             valid, told["secagg"] = self._valid(work), added.row
         state = self._counted_up(state, tasks, work, added)
-        if added is not None and added.rows is None:
+        if added is not None and added.folded is None:
             return self._forget(state), {}, Committed(0, len(work.reports))
         if len(valid) >= policy.min_reports:
             gap_D = None
             if policy.mixes:
                 [task] = tasks
                 gap_D = self._counts(state, task) * (state.sent[task.version].params_D - state.params_D)
-            given = Given(own, gap_D, None if added is None else len(valid))
+            given = Given(own, gap_D, None if added is None or self._summed else len(valid))
             state, work, more = self.versions.next(state, work, given)
             valid, told = self._valid(work), told | more
         samples, loss = _seen(valid) if added is None else (added.samples, added.loss)
@@ -335,13 +335,12 @@ class Simulation:
 
         Those who sent NaN or Inf refuse to add it, and stay invalid; of a group that has no sum nothing is known.
         """
-        valid = [report for report in work.reports if report.valid]
-        rows = rows_of(work.folded)
+        valid, rows = self._valid(work), rows_of(work.folded)
         sent = {report.client: Sent(rows.rows(number), report) for number, report in enumerate(valid)}
         added = add_in_secret(self.job, self.plan.identity(), state.params_D, asked, sent, lost)
-        reports = [report for report in work.reports if not report.valid or report.client in added.clients]
+        reports = [report for report in work.reports if report not in valid or report.client in added.clients]
         states = {client: kept for client, kept in work.states.items() if client in added.clients}
-        return added, Work(as_rows(added.rows) if added.rows is not None else {}, reports, states)
+        return added, Work(added.folded or {}, reports, states)
 
     def _passes(self, state: RunState, task: Task) -> int:
         return self.job.num_passes(task, first=task.client not in state.clients)

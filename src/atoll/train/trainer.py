@@ -67,9 +67,9 @@ class Work(NamedTuple):
 def fold_of(job: Job) -> Aggregator:
     """How updates are folded where they are made: by the rule, or as rows if they must be seen one by one first.
 
-    Where a mechanism puts them on a grid, their sum is all that is made of them.
+    Where a mechanism puts them on a grid, their sum is all that is made of them, here or under masks.
     """
-    if job.mechanism is not None and job.mechanism.on_grid is not None:
+    if job.mechanism is not None and job.mechanism.on_grid is not None and job.secure is None:
         return integer_sum()
     if job.wants_rows:
         return stacked(lambda updates_CD, weight_C: updates_CD)

@@ -16,9 +16,11 @@ FIXED = (IN_TURN, "fixed-size without replacement")
 """The schemes that ask a known number of clients, each once."""
 COARSEST = 8.0
 """Steps of the grid that the deviation of a share must have: below, the sum is not close enough to a Gaussian."""
+FAR = 12.0
+"""Deviations that noise never reaches."""
 
 ASSUMPTIONS = (
-    "only the sum of a round is seen, as under secure aggregation; a simulation adds it up in the open",
+    "only the sum of a round is seen: put the plan behind secagg, without which it is added up in the open",
     "at least the cohort less `dropouts` clients answer honestly with their share of the noise, or nothing is released",
     "that a client took part, and when, is not hidden",
     "the sum of the shares is accounted for as in Kairouz, Liu and Steinke 2021",
@@ -95,6 +97,7 @@ def distributed(
         clip=clip,
         on_grid=on_grid,
         release=release,
+        sum_bound=lambda cohort: cohort * levels + FAR * math.sqrt(cohort) * share(cohort),
         min_reports=lambda cohort: cohort - dropouts,
     )
 
