@@ -227,6 +227,29 @@ def test_dropout_differs_from_sample_to_sample() -> None:
     assert (9 * torch.cat([grad.reshape(-1) for grad in one]) - ends[0]).abs().max() > 1e-4
 
 
+class Choosing(nn.Module):
+    """A model that decides by the values that it sees."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.out = nn.Linear(input_shape[1] * input_shape[2], num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x.flatten(1)) * (self.scale if float(x.sum()) > 0 else 1.0)
+
+
+def choosing(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return Choosing(input_shape, num_classes)
+
+
+def test_a_model_that_cannot_be_mapped_over_samples_is_refused() -> None:
+    job = job_with(choosing)
+    leaves, batch, order = given(job)
+    with pytest.raises(PlanError, match="does not allow"):
+        private_gradient(job, leaves, batch, order, no_noise(job), 0)
+
+
 def test_what_cannot_be_protected_is_refused() -> None:
     with pytest.raises(PlanError, match=r"BatchNorm2d mixes samples.*group norm"):
         job_with(normed)
