@@ -207,7 +207,7 @@ def _part(
             each, losses = mapped(leaves, batch.x, batch.y, seeds_B)
     except RuntimeError as error:
         raise PlanError(
-            f"privacy by sample maps a model over samples, which this one does not allow: {str(error).splitlines()[0]}; "
+            f"privacy by sample maps a model over samples, which this one does not allow: {error!s:.200}; "
             "use tensor operations that do not look at values, as torch.func.vmap asks for"
         ) from error
     square_B = torch.stack([grads.flatten(1).square().sum(1) for grads in each.values()]).sum(0)
