@@ -15,6 +15,7 @@ from atoll import Dataset, Plan
 from atoll.core.algorithm import Batch, LocalTask
 from atoll.core.errors import PlanError
 from atoll.core.messages import Broadcast
+from atoll.models.mlp_2nn import mlp_2nn
 from atoll.train import private
 from atoll.train.job import Job, build_job
 from atoll.train.private import private_gradient
@@ -198,6 +199,27 @@ def test_one_sample_moves_the_sum_by_no_more_than_the_clip(scale: float, ruled: 
         assert float(moved) == pytest.approx(0.7, rel=1e-3)
     if scale != scale:
         assert float(moved) == 0
+
+
+def double_mlp(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return mlp_2nn(input_shape, num_classes).double()
+
+
+def test_float_errors_stay_far_below_their_margin() -> None:
+    """What one sample changes, in float32 and in float64, where the grid and the noise come after."""
+    changes = []
+    for model in ("mlp_2nn", double_mlp):
+        job = job_with(model)
+        leaves, batch, _ = given(job, 200)
+        wide = batch._replace(x=batch.x.to(job.spec.dtype), weight=batch.weight.to(job.spec.dtype))
+        sums = []
+        for keep in (slice(0, 200), slice(0, 199)):
+            part = Batch(*(each[keep] for each in wide))
+            _, found = private._part(job, leaves, part, None, 0, 0)  # type: ignore[arg-type]
+            sums.append(torch.cat([each.reshape(-1) for each in found(torch.tensor(0.7, dtype=job.spec.dtype))]))
+        changes.append((sums[0] - sums[1]).double())
+    assert float(changes[1].norm()) == pytest.approx(1)
+    assert float((changes[0] - changes[1]).norm()) < (private.SENSITIVITY - 1) / 50
 
 
 @pytest.mark.parametrize("ruled", [True, False])
