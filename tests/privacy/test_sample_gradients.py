@@ -16,7 +16,7 @@ from atoll.core.algorithm import Batch, LocalTask
 from atoll.core.errors import PlanError
 from atoll.core.messages import Broadcast
 from atoll.models.mlp_2nn import mlp_2nn
-from atoll.train import private
+from atoll.train import clipping, private
 from atoll.train.job import Job, build_job
 from atoll.train.private import private_gradient
 
@@ -142,7 +142,7 @@ def test_clipped_sums_equal_a_loop_over_samples(model: Any, ruled: bool) -> None
     expected, lengths = by_hand(job, leaves, batch)
     assert max(lengths) > 0.7, "nothing is clipped"
     for grad, wanted in zip(grads, expected, strict=True):
-        assert (grad - wanted).abs().max() < 2e-6
+        assert (grad - wanted).abs().max() < 1e-5
     outputs = torch.func.functional_call(job.model, leaves, (batch.x,))
     assert float(loss) == pytest.approx(float(job.loss(outputs, batch.y).mean()), rel=1e-4)
 
@@ -155,7 +155,7 @@ def test_clipped_sums_of_sequences_equal_a_loop_over_samples(model: Any) -> None
         leaves, batch, order = given(each)
         _, grads = private_gradient(each, leaves, batch, order, no_noise(each), 0)
         for grad, wanted in zip(grads, by_hand(each, leaves, batch)[0], strict=True):
-            assert (grad - wanted).abs().max() < 2e-6
+            assert (grad - wanted).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("model", [twice, mixed, grouped])
@@ -165,7 +165,7 @@ def test_models_that_rules_cannot_follow_are_taken_sample_by_sample(model: Any) 
     leaves, batch, order = given(job)
     _, grads = private_gradient(job, leaves, batch, order, no_noise(job), 0)
     for grad, wanted in zip(grads, by_hand(job, leaves, batch)[0], strict=True):
-        assert (grad - wanted).abs().max() < 2e-6
+        assert (grad - wanted).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("ruled", [True, False])
@@ -178,7 +178,7 @@ def test_few_samples_at_a_time_give_the_same(ruled: bool, monkeypatch: pytest.Mo
         private, "AT_ONCE", 2 * (sum(layer.footprint for layer in job.layers) or job.spec.num_trainable)
     )
     _, parts = private_gradient(job, leaves, batch, order, no_noise(job), 0)
-    assert all((left - right).abs().max() < 2e-6 for left, right in zip(whole, parts, strict=True))
+    assert all((left - right).abs().max() < 1e-5 for left, right in zip(whole, parts, strict=True))
 
 
 @pytest.mark.parametrize("ruled", [True, False])
@@ -199,6 +199,21 @@ def test_one_sample_moves_the_sum_by_no_more_than_the_clip(scale: float, ruled: 
         assert float(moved) == pytest.approx(0.7, rel=1e-3)
     if scale != scale:
         assert float(moved) == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_cancels_out_between_places_does_not_pass_the_clip(seed: int) -> None:
+    """Two places whose gradients all but cancel, so that float32 cannot tell the length of what is left."""
+    generator = torch.Generator().manual_seed(seed)
+    base, left, slope = (torch.randn(1, 64, generator=generator) for _ in range(3))
+    a_BTI = torch.stack([3e4 * base, 3e4 * base + 5 * left / left.norm()], dim=1)
+    g_BTO = torch.stack([slope, -slope], dim=1) / slope.norm()
+    part = clipping._multiplied(a_BTI, g_BTO, False)
+    true = torch.einsum("bto,bti->boi", g_BTO.double(), a_BTI.double()).norm()
+    assert 4 < float(true) < 6
+    weight_B = private.weights_of(part.square_B, torch.tensor([True]), torch.tensor(1.0))
+    assert float(part.summed(weight_B)[0].double().norm()) < 1
+    assert float(true * weight_B) <= 1
 
 
 def double_mlp(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
