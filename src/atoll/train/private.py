@@ -69,13 +69,14 @@ def _key(job: Job, purpose: str, task: Task, step: int) -> bytes:
 def released(job: Job, sums: Sums, noise: Tensor, unit: Tensor) -> Sums:
     """What leaves a step: sums in units of the clip, put on the grid, with noise, times `unit`: clip over batch size.
 
-    The sum with the noise is exact in float64; what follows sees nothing else.
+    Noise is float64, so that the sum with it is exact; what follows sees nothing else.
     """
     grid, lead = grid_of(job), unit.shape
+    scale = (unit * grid).to(job.spec.dtype)
     found = []
     for slot, value in zip(job.spec.trainable, sums, strict=True):
-        noisy = (value / grid).round().to(torch.float64) + noise.narrow(-1, slot.offset, slot.size).view(value.shape)
-        found.append((noisy * (unit * grid).reshape(lead + (1,) * (value.dim() - len(lead)))).to(job.spec.dtype))
+        noisy = noise.narrow(-1, slot.offset, slot.size).view(value.shape) + (value / grid).round()
+        found.append(noisy.to(job.spec.dtype) * scale.reshape(lead + (1,) * (value.dim() - len(lead))))
     return found
 
 
@@ -201,9 +202,15 @@ def _part(
 
     seeds_B = seed + (start + 1 + torch.arange(len(batch.y))) * 0x5851F42D4C957F2D
     mapped = vmap(grad(alone, has_aux=True), in_dims=(None, 0, 0, 0), randomness="different")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "There is a performance drop")  # some operations go sample by sample
-        each, losses = mapped(leaves, batch.x, batch.y, seeds_B)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop")  # some operations go sample by sample
+            each, losses = mapped(leaves, batch.x, batch.y, seeds_B)
+    except RuntimeError as error:
+        raise PlanError(
+            f"privacy by sample maps a model over samples, which this one does not allow: {error!s:.200}; "
+            "use tensor operations that do not look at values, as torch.func.vmap asks for"
+        ) from error
     square_B = torch.stack([grads.flatten(1).square().sum(1) for grads in each.values()]).sum(0)
 
     def sums(clip: Tensor | None) -> Sums:
