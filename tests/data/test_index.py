@@ -11,7 +11,7 @@ import pytest
 from atoll.core.errors import PlanError
 from atoll.data.dataset import Dataset
 from atoll.data.heterogeneity import label_counts
-from atoll.data.index import dealt, drawn, even_offsets
+from atoll.data.index import dealt, drawn, even_offsets, joined
 from atoll.data.partition.dirichlet import dirichlet
 from atoll.data.partition.iid import iid
 
@@ -36,6 +36,15 @@ def test_unknown_clients_are_named(client: int) -> None:
         for method in (partition.indices, partition.size):
             with pytest.raises(PlanError, match=f"no client {client}: this partition has clients 0 to 2"):
                 method(client)
+
+
+def test_those_who_join_hold_what_another_holds() -> None:
+    partition = joined(dealt(np.array([5, 3, 1, 0]), np.array([0, 1, 4])), (1, 0, 1))
+    assert partition.num_clients == 5
+    assert [partition.indices(c).tolist() for c in range(5)] == [[5], [3, 1, 0], [3, 1, 0], [5], [3, 1, 0]]
+    assert partition.sizes().tolist() == [1, 3, 3, 1, 3] == [partition.size(c) for c in range(5)]
+    with pytest.raises(PlanError, match="no client 5: this partition has clients 0 to 4"):
+        partition.indices(5)
 
 
 def test_drawn_checks_what_was_drawn() -> None:

@@ -87,6 +87,31 @@ class Drawn(Partition):
         return np.full(self.num_clients, self.samples_per_client, dtype=np.int64)
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class Joined(Partition):
+    """A partition and more clients, each with the samples of one that was there before."""
+
+    held: Partition
+    copied: tuple[int, ...]
+    """Of which client each of the new ones has the samples."""
+
+    def indices(self, client: int) -> Array:
+        return self.held.indices(self._owner(client))
+
+    def size(self, client: int) -> int:
+        return self.held.size(self._owner(client))
+
+    def sizes(self) -> Array:
+        sizes_C = self.held.sizes()
+        return np.concatenate([sizes_C, sizes_C[list(self.copied)]])
+
+    def _owner(self, client: int) -> int:
+        self._check(client)
+        first = self.held.num_clients
+        return client if client < first else self.copied[client - first]
+
+
 def dealt(order: Array, offsets: Array) -> Partition:
     """Give client c the samples `order[offsets[c]:offsets[c + 1]]`.
 
@@ -108,6 +133,16 @@ def drawn(num_clients: int, samples_per_client: int, draw: Draw) -> Partition:
     `draw` must give the same every time and be sendable to worker processes: a `functools.partial`, not a lambda.
     """
     return Drawn(num_clients=num_clients, samples_per_client=samples_per_client, draw=draw)
+
+
+def joined(partition: Partition, copied: tuple[int, ...]) -> Partition:
+    """Let one client more join for each of those named, with a copy of its samples.
+
+    >>> joined(dealt(np.array([3, 1, 0, 2]), np.array([0, 1, 4])), (1,)).indices(2)
+    array([1, 0, 2])
+    """
+    num_clients = partition.num_clients + len(copied)
+    return Joined(num_clients=num_clients, held=partition, copied=copied, dataset=partition.dataset)
 
 
 def changed(partition: Partition, dataset: Dataset) -> Partition:
