@@ -38,13 +38,13 @@ def test_unknown_clients_are_named(client: int) -> None:
                 method(client)
 
 
-def test_those_who_join_hold_what_another_holds() -> None:
-    partition = joined(dealt(np.array([5, 3, 1, 0]), np.array([0, 1, 4])), (1, 0, 1))
-    assert partition.num_clients == 5
-    assert [partition.indices(c).tolist() for c in range(5)] == [[5], [3, 1, 0], [3, 1, 0], [5], [3, 1, 0]]
-    assert partition.sizes().tolist() == [1, 3, 3, 1, 3] == [partition.size(c) for c in range(5)]
-    with pytest.raises(PlanError, match="no client 5: this partition has clients 0 to 4"):
-        partition.indices(5)
+def test_those_who_join_come_after_the_others() -> None:
+    first = dealt(np.array([5, 3, 1, 0]), np.array([0, 1, 4]))
+    partition = joined(first, drawn(2, 2, lambda client: np.array([4, client])))
+    assert [partition.indices(c).tolist() for c in range(4)] == [[5], [3, 1, 0], [4, 0], [4, 1]]
+    assert partition.sizes().tolist() == [1, 3, 2, 2] == [partition.size(c) for c in range(partition.num_clients)]
+    with pytest.raises(PlanError, match="no client 4: this partition has clients 0 to 3"):
+        partition.size(4)
 
 
 def test_drawn_checks_what_was_drawn() -> None:

@@ -19,6 +19,7 @@ F = 2
 OPTIONS: dict[str, dict[str, Any]] = {
     "bucketing": {"rule": "median"},
     "centered_clipping": {"tau": 1e6},
+    "sybils": {"rule": "geometric_median"},
     "nnm": {"f": F, "rule": {"name": "trimmed_mean", "f": F}},
     **{
         name: {"f": F}

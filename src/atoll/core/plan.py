@@ -118,7 +118,7 @@ class Attackers(Section):
     fraction: float | None = None
     clients: tuple[int, ...] = ()
     added: int | None = None
-    """So many clients join to attack, while all others stay honest; each has the samples of one that was there."""
+    """So many clients join to attack, while all others stay honest; each draws its samples from all of them."""
     start_round: int = 0
     num_rounds: int | None = None
     """For how many rounds they attack, 1 for a single shot; to the end if left out."""

@@ -90,26 +90,26 @@ class Drawn(Partition):
 @final
 @dataclass(frozen=True, eq=False)
 class Joined(Partition):
-    """A partition and more clients, each with the samples of one that was there before."""
+    """The clients of one partition, then those of another, who may hold the same samples."""
 
-    held: Partition
-    copied: tuple[int, ...]
-    """Of which client each of the new ones has the samples."""
+    first: Partition
+    second: Partition
 
     def indices(self, client: int) -> Array:
-        return self.held.indices(self._owner(client))
+        partition, number = self._where(client)
+        return partition.indices(number)
 
     def size(self, client: int) -> int:
-        return self.held.size(self._owner(client))
+        partition, number = self._where(client)
+        return partition.size(number)
 
     def sizes(self) -> Array:
-        sizes_C = self.held.sizes()
-        return np.concatenate([sizes_C, sizes_C[list(self.copied)]])
+        return np.concatenate([self.first.sizes(), self.second.sizes()])
 
-    def _owner(self, client: int) -> int:
+    def _where(self, client: int) -> tuple[Partition, int]:
         self._check(client)
-        first = self.held.num_clients
-        return client if client < first else self.copied[client - first]
+        before = self.first.num_clients
+        return (self.first, client) if client < before else (self.second, client - before)
 
 
 def dealt(order: Array, offsets: Array) -> Partition:
@@ -135,14 +135,14 @@ def drawn(num_clients: int, samples_per_client: int, draw: Draw) -> Partition:
     return Drawn(num_clients=num_clients, samples_per_client=samples_per_client, draw=draw)
 
 
-def joined(partition: Partition, copied: tuple[int, ...]) -> Partition:
-    """Let one client more join for each of those named, with a copy of its samples.
+def joined(first: Partition, second: Partition) -> Partition:
+    """Let the clients of a second partition come after those of the first, on samples as the first holds them.
 
-    >>> joined(dealt(np.array([3, 1, 0, 2]), np.array([0, 1, 4])), (1,)).indices(2)
-    array([1, 0, 2])
+    >>> joined(dealt(np.arange(3), np.array([0, 1, 3])), dealt(np.arange(3), np.array([0, 3]))).indices(2)
+    array([0, 1, 2])
     """
-    num_clients = partition.num_clients + len(copied)
-    return Joined(num_clients=num_clients, held=partition, copied=copied, dataset=partition.dataset)
+    num_clients = first.num_clients + second.num_clients
+    return Joined(num_clients=num_clients, first=first, second=second, dataset=first.dataset)
 
 
 def changed(partition: Partition, dataset: Dataset) -> Partition:

@@ -395,7 +395,7 @@ class Simulation:
             return aggregated(job, as_rows(updates), state.rule, own)[0].delta_D
 
         bad_C = torch.tensor([job.attacks(report.client, state.coordinator.version) for report in valid])
-        known = knowledge(job, tasks[0], state.params_D)._replace(aggregate=aggregate)
+        known = knowledge(job, tasks[0], state.params_D)._replace(aggregate=aggregate, turns=job.aggregator.turns)
         changed = job.attack.collude(rows_of(work.folded), bad_C, known)
         good_C = finite(changed)
         by_client = {report.client: bool(good) for report, good in zip(valid, good_C.tolist(), strict=True)}

@@ -14,11 +14,11 @@ def lenet(input_shape: tuple[int, ...] = (1, 28, 28), num_classes: int = 10) -> 
     channels, height, width = input_shape
     return nn.Sequential(
         nn.Conv2d(channels, 20, 5),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),  # after pooling it has a quarter of the work, and gives the same
         nn.Conv2d(20, 50, 5),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Flatten(),
         nn.Linear(50 * (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2), 500),
         nn.ReLU(),

@@ -13,9 +13,10 @@ from atoll.core.errors import DataError, PlanError
 from atoll.core.messages import SERVER
 from atoll.core.parts import Part, members
 from atoll.core.plan import Plan
-from atoll.core.seeds import generator
+from atoll.core.seeds import derive, generator
 from atoll.data.dataset import Dataset, Public, as_public
 from atoll.data.index import Partition, joined
+from atoll.data.partition.iid import iid
 from atoll.data.partition.mixture import dealer
 
 
@@ -34,11 +35,11 @@ class Federation:
         num_added: int = 0,
     ) -> None:
         dataset = partition.dataset or dataset
-        partition = _with_added(partition, num_added, seed)
+        partition = _with_added(dataset, partition, num_added, seed)
         self.dataset, self.partition, self.public = dataset, partition, public
         self.num_clients = partition.num_clients
         self.added = range(self.num_clients - num_added, self.num_clients)
-        """Clients that only attack: they hold copies, so that nothing is measured on them."""
+        """Clients that only attack: nothing is measured on them."""
         self.train_x, self.train_y = _tensor(dataset.train_x), _tensor(dataset.train_y)
         self.test_x, self.test_y = _tensor(dataset.test_x), _tensor(dataset.test_y)
         self._seed, self._holdout = seed, holdout
@@ -94,12 +95,12 @@ class Federation:
         return raw.long() if self.dataset.tokens else _scaled(raw, self.public.scale, self.public.shift)
 
 
-def _with_added(partition: Partition, num: int, seed: int) -> Partition:
-    """Let clients join that only attack, each with the samples of another, all different as long as they last."""
+def _with_added(dataset: Dataset, partition: Partition, num: int, seed: int) -> Partition:
+    """Let clients join that only attack, each with as many samples as a middling one, drawn from all of them."""
     if not num:
         return partition
-    drawn = generator(seed, "added attackers").permutation(partition.num_clients)
-    return joined(partition, tuple(np.resize(drawn, num).tolist()))
+    size = max(1, int(np.median(partition.sizes())))
+    return joined(partition, iid(dataset, num_clients=num, seed=derive(seed, "added"), samples_per_client=size))
 
 
 def _scaled(raw: Tensor, scale: float, shift: float) -> Tensor:
