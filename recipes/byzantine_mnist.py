@@ -1,8 +1,8 @@
 """The benchmark of ByzFL (Gonzalez et al. 2025, arXiv:2505.24802): MNIST, 10 honest clients and f bad ones.
 
-Label similarity gamma from IID (1) to sorted (0), f from 1 to 4; the worst of sign flip, optimised IPM and optimised ALIE.
-One defence for the whole table. Runs are kept: stop it and start it again at will; a cell of the table is written as
-soon as its three attacks are done.
+Label similarity gamma from IID (1) to sorted (0), f from 1 to 4, the worst of sign flip, optimised IPM and optimised
+ALIE; one defence for the whole table. Runs are kept: stop it and start it again at will. A cell of the table is written
+as soon as its three attacks are done.
 
     python recipes/byzantine_mnist.py            # writes docs/byzantine-mnist.md and .png
 """

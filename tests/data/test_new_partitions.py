@@ -261,5 +261,5 @@ def test_similarity_deals_a_share_iid_and_the_rest_by_label(gamma: float) -> Non
 
 
 def test_similarity_refuses_shares_outside_0_to_1() -> None:
-    with pytest.raises(PlanError, match="from 0 to 1: got 1.5"):
-        similarity(DIGITS, gamma=1.5)
+    with pytest.raises(PlanError, match="from 0 to 1: got 2"):
+        similarity(DIGITS, gamma=2)

@@ -23,8 +23,8 @@ def sybils(rule: Any, reach: float = 0.3, seed: int = 0) -> Aggregator:
     the vector that does most harm, or copy one client, do not, and count once. (Fung et al. 2020, arXiv:1808.04866,
     tell sybils by this, with weights by cosine similarity.) If most clients are honest, more than a quarter of the
     pairs are, so that q is at most their largest distance, and fewer than a quarter are pairs of bad ones. Those who
-    take care to differ by more than reach q are as many as before: `rule` must stand them. Any n will do, and so it must
-    for `rule`, since voices may be few; the breakdown point is that of `rule`. Weights are ignored, also by `rule`.
+    take care to differ by more than reach q are as many as before: `rule` must stand them. Any n will do, and so it
+    must for `rule`, since voices may be few; the breakdown point is that of `rule`. Weights are ignored, also by it.
     """
     if not 0 <= reach < 1:
         raise PlanError(f"sybils.reach is a share of the distance between clients, from 0 to below 1: got {reach}")
@@ -49,8 +49,9 @@ def _shares(distance_CC: Tensor, reach: float) -> Tensor:
         return torch.eye(num, dtype=torch.float64)  # two always lie closer than all pairs do
     pairs = distance_CC[*torch.triu_indices(num, num, 1)].sort().values
     linked_CC = distance_CC <= reach * pairs[len(pairs) // 4]
-    voice_C = torch.arange(num)
+    number_C = voice_C = torch.arange(num)
     for _ in range(num):
         voice_C = torch.where(linked_CC, voice_C, num).amin(1)  # the first client that each can reach
-    member_MC = (voice_C == voice_C.unique()[:, None]).double()
-    return member_MC / member_MC.sum(1, keepdim=True)
+    member_MC = (voice_C == number_C[voice_C == number_C, None]).double()
+    share_MC: Tensor = member_MC / member_MC.sum(1, keepdim=True)
+    return share_MC

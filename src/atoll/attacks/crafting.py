@@ -1,4 +1,7 @@
-"""What attacks share that see the honest updates. Shapes: C clients, H honest ones, A bad ones, D parameters, K coordinates."""
+"""What attacks share that see the honest updates.
+
+Shapes: C clients, H honest ones, A bad ones, D parameters, K coordinates.
+"""
 
 from __future__ import annotations
 

@@ -42,7 +42,9 @@ def worst_picture(matrix: Matrix) -> Figure:
         [_worst_mark(matrix, rule, f) for rule in matrix.defences]
         for f in matrix.f
     ]  # fmt: skip
-    return heat_maps([("under the worst attack", values_FR, marks)], rows, matrix.defences, "Test accuracy", "bad clients")
+    return heat_maps(
+        [("under the worst attack", values_FR, marks)], rows, matrix.defences, "Test accuracy", "bad clients"
+    )
 
 
 def _worst_mark(matrix: Matrix, defence: str, f: int) -> str:

@@ -335,9 +335,7 @@ def _attackers(who: Attackers, federation: Federation, seed: int) -> frozenset[i
     if who.added is not None:
         return frozenset(federation.added)
     if who.num is None and who.fraction is None:
-        raise PlanError(
-            "there is an attack but nobody attacks: set attackers.num, .fraction, .clients or .added"
-        )
+        raise PlanError("there is an attack but nobody attacks: set attackers.num, .fraction, .clients or .added")
     num = who.num if who.num is not None else round((who.fraction or 0.0) * num_clients)
     if num > num_clients:
         raise PlanError(f"attackers.num is {num} but the federation has {num_clients} clients: lower it")
