@@ -20,7 +20,7 @@ from atoll.report.figures import save_png
 from atoll.report.matrix_picture import heat_maps
 
 DEFENCE = "sybils+norm_clipping"
-ATTACKS = ["ipm:factor=1", "ipm:factor=optimised", "alie:factor=optimised"]
+ATTACKS = {"ipm:factor=1": "sign flip", "ipm:factor=optimised": "IPM", "alie:factor=optimised": "ALIE"}
 """The sign flip of ByzFL sends the mean of the honest updates with the sign turned, which is IPM with factor 1."""
 F = [1, 2, 3, 4]
 PUBLISHED = {
@@ -44,7 +44,7 @@ PLAN = Plan(
 )
 
 Found = dict[tuple[float, int], tuple[float, str]]
-"""(gamma, f) -> the lowest accuracy, and under which attack."""
+"""(gamma, f) -> the lowest accuracy of any attack, and the name of that attack."""
 
 
 def worst(gamma: float, f: int, args: argparse.Namespace) -> tuple[float, str]:
@@ -52,12 +52,19 @@ def worst(gamma: float, f: int, args: argparse.Namespace) -> tuple[float, str]:
     plan = PLAN.replace({"partition.gamma": gamma, "name": f"MNIST, gamma = {gamma:g}"})
     out = args.runs / f"gamma-{gamma:g}"
     matrix = run_matrix(
-        plan, attacks=ATTACKS, defences=[DEFENCE], f=[f], seeds=args.seeds, out=out, workers=args.workers, progress=True
+        plan,
+        attacks=[*ATTACKS],
+        defences=[DEFENCE],
+        f=[f],
+        seeds=args.seeds,
+        out=out,
+        workers=args.workers,
+        progress=True,
     )
     found = matrix.worst(DEFENCE, f)
     if found.accuracy is None or found.missing:
         raise SystemExit(f"gamma = {gamma:g}, f = {f}: no number for {', '.join(found.missing)}; look into {out}")
-    return found.accuracy, found.attack
+    return found.accuracy, ATTACKS[found.attack]
 
 
 def table(found: Found, seeds: list[int]) -> str:

@@ -428,9 +428,10 @@ class Simulation:
         return Round(row=row, confusion_KK=confusion_KK, clients=clients, scores_C2=scores_C2)
 
     def _evaluated_clients(self, state: RunState) -> list[int]:
-        added = self.job.federation.added
-        trained = sorted(client for client in state.clients if client not in added) if self.job.kinds else None
-        have_models = range(added.start) if trained is None else trained
+        added = self.job.federation.added  # the last clients
+        have_models = (
+            sorted(client for client in state.clients if client not in added) if self.job.kinds else range(added.start)
+        )
         if len(have_models) <= self.plan.evaluation.max_clients:
             return list(have_models)
         rng = generator(self.plan.seed, "evaluated clients")

@@ -6,15 +6,7 @@ import numpy as np
 
 from atoll.core.errors import PlanError
 from atoll.data.dataset import Dataset
-from atoll.data.index import (
-    Partition,
-    class_labels,
-    dealt,
-    even_offsets,
-    generator,
-    no_empty_clients,
-    whole,
-)
+from atoll.data.index import Partition, class_labels, dealt, even_offsets, generator, no_empty_clients, whole
 
 PURPOSE = 108
 
