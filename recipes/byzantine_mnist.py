@@ -30,41 +30,33 @@ PUBLISHED = {
     0.0: [0.87, 0.61, 0.26, 0.27],
 }
 """The best cells of their table, each by whichever rule does best there."""
-PLAN = Plan(
-    rounds=800,
-    data={"name": "mnist", "standardised": True},
-    partition={"name": "similarity", "num_clients": 10},
-    model="lenet",
-    local={"steps": 1, "batch_size": 25, "lr": 0.1, "optimizer": {"name": "sgd", "weight_decay": 1e-4}},
-    uplink=[{"name": "momentum", "beta": 0.9}],
-    detection={"name": "cosine", "threshold": 0.3, "decay": 0.95},
-    attackers={"added": 1},
-    evaluation={"every": 100},
-    engine="vectorised",
-)
+PLAN = Plan.from_toml(Path(__file__).with_suffix(".toml").read_text())
 
 Found = dict[tuple[float, int], tuple[float, str]]
 """(gamma, f) -> the lowest accuracy of any attack, and the name of that attack."""
 
 
-def worst(gamma: float, f: int, args: argparse.Namespace) -> tuple[float, str]:
-    """The accuracy of one cell of the table, whose runs are made if there are none."""
+def worst(gamma: float, some: list[int], args: argparse.Namespace) -> Found:
+    """Some cells of a row of the table, whose runs are made if there are none."""
     plan = PLAN.replace({"partition.gamma": gamma, "name": f"MNIST, gamma = {gamma:g}"})
     out = args.runs / f"gamma-{gamma:g}"
     matrix = run_matrix(
         plan,
         attacks=[*ATTACKS],
         defences=[DEFENCE],
-        f=[f],
+        f=some,
         seeds=args.seeds,
         out=out,
         workers=args.workers,
         progress=True,
     )
-    found = matrix.worst(DEFENCE, f)
-    if found.accuracy is None or found.missing:
-        raise SystemExit(f"gamma = {gamma:g}, f = {f}: no number for {', '.join(found.missing)}; look into {out}")
-    return found.accuracy, ATTACKS[found.attack]
+    found: Found = {}
+    for f in some:
+        accuracy, attack, _, missing = matrix.worst(DEFENCE, f)
+        if accuracy is None or missing:
+            raise SystemExit(f"gamma = {gamma:g}, f = {f}: no number for {', '.join(missing)}; look into {out}")
+        found[gamma, f] = accuracy, ATTACKS[attack]
+    return found
 
 
 def table(found: Found, seeds: list[int]) -> str:
@@ -108,8 +100,8 @@ def main() -> None:
     args = parser.parse_args()
     found: Found = {}
     for gamma in args.gammas:
-        for f in args.f:
-            found[gamma, f] = worst(gamma, f, args)
+        for number in range(1, len(args.f) + 1):
+            found |= worst(gamma, args.f[:number], args)
             write(found, args)
     print(table(found, args.seeds))
 
