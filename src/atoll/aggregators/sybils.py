@@ -28,13 +28,11 @@ def sybils(rule: Any, reach: float = 0.3, seed: int = 0) -> Aggregator:
     """
     if not 0 <= reach < 1:
         raise PlanError(f"sybils.reach is a share of the distance between clients, from 0 to below 1: got {reach}")
-    inner: Aggregator = Part.of(rule, where="sybils.rule").build("aggregators", seed=seed)
-
-    if inner.min_updates > 1:
-        raise PlanError(
-            f"sybils may leave a single voice, but {inner.needs}: use a rule that takes any number, such as "
-            "norm_clipping, geometric_median or centered_clipping"
-        )
+    part = Part.of(rule, where="sybils.rule")
+    inner: Aggregator = part.build("aggregators", seed=seed)
+    if inner.min_updates > 1 or not inner.needs_individuals:  # what weighs clients cannot weigh voices
+        why = inner.needs if inner.min_updates > 1 else f"{part.name} does not see one from another"
+        raise PlanError(f"sybils may leave a single voice, but {why}: use norm_clipping or geometric_median after it")
 
     def voices(updates_CD: Tensor, number: int) -> Tensor:
         return mixed(_shares(squared_distances(updates_CD).sqrt(), reach), updates_CD)
@@ -45,10 +43,8 @@ def sybils(rule: Any, reach: float = 0.3, seed: int = 0) -> Aggregator:
 def _shares(distance_CC: Tensor, reach: float) -> Tensor:
     """The share of each client in each voice, (M, C); voices are in the order of their first clients."""
     num = len(distance_CC)
-    if num < 3:
-        return torch.eye(num, dtype=torch.float64)  # two always lie closer than all pairs do
     pairs = distance_CC[*torch.triu_indices(num, num, 1)].sort().values
-    linked_CC = distance_CC <= reach * pairs[len(pairs) // 4]
+    linked_CC = distance_CC <= (reach * float(pairs[len(pairs) // 4]) if num > 1 else 0.0)
     number_C = voice_C = torch.arange(num)
     for _ in range(num):
         voice_C = torch.where(linked_CC, voice_C, num).amin(1)  # the first client that each can reach
