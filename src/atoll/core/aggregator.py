@@ -46,6 +46,8 @@ class Aggregator(NamedTuple):
     """(accumulator, the server's own update) -> accumulator; where it is given, the server trains on own samples."""
     unit_steps: bool = False
     """Whether what it gives has no size of its own, so that a plan must say server.lr."""
+    turns: bool = False
+    """Whether it goes by lengths and angles alone and remembers no vector: turn all updates, and the result turns."""
 
 
 Rule = Callable[[Tensor, Tensor], Tensor]
@@ -103,13 +105,13 @@ def over_vectors(acc: State, rule: Callable[[str, Tensor], Tensor]) -> Aggregate
     return Aggregate(one("delta"), aux, float(acc["weight"].sum()), len(acc["weight"]))
 
 
-def stacked(rule: Rule, *, min_updates: int = 1, needs: str = "") -> Aggregator:
+def stacked(rule: Rule, *, min_updates: int = 1, needs: str = "", turns: bool = False) -> Aggregator:
     """Lift a function of the (C, D) matrix into an aggregator; extra vectors go through the same rule, one by one."""
 
     def finish(acc: State, memory: State) -> tuple[Aggregate, State]:
         return over_vectors(acc, lambda name, rows_CD: rule(rows_CD, acc["weight"])), memory
 
-    return individuals(finish, min_updates=min_updates, needs=needs)
+    return individuals(finish, min_updates=min_updates, needs=needs)._replace(turns=turns)
 
 
 def recalling(rule: RecallingRule, *, min_updates: int = 1, needs: str = "") -> Aggregator:
@@ -129,7 +131,8 @@ def _flat(last: Tensor | None) -> Tensor | None:
 def prepared(step: Step, inner: Aggregator, *, min_updates: int, needs: str) -> Aggregator:
     """An aggregator that changes the rows by `step` before another rule sees them, all with one weight.
 
-    It counts its rounds, so that a step may draw new random numbers in each.
+    It counts its rounds, so that a step may draw new random numbers in each. Steps take means of rows, chosen by their
+    distances or at random, so that the whole turns with the updates if the other rule does.
     """
     if inner.trust is not None:
         raise PlanError("a rule that compares with the server's own update cannot be wrapped: use it as the aggregator")
@@ -150,4 +153,6 @@ def prepared(step: Step, inner: Aggregator, *, min_updates: int, needs: str) -> 
         found = found._replace(weight=float(acc["weight"].sum()), num_clients=len(acc["weight"]))
         return found, {"round": torch.tensor(number + 1), **{f"rule.{name}": value for name, value in kept.items()}}
 
-    return individuals(finish, min_updates=min_updates, needs=needs)._replace(init=init, unit_steps=inner.unit_steps)
+    return individuals(finish, min_updates=min_updates, needs=needs)._replace(
+        init=init, unit_steps=inner.unit_steps, turns=inner.turns
+    )

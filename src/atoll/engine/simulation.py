@@ -420,7 +420,7 @@ class Simulation:
             return aggregated(job, as_rows(updates), state.rule, own)[0].delta_D
 
         bad_C = torch.tensor([job.attacks(report.client, state.coordinator.version) for report in valid])
-        known = knowledge(job, tasks[0], state.params_D)._replace(aggregate=aggregate)
+        known = knowledge(job, tasks[0], state.params_D)._replace(aggregate=aggregate, turns=job.aggregator.turns)
         changed = job.attack.collude(rows_of(work.folded), bad_C, known)
         good_C = finite(changed)
         by_client = {report.client: bool(good) for report, good in zip(valid, good_C.tolist(), strict=True)}
@@ -453,7 +453,10 @@ class Simulation:
         return Round(row=row, confusion_KK=confusion_KK, clients=clients, scores_C2=scores_C2)
 
     def _evaluated_clients(self, state: RunState) -> list[int]:
-        have_models = sorted(state.clients) if self.job.kinds else range(self.job.federation.num_clients)
+        added = self.job.federation.added  # the last clients
+        have_models = (
+            sorted(client for client in state.clients if client not in added) if self.job.kinds else range(added.start)
+        )
         if len(have_models) <= self.plan.evaluation.max_clients:
             return list(have_models)
         rng = generator(self.plan.seed, "evaluated clients")

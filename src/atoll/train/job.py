@@ -179,7 +179,7 @@ def build_job(plan: Plan, federation: Federation | None = None, *, secret: bytes
         server_lr=algorithm.server_lr if plan.server.lr is None else plan.server.lr,
         keeps_rows=policy.keeps_tasks,
         attack=plan.attack.build("attacks") if plan.attack else None,
-        attackers=_attackers(plan.attackers, federation.num_clients, plan.seed) if plan.attack else frozenset(),
+        attackers=_attackers(plan.attackers, federation, plan.seed) if plan.attack else frozenset(),
         attack_rounds=_attack_rounds(plan),
         detector=detector,
         secure=build_secure(plan, algorithm, aggregator, uplink, policy) if plan.secagg is not None else None,
@@ -400,17 +400,18 @@ def _attack_rounds(plan: Plan) -> range:
     return range(start, sys.maxsize if num is None else start + num)
 
 
-def _attackers(who: Attackers, num_clients: int, seed: int) -> frozenset[int]:
-    """The bad clients: named, or picked by seed."""
+def _attackers(who: Attackers, federation: Federation, seed: int) -> frozenset[int]:
+    """The bad clients: named, picked by seed, or those who joined."""
+    num_clients = federation.num_clients
     for client in who.clients:
         if not 0 <= client < num_clients:
             raise PlanError(f"attackers.clients names client {client}, but there are only 0 to {num_clients - 1}")
     if who.clients:
         return frozenset(who.clients)
+    if who.added is not None:
+        return frozenset(federation.added)
     if who.num is None and who.fraction is None:
-        raise PlanError(
-            "there is an attack but nobody attacks: set attackers.num, attackers.fraction or attackers.clients"
-        )
+        raise PlanError("there is an attack but nobody attacks: set attackers.num, .fraction, .clients or .added")
     num = who.num if who.num is not None else round((who.fraction or 0.0) * num_clients)
     if num > num_clients:
         raise PlanError(f"attackers.num is {num} but the federation has {num_clients} clients: lower it")
