@@ -49,7 +49,7 @@ from atoll.train.judging import detection_row, judged
 from atoll.train.loop import knowledge
 from atoll.train.metrics import Metrics, spread
 from atoll.train.server import aggregated, server_task
-from atoll.train.trainer import Work, finite
+from atoll.train.trainer import Report, Work, finite
 
 LOOK_AHEAD = 4
 """Where few updates make a version, so many stacks of clients are trained ahead of their arrival."""
@@ -247,19 +247,14 @@ class Simulation:
         self, state: RunState, tasks: tuple[Task, ...], progress: Progress
     ) -> tuple[RunState, dict[str, Any], Committed]:
         """Train the clients whose work counts, aggregate, and move the model if enough of them are valid."""
-        job, version, guard, attempt = self.job, state.coordinator.version, self.guard, state.coordinator.attempt
+        job, version, policy = self.job, state.coordinator.version, self.coordinator.policy
         own = self._own_update(state)
         state, work, late = self._train(state, tasks, own, progress)
-        summed = (
-            guard is not None and guard.mechanism.release is not None
-        )  # whose update was left out is not to be seen
-        valid = [report for report in work.reports if report.valid or summed]
-        attacked = any(job.attacks(task.client, task.version) for task in tasks)
-        if (
-            not valid and not summed and (attacked or self.coordinator.policy.keeps_tasks)
-        ):  # bad clients must not end the run
-            return self._forget(state), {}, Committed(0, len(work.reports))
-        if not valid and not summed:
+        valid = [report for report in work.reports if report.valid]
+        if not valid and policy.min_reports > 0:
+            attacked = any(job.attacks(task.client, task.version) for task in tasks)
+            if attacked or policy.keeps_tasks:  # bad clients must not end the run
+                return self._forget(state), {}, Committed(0, len(work.reports))
             raise TrainingError(
                 f"round {version + 1}: all {len(work.reports)} updates hold NaN or Inf: lower local.lr "
                 f"(now {job.lr_of(version):g}), take fewer local steps, or check the data and the model"
@@ -268,32 +263,48 @@ class Simulation:
             bytes_up=state.bytes_up + sum(report.bytes_up for report in work.reports),
             samples=state.samples + sum(self._passes(state, task) for task in self._as_done(state, tasks)),
         )
-        if guard is None:  # how much one client sends must not decide whether another comes in time
+        if self.guard is None:  # else how much one client sends would decide whether another comes in time
             upload = max(state.upload if version else 0, *(report.bytes_up for report in work.reports))
             state = state._replace(upload=upload)
         told: dict[str, Any] = {}
-        if len(valid) >= self.coordinator.policy.min_reports:
-            aggregate, rule = (
-                aggregated(job, work.folded, state.rule, own)
-                if guard is None
-                else guard.aggregated(work.folded, state.rule, attempt, own)
-            )
-            if job.detector is not None:
-                num_before = len(valid)
-                state, work, told = self._detect(state, job.detector, work, aggregate.delta_D)
-                valid = [report for report in work.reports if report.valid]
-                if len(valid) < num_before:  # once more, without those who were found out
-                    aggregate, rule = aggregated(job, work.folded, state.rule, own)
-            if self.coordinator.policy.mixes:
-                [task] = tasks
-                gap_D = state.sent[task.version].params_D - state.params_D
-                aggregate = aggregate._replace(delta_D=aggregate.delta_D + self._counts(state, task) * gap_D)
-            order = server_task(job, version, self.coordinator.num_clients)
-            params_D, server = job.algorithm.server_step(state.params_D, aggregate, state.server, order)
-            clients = {**state.clients, **work.states} if work.states else state.clients
-            state = state._replace(params_D=params_D, server=server, rule=rule, clients=clients)
+        if len(valid) >= policy.min_reports:
+            state, work, told = self._move(state, tasks, work, own)
+            valid = [report for report in work.reports if report.valid]
+        row = {**self._numbers(state, valid), **({"detection": told} if told else {})}
+        if policy.keeps_tasks:
+            row["staleness"] = late
+        wanted = self.coordinator.sampler.score
+        scores = {report.client: float(getattr(report, wanted)) for report in valid} if wanted else {}
+        return self._forget(state), row, Committed(len(valid), len(work.reports) - len(valid), scores)
+
+    def _move(
+        self, state: RunState, tasks: tuple[Task, ...], work: Work, own: Update | None
+    ) -> tuple[RunState, Work, dict[str, Any]]:
+        """Aggregate what a round's clients sent, and move the model; detection may leave some of them out."""
+        job, machine = self.job, state.coordinator
+        told: dict[str, Any] = {}
+        if self.guard is None:
+            aggregate, rule = aggregated(job, work.folded, state.rule, own)
+        else:
+            aggregate, rule = self.guard.aggregated(work.folded, state.rule, machine.attempt, own)
+        if job.detector is not None:
+            num_before = sum(report.valid for report in work.reports)
+            state, work, told = self._detect(state, job.detector, work, aggregate.delta_D)
+            if sum(report.valid for report in work.reports) < num_before:  # once more, without those who were found out
+                aggregate, rule = aggregated(job, work.folded, state.rule, own)
+        if self.coordinator.policy.mixes:
+            [task] = tasks
+            gap_D = state.sent[task.version].params_D - state.params_D
+            aggregate = aggregate._replace(delta_D=aggregate.delta_D + self._counts(state, task) * gap_D)
+        order = server_task(job, machine.version, self.coordinator.num_clients)
+        params_D, server = job.algorithm.server_step(state.params_D, aggregate, state.server, order)
+        clients = {**state.clients, **work.states} if work.states else state.clients
+        return state._replace(params_D=params_D, server=server, rule=rule, clients=clients), work, told
+
+    def _numbers(self, state: RunState, valid: list[Report]) -> dict[str, Any]:
+        """What a round has taken."""
         samples = sum(report.num_samples for report in valid)
-        row: dict[str, Any] = {
+        found: dict[str, Any] = {
             "clients": len(valid),
             "samples": samples,
             "train_loss": sum(report.loss * report.num_samples for report in valid) / max(1, samples),
@@ -301,15 +312,7 @@ class Simulation:
             "bytes_down": state.bytes_down,
             "samples_trained": state.samples,
         }
-        if told:
-            row["detection"] = told
-        if self.devices is not INSTANT:
-            row["simulated_seconds"] = round(state.clock, 6)
-        if self.coordinator.policy.keeps_tasks:
-            row["staleness"] = late
-        wanted = self.coordinator.sampler.score
-        scores = {report.client: float(getattr(report, wanted)) for report in valid} if wanted else {}
-        return self._forget(state), row, Committed(len(valid), len(work.reports) - len(valid), scores)
+        return found if self.devices is INSTANT else {**found, "simulated_seconds": round(state.clock, 6)}
 
     def _detect(
         self, state: RunState, detector: Detector, work: Work, aggregate_D: Tensor
