@@ -15,7 +15,8 @@ from atoll import Dataset, Plan
 from atoll.core.algorithm import Batch, LocalTask
 from atoll.core.errors import PlanError
 from atoll.core.messages import Broadcast
-from atoll.train import private
+from atoll.models.mlp_2nn import mlp_2nn
+from atoll.train import clipping, private
 from atoll.train.job import Job, build_job
 from atoll.train.private import private_gradient
 
@@ -141,7 +142,7 @@ def test_clipped_sums_equal_a_loop_over_samples(model: Any, ruled: bool) -> None
     expected, lengths = by_hand(job, leaves, batch)
     assert max(lengths) > 0.7, "nothing is clipped"
     for grad, wanted in zip(grads, expected, strict=True):
-        assert (grad - wanted).abs().max() < 2e-6
+        assert (grad - wanted).abs().max() < 1e-5
     outputs = torch.func.functional_call(job.model, leaves, (batch.x,))
     assert float(loss) == pytest.approx(float(job.loss(outputs, batch.y).mean()), rel=1e-4)
 
@@ -154,7 +155,7 @@ def test_clipped_sums_of_sequences_equal_a_loop_over_samples(model: Any) -> None
         leaves, batch, order = given(each)
         _, grads = private_gradient(each, leaves, batch, order, no_noise(each), 0)
         for grad, wanted in zip(grads, by_hand(each, leaves, batch)[0], strict=True):
-            assert (grad - wanted).abs().max() < 2e-6
+            assert (grad - wanted).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("model", [twice, mixed, grouped])
@@ -164,7 +165,7 @@ def test_models_that_rules_cannot_follow_are_taken_sample_by_sample(model: Any) 
     leaves, batch, order = given(job)
     _, grads = private_gradient(job, leaves, batch, order, no_noise(job), 0)
     for grad, wanted in zip(grads, by_hand(job, leaves, batch)[0], strict=True):
-        assert (grad - wanted).abs().max() < 2e-6
+        assert (grad - wanted).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("ruled", [True, False])
@@ -177,7 +178,7 @@ def test_few_samples_at_a_time_give_the_same(ruled: bool, monkeypatch: pytest.Mo
         private, "AT_ONCE", 2 * (sum(layer.footprint for layer in job.layers) or job.spec.num_trainable)
     )
     _, parts = private_gradient(job, leaves, batch, order, no_noise(job), 0)
-    assert all((left - right).abs().max() < 2e-6 for left, right in zip(whole, parts, strict=True))
+    assert all((left - right).abs().max() < 1e-5 for left, right in zip(whole, parts, strict=True))
 
 
 @pytest.mark.parametrize("ruled", [True, False])
@@ -198,6 +199,42 @@ def test_one_sample_moves_the_sum_by_no_more_than_the_clip(scale: float, ruled: 
         assert float(moved) == pytest.approx(0.7, rel=1e-3)
     if scale != scale:
         assert float(moved) == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_cancels_out_between_places_does_not_pass_the_clip(seed: int) -> None:
+    """Two places whose gradients all but cancel, so that float32 cannot tell the length of what is left."""
+    generator = torch.Generator().manual_seed(seed)
+    base, left, slope = (torch.randn(1, 64, generator=generator) for _ in range(3))
+    a_BTI = torch.stack([3e4 * base, 3e4 * base + 5 * left / left.norm()], dim=1)
+    g_BTO = torch.stack([slope, -slope], dim=1) / slope.norm()
+    part = clipping._multiplied(a_BTI, g_BTO, False)
+    true = torch.einsum("bto,bti->boi", g_BTO.double(), a_BTI.double()).norm()
+    assert 4 < float(true) < 6
+    weight_B = private.weights_of(part.square_B, torch.tensor([True]), torch.tensor(1.0))
+    assert float(part.summed(weight_B)[0].double().norm()) < 1
+    assert float(true * weight_B) <= 1
+
+
+def double_mlp(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return mlp_2nn(input_shape, num_classes).double()
+
+
+def test_float_errors_stay_far_below_their_margin() -> None:
+    """What one sample changes, in float32 and in float64, where the grid and the noise come after."""
+    changes = []
+    for model in ("mlp_2nn", double_mlp):
+        job = job_with(model)
+        leaves, batch, _ = given(job, 200)
+        wide = batch._replace(x=batch.x.to(job.spec.dtype), weight=batch.weight.to(job.spec.dtype))
+        sums = []
+        for keep in (slice(0, 200), slice(0, 199)):
+            part = Batch(*(each[keep] for each in wide))
+            _, found = private._part(job, leaves, part, None, 0, 0)  # type: ignore[arg-type]
+            sums.append(torch.cat([each.reshape(-1) for each in found(torch.tensor(0.7, dtype=job.spec.dtype))]))
+        changes.append((sums[0] - sums[1]).double())
+    assert float(changes[1].norm()) == pytest.approx(1)
+    assert float((changes[0] - changes[1]).norm()) < (private.SENSITIVITY - 1) / 50
 
 
 @pytest.mark.parametrize("ruled", [True, False])
@@ -225,6 +262,29 @@ def test_dropout_differs_from_sample_to_sample() -> None:
     assert not torch.equal(ends[0], ends[1])
     _, one = private_gradient(job, leaves, Batch(*(each[:1] for each in same)), order, no_noise(job), 0)
     assert (9 * torch.cat([grad.reshape(-1) for grad in one]) - ends[0]).abs().max() > 1e-4
+
+
+class Choosing(nn.Module):
+    """A model that decides by the values that it sees."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.out = nn.Linear(input_shape[1] * input_shape[2], num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x.flatten(1)) * (self.scale if float(x.sum()) > 0 else 1.0)
+
+
+def choosing(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return Choosing(input_shape, num_classes)
+
+
+def test_a_model_that_cannot_be_mapped_over_samples_is_refused() -> None:
+    job = job_with(choosing)
+    leaves, batch, order = given(job)
+    with pytest.raises(PlanError, match="does not allow"):
+        private_gradient(job, leaves, batch, order, no_noise(job), 0)
 
 
 def test_what_cannot_be_protected_is_refused() -> None:

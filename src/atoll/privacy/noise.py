@@ -7,7 +7,7 @@ significant bits for differential privacy"). Here noise is a whole number with t
 - |x| is cut into bins of W = 2^m integers, W at most sigma / 16, or 1. A bin b is drawn with a chance proportional to
   exp(-(bW)^2 / 2 sigma^2), a place j in it uniformly, and x = bW + j is kept with probability
   exp(-j (2bW + j) / 2 sigma^2); the product is exp(-x^2 / 2 sigma^2). A sign is drawn, and -0 is drawn again. (Karney
-  2016, arXiv:1303.6257, algorithm D, with narrower bins, so that 19 of 20 are kept without a look at exp.)
+  2016, arXiv:1303.6257, algorithm D, with narrower bins, so that nine of ten are kept without a look at exp.)
 - A uniform number is a string of random bits, drawn as far as it is needed. The first bits decide unless they lie
   beside the bound; then more are drawn, and the bound is computed with more digits. Floats only say which case it is,
   with a band that is wider than their error, so that the outcome depends neither on rounding nor on the machine.

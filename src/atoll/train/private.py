@@ -201,9 +201,15 @@ def _part(
 
     seeds_B = seed + (start + 1 + torch.arange(len(batch.y))) * 0x5851F42D4C957F2D
     mapped = vmap(grad(alone, has_aux=True), in_dims=(None, 0, 0, 0), randomness="different")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "There is a performance drop")  # some operations go sample by sample
-        each, losses = mapped(leaves, batch.x, batch.y, seeds_B)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop")  # some operations go sample by sample
+            each, losses = mapped(leaves, batch.x, batch.y, seeds_B)
+    except RuntimeError as error:
+        raise PlanError(
+            f"privacy by sample maps a model over samples, which this one does not allow: {error!s:.200}; "
+            "use tensor operations that do not look at values, as torch.func.vmap asks for"
+        ) from error
     square_B = torch.stack([grads.flatten(1).square().sum(1) for grads in each.values()]).sum(0)
 
     def sums(clip: Tensor | None) -> Sums:
