@@ -191,7 +191,8 @@ class Simulation:
             Load(task.client, self._passes(state, task), down, state.upload)
             for task, down in zip(tasks, costs, strict=True)
         ]
-        trips = self.devices.trips(loads, generator(self.plan.seed, "trips", machine.attempt))
+        seeded = generator(self.plan.seed, "trips", machine.attempt)
+        trips = self.devices.trips(loads, self.guard.rng("trips", machine.attempt) if self.guard else seeded)
         pairs = list(zip(tasks, trips, strict=True))
         journeys = list(state.journeys)
         for task, trip in pairs:
