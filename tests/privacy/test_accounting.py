@@ -181,6 +181,7 @@ def test_what_cannot_be_private_is_refused_with_the_way_out(changes: dict[str, A
         ({"name": "central", "quantile": 0.5, "bit_sigma": 0.1}, {"sampler": "poisson"}, "bit_sigma must be"),
         ({"name": "central", "quantile": 0.5}, {"sampler": "poisson", "policy": {"size": 2}}, "all of the budget"),
         ({"name": "local"}, {"policy": {"name": "buffered", "size": 5, "concurrency": 20}}, 'policy = "cohort"'),
+        ({"name": "local"}, {"sampler": "weighted"}, "how many samples they have"),
         ({"name": "local"}, {"policy": {"size": 120, "over_selection": 1.2}}, "over_selection"),
     ],
 )

@@ -354,3 +354,11 @@ def test_an_attempt_is_charged_once_and_its_sum_is_kept() -> None:
         ledger.charge(0, [b"two"])
     with pytest.raises(RunError, match="rolled back"):
         ledger.charge(2)
+
+
+def test_devices_that_fail_or_are_late_count_as_nothing() -> None:
+    """A fleet loses some of every cohort; every round is released all the same, at the same price."""
+    fleet = {"name": "fleet", "dropout": 0.3}
+    result = run(plan_of(devices=fleet, policy={"size": 6, "deadline": 30.0}, rounds=4))
+    assert [row["round"] for row in result.history] == [1, 2, 3, 4]
+    assert result.history[-1]["privacy"] == run(plan_of(rounds=4)).history[-1]["privacy"]

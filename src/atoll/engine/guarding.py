@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -55,6 +55,10 @@ class Guard:
     def init(self) -> State:
         """What is remembered from round to round in place of the rule's memory."""
         return self.mechanism.init() if self.mechanism.release is not None else self.job.aggregator.init()
+
+    def rng(self, purpose: str, attempt: int) -> np.random.Generator:
+        """What is drawn from where nobody may foresee it: who is asked, and what becomes of them."""
+        return secret_generator(derived(self.job.secret, purpose, attempt))
 
     def orders(self, tasks: list[Task], memory: State) -> list[Task]:
         """The tasks with the clip of this round, where it changes."""
@@ -121,9 +125,9 @@ def guarded(plan: Plan, job: Job, coordinator: Coordinator, ledger: Ledger) -> t
     policy = coordinator.policy
     if mechanism.min_reports is not None:
         policy = policy._replace(min_reports=mechanism.min_reports(policy.goal(coordinator.num_clients)))
-    coordinator = replace(coordinator, policy=policy, secret_rng=_cohorts(job.secret))
     job = replace(job, exposure=exposure)
     guard = Guard(job, mechanism, exposure, ledger)
+    coordinator = replace(coordinator, policy=policy, secret_rng=lambda attempt: guard.rng("cohort", attempt))
     if not guard.allows(0):
         raise PlanError(
             f"privacy.epsilon of {mechanism.epsilon} does not pay for one round, which takes "
@@ -219,6 +223,11 @@ def _check_rounds(plan: Plan, coordinator: Coordinator, mechanism: Mechanism) ->
             f"{plan.sampler.name} prefers clients by their {sampler.score}, which is not protected: "
             'use sampler = "poisson" or "round_robin"'
         )
+    if "by size" in sampler.scheme:
+        raise PlanError(
+            f"{plan.sampler.name} prefers clients by how many samples they have, which is not protected: "
+            'use sampler = "poisson" or "round_robin"'
+        )
     if policy.num_wanted(CoordinatorState(), num_clients) != policy.goal(num_clients):
         raise PlanError(
             "with policy.over_selection it depends on others who counts, which no accountant knows: leave it out"
@@ -246,11 +255,6 @@ def _check_released(plan: Plan, mechanism: Mechanism) -> None:
             raise PlanError(
                 f"stop.{stop} tells of clients' data or of who was asked, which is not charged: leave it out"
             )
-
-
-def _cohorts(secret: bytes) -> Callable[[int], np.random.Generator]:
-    """Attempt -> what its cohort is drawn from: nobody can foresee it without the secret."""
-    return lambda attempt: secret_generator(derived(secret, "cohort", attempt))
 
 
 def _parts(folded: State) -> Iterator[bytes]:

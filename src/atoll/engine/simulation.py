@@ -193,7 +193,8 @@ class Simulation:
             Load(task.client, self._passes(state, task), down, state.upload)
             for task, down in zip(tasks, costs, strict=True)
         ]
-        trips = self.devices.trips(loads, generator(self.plan.seed, "trips", machine.attempt))
+        seeded = generator(self.plan.seed, "trips", machine.attempt)
+        trips = self.devices.trips(loads, self.guard.rng("trips", machine.attempt) if self.guard else seeded)
         pairs = list(zip(tasks, trips, strict=True))
         journeys = list(state.journeys)
         for task, trip in pairs:
@@ -258,15 +259,15 @@ class Simulation:
             if not tasks:
                 return self._forget(state), {}, Committed(0)
         state, work, late = self._train(state, tasks, own, progress)
-        valid = self._valid(work)
-        if not valid and not self._summed:
+        valid = _valid(work)
+        if not valid and policy.min_reports > 0:
             self._must_be_an_attack(state, tasks)
             return self._forget(state), {}, Committed(0, len(work.reports))
         told: dict[str, Any] = {}
         added: Added | None = None
         if job.secure is not None:
             added, work = self._add_in_secret(state, asked, lost, work)
-            valid, told["secagg"] = self._valid(work), added.row
+            valid, told["secagg"] = _valid(work), added.row
         state = self._counted_up(state, tasks, work, added)
         if added is not None and added.folded is None:
             return self._forget(state), {}, Committed(0, len(work.reports))
@@ -275,9 +276,10 @@ class Simulation:
             if policy.mixes:
                 [task] = tasks
                 gap_D = self._counts(state, task) * (state.sent[task.version].params_D - state.params_D)
-            given = Given(own, gap_D, None if added is None or self._summed else len(valid))
+            stands_for_many = added is not None and "weight" in work.folded
+            given = Given(own, gap_D, len(valid) if stands_for_many else None)
             state, work, more = self.versions.next(state, work, given)
-            valid, told = self._valid(work), told | more
+            valid, told = _valid(work), told | more
         samples, loss = _seen(valid) if added is None else (added.samples, added.loss)
         row: dict[str, Any] = {
             "clients": len(valid),
@@ -295,15 +297,6 @@ class Simulation:
         wanted = self.coordinator.sampler.score
         scores = {report.client: float(getattr(report, wanted)) for report in valid} if wanted else {}
         return self._forget(state), row, Committed(len(valid), len(work.reports) - len(valid), scores)
-
-    @property
-    def _summed(self) -> bool:
-        """Whether a private sum is all that is made of updates: whose was left out is not to be seen."""
-        return self.guard is not None and self.guard.mechanism.release is not None
-
-    def _valid(self, work: Work) -> list[Report]:
-        """Whose work counts."""
-        return [report for report in work.reports if report.valid or self._summed]
 
     def _must_be_an_attack(self, state: RunState, tasks: tuple[Task, ...]) -> None:
         """Bad clients must not end a run; honest ones who all send NaN should."""
@@ -335,10 +328,10 @@ class Simulation:
 
         Those who sent NaN or Inf refuse to add it, and stay invalid; of a group that has no sum nothing is known.
         """
-        valid, rows = self._valid(work), rows_of(work.folded)
+        valid, rows = _valid(work), rows_of(work.folded)
         sent = {report.client: Sent(rows.rows(number), report) for number, report in enumerate(valid)}
         added = add_in_secret(self.job, self.plan.identity(), state.params_D, asked, sent, lost)
-        reports = [report for report in work.reports if report not in valid or report.client in added.clients]
+        reports = [report for report in work.reports if not report.valid or report.client in added.clients]
         states = {client: kept for client, kept in work.states.items() if client in added.clients}
         return added, Work(added.folded or {}, reports, states)
 
@@ -462,6 +455,11 @@ class Simulation:
         rng = generator(self.plan.seed, "evaluated clients")
         picked = rng.choice(len(have_models), size=self.plan.evaluation.max_clients, replace=False)
         return [have_models[place] for place in sorted(picked.tolist())]
+
+
+def _valid(work: Work) -> list[Report]:
+    """Whose work counts."""
+    return [report for report in work.reports if report.valid]
 
 
 def _seen(reports: list[Report]) -> tuple[int, float]:

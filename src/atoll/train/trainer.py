@@ -210,6 +210,7 @@ class Trainer:
             shares_C = torch.tensor([task.share for task in tasks], dtype=updates.weight.dtype)
             updates = updates._replace(weight=updates.weight * shares_C)
         valid_C = finite(updates)
+        summed = mechanism is not None and mechanism.on_grid is not None  # what is not finite counts there as nothing
         norms = updates.delta_D.norm(dim=1).tolist()
         reports = [
             Report(
@@ -219,11 +220,11 @@ class Trainer:
                 loss=losses[i],
                 norm=norms[i],
                 bytes_up=num_bytes[i],
-                valid=bool(valid_C[i]),
+                valid=bool(valid_C[i]) or summed,
             )
             for i, task in enumerate(tasks)
         ]
-        if mechanism is not None and mechanism.on_grid is not None:  # it counts what is not finite as nothing
+        if mechanism is not None and mechanism.on_grid is not None:
             folded = self.fold.add(self.fold.zero(), mechanism.on_grid(updates, sent_by(job, tasks)))
         else:
             usable = updates if bool(valid_C.all()) else updates.rows(valid_C)
