@@ -124,8 +124,8 @@ class Fixed(Bits):
         super().__init__(key, 0)
         self.first = first
 
-    def uint64(self, num: int) -> np.ndarray:
-        words = super().uint64(num)
+    def uint64(self, num: int, out: np.ndarray | None = None) -> np.ndarray:
+        words = super().uint64(num, out)
         while self.first and num:
             words[-num] = self.first.pop(0)
             num -= 1
@@ -152,7 +152,8 @@ def test_values_whose_cell_says_nothing_are_as_frequent() -> None:
     """All bins by the way that only few values take."""
     table = noise._table(5.0)
     blind = table._replace(bins=np.full_like(table.bins, -1), sure=np.zeros_like(table.sure))
-    values = noise._block(blind, Streams(Bits(KEY, 0), Bits(KEY, 1), Bits(KEY, 2)), 200_000)
+    values = np.empty(200_000, dtype=np.int64)
+    noise._fill(blind, Streams(Bits(KEY, 0), Bits(KEY, 1), Bits(KEY, 2)), values)
     counts = np.bincount(values + 50, minlength=101)
     assert p_value(counts, exact(5.0, 50)) > 1e-3
 

@@ -4,7 +4,7 @@ Noise that is drawn as a float has gaps that give away what it was added to (Mir
 significant bits for differential privacy"). Here noise is a whole number with the very probabilities of the definition
 (what that protects: Canonne, Kamath and Steinke 2020, arXiv:2004.00010):
 
-- |x| is cut into bins of W = 2^m integers, W at most sigma / 16, or 1. A bin b is drawn with a chance proportional to
+- |x| is cut into bins of W = 2^m integers, W at most sigma / 32, or 1. A bin b is drawn with a chance proportional to
   exp(-(bW)^2 / 2 sigma^2), a place j in it uniformly, and x = bW + j is kept with probability
   exp(-j (2bW + j) / 2 sigma^2); the product is exp(-x^2 / 2 sigma^2). A sign is drawn, and -0 is drawn again. (Karney
   2016, arXiv:1303.6257, algorithm D, with narrower bins, so that nine of ten are kept without a look at exp.)
@@ -94,11 +94,7 @@ def discrete_gaussian(key: bytes, sigma: float, num: int) -> np.ndarray:
     table = _table(float(sigma))
     streams = Streams(Bits(key, 0), Bits(key, 1), Bits(key, 2))
     out_N = np.empty(num, dtype=np.int64)
-    done = 0
-    while done < num:
-        kept = _block(table, streams, min(BLOCK, 64 + (num - done) * 9 // 8))[: num - done]
-        out_N[done : done + len(kept)] = kept
-        done += len(kept)
+    _fill(table, streams, out_N)
     return out_N
 
 
@@ -108,17 +104,16 @@ class Bits:
     def __init__(self, key: bytes, number: int) -> None:
         self._stream = Cipher(AES256(key), CTR(number.to_bytes(4, "big") + bytes(12))).encryptor()
 
-    def uint64(self, num: int) -> np.ndarray:
-        """So many words of 64 bits."""
-        return self._words(num, "<u8")
+    def uint64(self, num: int, out: np.ndarray | None = None) -> np.ndarray:
+        """So many words of 64 bits, in place of what an array holds if there is one."""
+        return self._fill(np.empty(num, np.dtype("<u8")) if out is None else out.view(np.dtype("<u8")))
 
     def uint32(self, num: int) -> np.ndarray:
         """So many words of 32 bits."""
-        return self._words(num, "<u4")
+        return self._fill(np.empty(num, np.dtype("<u4")))
 
-    def _words(self, num: int, dtype: str) -> np.ndarray:
-        words = np.empty(num, np.dtype(dtype))
-        if num:
+    def _fill(self, words: np.ndarray) -> np.ndarray:
+        if len(words):
             zeros = ZEROS[: words.nbytes] if words.nbytes <= len(ZEROS) else bytes(words.nbytes)
             self._stream.update_into(zeros, words.data.cast("B"))
         return words
@@ -172,20 +167,30 @@ class Table(NamedTuple):
     """Bin -> the floor of 2^64 times the probability of this bin or one before; the last is 2^64 - 1."""
 
 
-def _block(table: Table, streams: Streams, num: int) -> np.ndarray:
-    """Values that are kept of `num` that are proposed.
+def _fill(table: Table, streams: Streams, out_N: np.ndarray) -> None:
+    """Fill an array of int64 with values; those that are not kept are drawn again, all together."""
+    starts = range(0, len(out_N), BLOCK)
+    again = [start + _propose(table, streams, out_N[start : start + BLOCK]) for start in starts]
+    rejected = np.concatenate(again) if again else np.empty(0, dtype=np.int64)
+    if len(rejected):
+        drawn = np.empty(len(rejected), dtype=np.int64)
+        _fill(table, streams, drawn)
+        out_N[rejected] = drawn
+
+
+def _propose(table: Table, streams: Streams, out_N: np.ndarray) -> np.ndarray:
+    """Fill an array with proposed values, and return where they are not kept.
 
     A word is a sign, a cell, and a place: from the near end of the bin if the sign is plus, from the far end if minus.
     """
-    words, fine = streams.words.uint64(num), streams.fine.uint32(num)
+    words, fine = streams.words.uint64(len(out_N), out_N), streams.fine.uint32(len(out_N))
     signed_cells = (words >> (63 - CELL_BITS)).view(np.int64)
     words &= np.uint64((1 << table.log_width) - 1)
-    values = words.view(np.int64)
-    values += table.lowest.take(signed_cells, mode="clip")
-    keep = fine < table.sure.take(signed_cells, mode="clip")
-    unsure = np.flatnonzero(~keep)
-    values[unsure], keep[unsure] = _looked_at(table, signed_cells[unsure], values[unsure], fine[unsure], streams.more)
-    return values[keep]
+    out_N += table.lowest.take(signed_cells, mode="clip")
+    unsure = np.flatnonzero(fine >= table.sure.take(signed_cells, mode="clip"))
+    out_N[unsure], keep = _looked_at(table, signed_cells[unsure], out_N[unsure], fine[unsure], streams.more)
+    rejected: np.ndarray = unsure[~keep]
+    return rejected
 
 
 def _looked_at(
@@ -239,7 +244,7 @@ def _kept(table: Table, first: np.ndarray, places: np.ndarray, fine: np.ndarray,
 @lru_cache(maxsize=64)
 def _table(sigma: float) -> Table:
     """The table of a sigma; it takes a few milliseconds."""
-    log_width = max(0, math.floor(math.log2(sigma)) - 4)
+    log_width = max(0, math.floor(math.log2(sigma)) - 5)
     empty = np.empty(0)
     table = Table(log_width, 2 * Fraction(sigma) ** 2, empty, empty, empty, empty)
     ends: list[int] = []
@@ -285,7 +290,7 @@ def _sums(slope: Fraction, digits: int) -> list[Decimal]:
         term = context.exp(context.multiply(rate, Decimal(-b * b)))
         total = context.add(total, term)
         sums.append(total)
-        if term < Decimal(1).scaleb(-digits - GUARD // 2):  # bins are at least sigma / 32 wide: a factor of 33 at most
+        if term < Decimal(1).scaleb(-digits - GUARD // 2):  # bins are at least sigma / 64 wide: a factor of 65 at most
             return sums
 
 

@@ -69,13 +69,14 @@ def _key(job: Job, purpose: str, task: Task, step: int) -> bytes:
 def released(job: Job, sums: Sums, noise: Tensor, unit: Tensor) -> Sums:
     """What leaves a step: sums in units of the clip, put on the grid, with noise, times `unit`: clip over batch size.
 
-    The sum with the noise is exact in float64; what follows sees nothing else.
+    Noise is float64, so that the sum with it is exact; what follows sees nothing else.
     """
     grid, lead = grid_of(job), unit.shape
+    scale = (unit * grid).to(job.spec.dtype)
     found = []
     for slot, value in zip(job.spec.trainable, sums, strict=True):
-        noisy = (value / grid).round().to(torch.float64) + noise.narrow(-1, slot.offset, slot.size).view(value.shape)
-        found.append((noisy * (unit * grid).reshape(lead + (1,) * (value.dim() - len(lead)))).to(job.spec.dtype))
+        noisy = noise.narrow(-1, slot.offset, slot.size).view(value.shape) + (value / grid).round()
+        found.append(noisy.to(job.spec.dtype) * scale.reshape(lead + (1,) * (value.dim() - len(lead))))
     return found
 
 
