@@ -2,8 +2,8 @@
 
 One client holds MNIST's 60,000 training samples, a batch is 240 of them on average, one thread. A private step is
 everything: drawing the batch, clipping, noise, the optimiser. Opacus draws its noise with torch's generator, Atoll from
-AES in whole numbers. Systems take turns; a figure is the median over turns of a run's median step, the first round left
-out. Run: python benchmarks/dp_sgd.py
+AES in whole numbers. Opacus gets batches gathered by one index, and once from its own loader. Systems take turns; a
+figure is the median over turns of a run's median step. Run: python benchmarks/dp_sgd.py
 """
 
 import argparse
@@ -19,7 +19,9 @@ from run import HERE, python_of
 from atoll.core.parts import Part
 from atoll.data.fetch import cache_dir
 
-FEW = ("--steps", "5")
+WARM = 3
+"""Rounds before the clock starts: Atoll records a step for each width of batch that it meets."""
+FEW = ("--steps", "2")
 """For systems that take long."""
 
 SYSTEMS = {
@@ -38,12 +40,12 @@ def measure(system, model, rounds):
     """Run one system once; the median of its steps in milliseconds."""
     peer, script, extra = SYSTEMS[system]
     command = [python_of(peer), str(HERE / "peers" / script), "--data", str(cache_dir() / "mnist"), "--model", model]
-    command += ["--batch-size", "240", "--rounds", str(rounds + 1), "--num-clients", "1", "--cohort", "1", *extra]
+    command += ["--batch-size", "240", "--rounds", str(rounds + WARM), "--num-clients", "1", "--cohort", "1", *extra]
     done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
         raise SystemExit(f"{system} failed:\n{done.stderr[-2000:]}")
-    return 1000 * statistics.median(json.loads(lines[-1])["step_seconds"][1:])
+    return 1000 * statistics.median(json.loads(lines[-1])["step_seconds"][WARM:])
 
 
 def main():
