@@ -22,3 +22,10 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 )
 def test_private_samples_reach_the_accuracy_of_opacus(recipe: str, accuracy: float) -> None:
     assert run(Plan.from_toml((RECIPES / recipe).read_text())).accuracy >= accuracy
+
+
+@pytest.mark.slow
+def test_private_clients_of_mnist_reach_92_percent_at_epsilon_8() -> None:
+    result = run(Plan.from_toml((RECIPES / "dp_clients_mnist.toml").read_text()))
+    assert result.history[-1]["privacy"]["epsilon"] <= 8.0
+    assert result.accuracy >= 0.92
