@@ -69,14 +69,21 @@ def rows_of(acc: State) -> Update:
     return Update(acc["delta"], acc["weight"], aux)
 
 
-def _concatenate(left: State, right: State) -> State:
-    if not left:
-        return right
-    return {name: torch.cat([left[name], right[name]]) for name in left}
+def joined(accumulators: list[State]) -> State:
+    """All rows of accumulators that keep them, in this order and copied once."""
+    some = [acc for acc in accumulators if acc]
+    if len(some) < 2:
+        return some[0] if some else {}
+    return {name: torch.cat([acc[name] for acc in some]) for name in some[0]}
+
+
+def merge_rows(left: State, right: State) -> State:
+    """The rows of two accumulators that keep them; many are better `joined` at once."""
+    return joined([left, right])
 
 
 def _add(acc: State, update: Update) -> State:
-    return _concatenate(acc, as_rows(update))
+    return merge_rows(acc, as_rows(update))
 
 
 def individuals(
@@ -91,7 +98,7 @@ def individuals(
         return finish(acc, memory)
 
     needs = needs or f"the aggregator needs at least {min_updates} updates"
-    return Aggregator(_add, _concatenate, checked, needs_individuals=True, min_updates=min_updates, needs=needs)
+    return Aggregator(_add, merge_rows, checked, needs_individuals=True, min_updates=min_updates, needs=needs)
 
 
 def over_vectors(acc: State, rule: Callable[[str, Tensor], Tensor]) -> Aggregate:
