@@ -218,12 +218,12 @@ def test_a_cohort_of_nobody_releases_noise_all_the_same(algorithm: str) -> None:
     assert (result.params_D - build_job(plan).first_D).abs().min() > 0
 
 
-@pytest.mark.parametrize("kind", ALL)
-@pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0, 3e38])
+@pytest.mark.parametrize(
+    ("kind", "bad"),  # under local, a bad client sends what it likes after its own noise: a robust rule is for that
+    [(kind, bad) for kind in ALL for bad in (math.nan, math.inf, 0.0, 3e38) if kind != "local" or bad == 0],
+)
 def test_bad_updates_of_all_clients_do_not_end_a_run(kind: str, bad: float) -> None:
     attack = {"attack": {"name": "privacy.watching:broken", "value": bad}, "attackers": {"fraction": 1.0}}
-    if kind == "local" and bad != 0:
-        pytest.skip("a bad client sends what it likes after its own noise: a robust rule is for that")
     result = run(plan_of(kind, rounds=2, **attack))
     assert result.params_D.isfinite().all()
     assert len(result.history) == 2

@@ -43,11 +43,11 @@ from atoll.core.transform import Encoding
 from atoll.core.wire import packed_size
 from atoll.engine.base import Engine, Progress, silent
 from atoll.engine.guarding import Guard, must_fit
+from atoll.engine.measuring import measured
 from atoll.engine.run_state import Ahead, Journey, Round, RunState, why_stop
 from atoll.engine.secure import Added, Sent, add_in_secret, counted, fates
 from atoll.engine.versions import Given, Versions
 from atoll.train.loop import knowledge
-from atoll.train.metrics import Metrics, spread
 from atoll.train.server import aggregated
 from atoll.train.trainer import Report, Work, finite
 
@@ -105,7 +105,7 @@ class Simulation:
                 continue
             so_far = {**done, "seconds": state.seconds + clock() - started}
             reason = why_stop(self.plan.stop, so_far)
-            found = self._evaluate(done["round"], state, last=reason is not None)
+            found = self._measured(done["round"], state, last=reason is not None)
             took = clock() - started
             self.state = state = state._replace(seconds=state.seconds + took)
             row = {**done, "round_seconds": round(took, 6), "seconds": round(state.seconds, 6), **found.row}
@@ -122,8 +122,11 @@ class Simulation:
     def _last_look(self) -> Iterator[Round]:
         """Measure the last round if it has not been: nobody knew that it was the last."""
         if self.last_row is not None and "test" not in self.last_row:
-            found = self._evaluate(self.last_row["round"], self.state, last=True)
+            found = self._measured(self.last_row["round"], self.state, last=True)
             yield replace(found, row={**self.last_row, **found.row})
+
+    def _measured(self, number: int, state: RunState, *, last: bool) -> Round:
+        return measured(self.plan, self.engine, number, state, last=last or number >= self.coordinator.rounds)
 
     def _must_buy_a_round(self, state: RunState) -> None:
         if self.state.coordinator.version == 0:
@@ -419,42 +422,6 @@ class Simulation:
         by_client = {report.client: bool(good) for report, good in zip(valid, good_C.tolist(), strict=True)}
         reports = [report._replace(valid=by_client.get(report.client, False)) for report in work.reports]
         return Work(as_rows(changed.rows(good_C)), reports, work.states)
-
-    def _evaluate(self, number: int, state: RunState, *, last: bool) -> Round:
-        """Measure what the plan asks for after this round; the last round is always measured.
-
-        Where clients keep models of their own, those are measured of the clients that have taken part.
-        """
-        ask, last = self.plan.evaluation, last or number >= self.coordinator.rounds
-        row: dict[str, Metrics] = {}
-        confusion_KK = scores_C2 = None
-        clients: list[int] | None = None
-        asked = last or (ask.every > 0 and number % ask.every == 0)
-        at_home = ask.clients_every > 0 and (last or number % ask.clients_every == 0)
-        chosen = self._evaluated_clients(state) if at_home or (asked and self.job.kinds) else []
-        own = {client: state.clients[client] for client in chosen} if self.job.kinds else {}
-        if asked:
-            if own:
-                row["test"], confusion_KK, models_C2 = self.engine.evaluate_own(own)
-                row["models_test"] = spread(models_C2[:, 0], models_C2[:, 1])
-            else:
-                row["test"], confusion_KK = self.engine.evaluate(state.params_D)
-        if at_home:
-            clients = chosen
-            scores_C2 = self.engine.evaluate_clients(state.params_D, clients, own)
-            row["clients_test"] = spread(scores_C2[:, 0], scores_C2[:, 1])
-        return Round(row=row, confusion_KK=confusion_KK, clients=clients, scores_C2=scores_C2)
-
-    def _evaluated_clients(self, state: RunState) -> list[int]:
-        added = self.job.federation.added  # the last clients
-        have_models = (
-            sorted(client for client in state.clients if client not in added) if self.job.kinds else range(added.start)
-        )
-        if len(have_models) <= self.plan.evaluation.max_clients:
-            return list(have_models)
-        rng = generator(self.plan.seed, "evaluated clients")
-        picked = rng.choice(len(have_models), size=self.plan.evaluation.max_clients, replace=False)
-        return [have_models[place] for place in sorted(picked.tolist())]
 
 
 def _valid(work: Work) -> list[Report]:

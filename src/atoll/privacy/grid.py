@@ -122,14 +122,14 @@ def unpacked(sums_V: np.ndarray, acc: State, scale: float, dtype: torch.dtype, n
     return Aggregate(found["delta"], aux, float(num_clients), num_clients)
 
 
-def check_noise(name: str, clip: float, sigma: float, delta: float, epsilon: float | None) -> None:
+def check_noise(name: str, delta: float, epsilon: float | None, **lengths: float) -> None:
     """Refuse settings that protect nobody or cannot be computed."""
-    for option, value in (("clip", clip), ("sigma", sigma)):
+    for option, value in lengths.items():
         if not 1e-6 <= value <= 1e6:
-            raise PlanError(f"{name}: {option} must be in [1e-6, 1e6], got {value}")
+            raise PlanError(f"{name}: {option} must be in [1e-6, 1e6], got {value}; 1 is a usual value")
     if not 0 < delta < 1:
         raise PlanError(
-            f"{name}: delta is a probability in (0, 1), got {delta}; less than one over the clients is usual"
+            f"{name}: delta is a probability in (0, 1), got {delta}; less than one over those who are hidden is usual"
         )
     if epsilon is not None and not 0 < epsilon < math.inf:
         raise PlanError(f"{name}: epsilon must be above 0, got {epsilon}; leave it out for no limit")

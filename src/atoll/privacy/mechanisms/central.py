@@ -41,7 +41,7 @@ def central(
     released with noise `bit_sigma` (expected cohort / 20 unless given), and the noise on the sum grows so that both
     together cost what `sigma` alone would: z_delta = (sigma^-2 - (2 bit_sigma)^-2)^(-1/2). `clip` is then the first.
     """
-    check_noise("central", clip, sigma, delta, epsilon)
+    check_noise("central", delta, epsilon, clip=clip, sigma=sigma)
     if quantile is not None and not 0 < quantile < 1:
         raise PlanError(f"central: quantile is a share in (0, 1), got {quantile}; 0.5 is usual")
     if quantile is not None and per_layer:

@@ -43,7 +43,7 @@ def distributed(
     are lost; an attempt that loses more is abandoned. Cutting off towards zero takes the place of the paper's
     conditional rounding: no length grows, so that the sensitivity is the clip itself.
     """
-    check_noise("distributed", clip, sigma, delta, epsilon)
+    check_noise("distributed", delta, epsilon, clip=clip, sigma=sigma)
     if dropouts < 0:
         raise PlanError(f"distributed: dropouts must be 0 or more, got {dropouts}")
     if not 4 <= bits <= 24:

@@ -35,7 +35,7 @@ def ftrl(
     does not grow with t; what a round hands on is the change of that sum. Every pass over the clients has a new tree,
     so that each client is in a tree at most once and touches at most ceil(log2(t + 1)) nodes of it (appendix D.1).
     """
-    check_noise("ftrl", clip, sigma, delta, epsilon)
+    check_noise("ftrl", delta, epsilon, clip=clip, sigma=sigma)
 
     def event(exposure: Exposure) -> Any:
         import dp_accounting as dp

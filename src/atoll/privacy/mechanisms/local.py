@@ -25,7 +25,7 @@ def local(clip: float, sigma: float, delta: float, epsilon: float | None = None,
     same, since a weight would tell how many samples there are. The event is one Gaussian for each time that a client
     may have taken part (Dwork and Roth 2014, appendix A); no amplification is claimed.
     """
-    check_noise("local", clip, sigma, delta, epsilon)
+    check_noise("local", delta, epsilon, clip=clip, sigma=sigma)
 
     def event(exposure: Exposure) -> Any:
         import dp_accounting as dp

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from atoll.core.privacy import Exposure, Mechanism, SampleSteps
-from atoll.privacy.mechanisms.sample import ASSUMPTIONS, check, check_budget, sampled_gaussian
+from atoll.privacy.grid import check_noise
+from atoll.privacy.mechanisms.sample import ASSUMPTIONS, sampled_gaussian
 
 NEIGHBOURS = "add or remove one sample of one client, as long as the lengths of its mean gradients stay what they are"
 OPEN = (
@@ -26,8 +27,7 @@ def proportional(noise: float, epsilon: float, delta: float, exposure: Exposure,
     delta). Clips for each client and round are in use (Fu et al. 2022, arXiv:2211.15893); they are private if they
     follow what was released before or is public, as the fixed clip of `sample` does.
     """
-    check(noise=noise)
-    check_budget(delta, epsilon)
+    check_noise("proportional", delta, epsilon, noise=noise)
     sigma = least_sigma(exposure, epsilon, delta)
     return Mechanism(
         unit="sample",

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from atoll.core.errors import PlanError
 from atoll.core.privacy import Exposure, Mechanism, SampleSteps
+from atoll.privacy.grid import check_noise
 
 NEIGHBOURS = "add or remove one sample of one client"
 ASSUMPTIONS = (
@@ -25,8 +24,7 @@ def sample(
     deviation `sigma` times `clip`, and divides by B. Everything that leaves the client is made of such sums, so that it
     is protected from the server too. `test_noise` derives the noise from the plan's seed, and then protects nothing.
     """
-    check(clip=clip, sigma=sigma)
-    check_budget(delta, epsilon)
+    check_noise("sample", delta, epsilon, clip=clip, sigma=sigma)
     return Mechanism(
         unit="sample",
         neighbours=NEIGHBOURS,
@@ -45,18 +43,3 @@ def sampled_gaussian(exposure: Exposure, sigma: float) -> Any:
 
     step = dp_accounting.PoissonSampledDpEvent(exposure.sample_rate, dp_accounting.GaussianDpEvent(sigma))
     return dp_accounting.SelfComposedDpEvent(step, exposure.attempts * exposure.steps)
-
-
-def check(**lengths: float) -> None:
-    """Refuse lengths and deviations that are none."""
-    for name, value in lengths.items():
-        if not 0 < value < math.inf:
-            raise PlanError(f"privacy.{name} must be above 0, got {value}; 1 is a usual value")
-
-
-def check_budget(delta: float, epsilon: float | None) -> None:
-    """Refuse budgets that are none."""
-    if not 0 < delta < 1:
-        raise PlanError(f"privacy.delta must be between 0 and 1, got {delta}; below one over the samples is usual")
-    if epsilon is not None and not epsilon > 0:
-        raise PlanError(f"privacy.epsilon must be above 0, got {epsilon}; leave it out for no limit")
