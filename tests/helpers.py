@@ -41,6 +41,23 @@ def dropped(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(features, 20), nn.ReLU(), nn.Dropout(0.4), nn.Linear(20, num_classes))
 
 
+def convolutions(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(input_shape[0], 4, 3, padding=1, stride=2),
+        nn.Tanh(),
+        nn.Conv2d(4, 5, 2, bias=False, dilation=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(5 * 2 * 2, num_classes),
+    )
+
+
+def grouped(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(input_shape[0], 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, num_classes)
+    )
+
+
 class Quadratic(nn.Module):
     """A model whose outputs are losses: 0.5 * sum(a (w - c)^2) for a sample that holds centre c and curvature a."""
 

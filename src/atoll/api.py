@@ -23,8 +23,11 @@ from atoll.core.plan import Plan
 from atoll.data.heterogeneity import label_counts
 from atoll.engine.base import Engine
 from atoll.engine.build import build_coordinator, build_engine
+from atoll.engine.guarding import Guard, guarded
 from atoll.engine.run_state import Round, RunState, why_stop
 from atoll.engine.simulation import Simulation
+from atoll.privacy.ledger import NAME as LEDGER
+from atoll.privacy.ledger import Ledger
 from atoll.report.progress import Bar, Nobody, Watcher
 from atoll.report.reading import model_text
 from atoll.report.record import RunDirectory, plain
@@ -133,8 +136,10 @@ def _directory(plan: Plan, out: str | Path | None, resume: bool) -> RunDirectory
         return RunDirectory.create(Path(out), plan)
     directory = RunDirectory.reopen(Path(out))
     if directory.plan().identity() != plan.identity():
+        other = directory.plan().privacy != plan.privacy
+        why = "has other privacy settings, which cannot change" if other else "belongs to another plan"
         directory.close()
-        raise RunError(f"{out} belongs to another plan: resume it with its own plan, or choose another directory")
+        raise RunError(f"{out} {why}: resume it with its own plan, or choose another directory")
     directory.write_text("plan.toml", plan.to_toml())  # it may go on for longer than it was started for
     return directory
 
@@ -142,7 +147,7 @@ def _directory(plan: Plan, out: str | Path | None, resume: bool) -> RunDirectory
 def _forget_if_nothing_ran(directory: RunDirectory) -> None:
     """Leave no run behind whose plan was refused, so that the corrected plan may use the directory."""
     if not (directory.path / "run.json").exists():
-        for name in ("plan.toml", "metrics.jsonl", "log.txt", ".lock"):
+        for name in ("plan.toml", "metrics.jsonl", "log.txt", ".lock", LEDGER):
             (directory.path / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             directory.path.rmdir()  # it stays if it holds anything else
@@ -151,24 +156,33 @@ def _forget_if_nothing_ran(directory: RunDirectory) -> None:
 def _run(plan: Plan, directory: RunDirectory | None, watcher: Watcher, checkpoint_seconds: float) -> Result:
     federation = build_federation(plan)
     coordinator = build_coordinator(plan, federation)
-    job = build_job(plan, federation)
-    state, history, engine_part = _where_it_stands(plan, directory)
+    ledger = _ledger(plan, directory)
+    job = build_job(plan, federation, secret=ledger.secret if ledger else None)
+    guard = None
+    if plan.privacy is not None:
+        job, coordinator, guard = guarded(plan, job, coordinator, ledger or Ledger(job.secret))
+        if ledger is None and directory is not None:
+            guard.ledger = Ledger.begin(job.secret, plan.identity(), directory.path / LEDGER)
+    identity = plan.identity() + (f" {guard.ledger.fingerprint}" if guard else "")
+    state, history, engine_part = _where_it_stands(plan, directory, identity)
+    if guard is not None and state is not None:
+        guard.ledger.check(state.coordinator.attempt)
     started = time.perf_counter()
     engine = build_engine(engine_part, job, coordinator, state.coordinator.version if state else 0)
     setup_seconds = time.perf_counter() - started
     try:
         if directory is not None:
-            _describe(directory, plan, job, engine, setup_seconds)
+            _describe(directory, plan, job, engine, setup_seconds, guard)
             round_now = state.coordinator.version if state else 0
             title = _title(plan, job, engine)
             directory.log(
                 f"begins after round {round_now} of {plan.rounds}: {title}; set-up took {setup_seconds:.1f} s"
             )
         devices = plan.devices.build("rounds.devices", seed=plan.seed) if plan.devices else INSTANT
-        simulation = Simulation(plan, engine, coordinator, state, devices)
+        simulation = Simulation(plan, engine, coordinator, state, devices, guard)
         if history:
             simulation.last_row, simulation.reason = history[-1], why_stop(plan.stop, history[-1])
-        recorder = _Recorder(directory, plan.identity(), simulation.state, history, checkpoint_seconds)
+        recorder = _Recorder(directory, identity, simulation.state, history, checkpoint_seconds)
         watcher.begin(_title(plan, job, engine), simulation.state.coordinator.version, plan.rounds)
         try:
             cohort = coordinator.policy.goal(coordinator.num_clients)
@@ -300,11 +314,32 @@ class _Recorder:
         self.directory.log(f"ends after round {summary['rounds']}: {reason}")
 
 
-def _where_it_stands(plan: Plan, directory: RunDirectory | None) -> tuple[RunState | None, list[dict[str, Any]], Part]:
+def _ledger(plan: Plan, directory: RunDirectory | None) -> Ledger | None:
+    """The privacy ledger of a run that goes on; None for a run that begins."""
+    if plan.privacy is None or directory is None:
+        return None
+    path = directory.path / LEDGER
+    began = directory.read_json("run.json")
+    if not path.exists() and began is not None:
+        raise RunError(
+            f"{path} is gone: without its privacy ledger nobody knows what the run has spent, so that it cannot go on; "
+            "restore it, or start another run, whose budget adds to what this one has spent"
+        )
+    if not path.exists():
+        return None
+    ledger = Ledger.read(path, plan.identity())
+    if began is not None:
+        ledger.check_owner(began.get("privacy", {}).get("ledger"))
+    return ledger
+
+
+def _where_it_stands(
+    plan: Plan, directory: RunDirectory | None, identity: str
+) -> tuple[RunState | None, list[dict[str, Any]], Part]:
     """The state, the metrics and the engine to go on with; a run keeps the engine that it began with."""
     if directory is None:
         return None, [], plan.engine
-    state = directory.load(plan.identity())
+    state = directory.load(identity)
     history = directory.keep_rows(state.coordinator.version if state else 0)
     info = directory.read_json("run.json")
     part = Part.of(info["engine"]) if info else plan.engine
@@ -313,7 +348,9 @@ def _where_it_stands(plan: Plan, directory: RunDirectory | None) -> tuple[RunSta
     return state, history, part
 
 
-def _describe(directory: RunDirectory, plan: Plan, job: Job, engine: Engine, setup_seconds: float) -> None:
+def _describe(
+    directory: RunDirectory, plan: Plan, job: Job, engine: Engine, setup_seconds: float, guard: Guard | None
+) -> None:
     """Write what is known before the first round: the choice of engine above all."""
     dataset = job.federation.dataset
     info = {
@@ -333,9 +370,11 @@ def _describe(directory: RunDirectory, plan: Plan, job: Job, engine: Engine, set
         "num_clients": job.federation.num_clients,
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
+    if guard is not None:
+        info["privacy"] = guard.statement()
     if directory.read_json("run.json") is None:
         picture = partition_counts(job.federation)
-        if picture is not None:
+        if picture is not None and guard is None:  # who holds what is what privacy hides
             directory.write_json("partition.json", picture)
         directory.write_json("run.json", info)  # last: where it is, all is
 

@@ -60,7 +60,7 @@ def run_matrix(
     Each cell is a run in `out/cells`, and `workers` of them go on at once. Call it again to go on after it was stopped:
     cells that have a result are not run again. A cell that cannot be, or fails, says so, and the others go on. At the
     end `out` holds matrix.csv and matrix.html. The plan's own attack, aggregator and seed are replaced; of its
-    attackers, start_round and num_rounds stay.
+    attackers, start_round and num_rounds stay. If they are `added`, the f bad clients come in addition to all others.
     """
     out, seeds = Path(out), list(seeds if seeds is not None else [plan.seed])
     _check_lists(attacks, defences, f, seeds)
@@ -166,7 +166,7 @@ def _defence(chain: list[Part], f: int) -> Part:
 
 def _plain(plan: Plan) -> Plan:
     """The plan that all cells share: without an attack, by the mean."""
-    kept = {"start_round": plan.attackers.start_round, "num_rounds": plan.attackers.num_rounds}
+    kept = {name: getattr(plan.attackers, name) for name in ("start_round", "num_rounds", "added")}
     return plan.replace({"attack": None, "attackers": {k: v for k, v in kept.items() if v is not None}}).replace(
         {"aggregator": {"name": "mean"}}
     )
@@ -184,7 +184,8 @@ def _pair(
         if attack == NO_ATTACK:
             settings["attackers"] = {}
         else:
-            settings |= {"attack": bad[attack].to_dict(), "attackers.num": f}
+            how = "num" if base.attackers.added is None else "added"
+            settings |= {"attack": bad[attack].to_dict(), f"attackers.{how}": f}
         return Pair(attack, defence, f, seed, base.replace(settings))
     except PlanError as error:
         return Pair(attack, defence, f, seed, None, str(error))

@@ -31,6 +31,7 @@ RULES: dict[str, dict[str, Any]] = {
     "fltrust": {"aggregator": "fltrust", "server": {"samples": 100}},
     "majority": {"aggregator": "majority", "server": {"lr": 0.01}},
     "nnm": {"aggregator": {"name": "nnm", "f": 2, "rule": TRIMMED}},
+    "sybils": {"aggregator": {"name": "sybils", "rule": "norm_clipping"}},
     **{
         name: {"aggregator": {"name": name, "f": 2 if name != "bulyan" else 1}}
         for name in ("bulyan", "caf", "krum", "median_of_means", "minimum_diameter", "multi_krum", "trimmed_mean")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from atoll.aggregators import columns
@@ -20,6 +20,8 @@ from atoll.core.messages import State, Update
 from atoll.core.parts import Part
 
 SEEDS = st.integers(0, 10**6)
+PLAIN = {"name": "norm_clipping", "norm": 1e9}
+"""The mean of rows, whatever the weights."""
 SIZES = st.sampled_from([1, 5, 40, WIDTH + 3])
 
 
@@ -163,6 +165,7 @@ def test_bulyan(seed: int, f: int, more: int, size: int) -> None:
 @settings(max_examples=25, deadline=None)
 @given(seed=SEEDS, num=st.integers(2, 13), size=SIZES, iterations=st.sampled_from([1, 3, 100]))
 def test_geometric_median(seed: int, num: int, size: int, iterations: int) -> None:
+    assume(size > 1 or num % 2)  # on a line, every point between the middle two of an even number is a median
     rows = matrix(seed, num, size)
     nu = 0.05
     found, _ = fed(built("geometric_median", nu=nu, iterations=iterations), rows)
@@ -296,6 +299,35 @@ def test_fltrust(seed: int, num: int, size: int) -> None:
         rule.finish(rule.add({}, update), {})
 
 
+def slow_voices(rows: np.ndarray, reach: float) -> np.ndarray:
+    far = {(i, j): float(np.linalg.norm(rows[i] - rows[j])) for i, j in combinations(range(len(rows)), 2)}
+    near = reach * sorted(far.values())[len(far) // 4]
+    voices = [{i} for i in range(len(rows))]
+    for (i, j), distance in far.items():
+        if distance <= near:
+            one, other = (next(voice for voice in voices if k in voice) for k in (i, j))
+            if one is not other:
+                voices.remove(other)
+                one |= other
+    return np.array([rows[sorted(voice)].mean(0) for voice in voices])
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=SEEDS, num=st.integers(4, 12), size=SIZES, reach=st.sampled_from([0.0, 0.3, 0.9]))
+def test_sybils(seed: int, num: int, size: int, reach: float) -> None:
+    rows = matrix(seed, num, size)
+    close(fed(built("sybils", rule=PLAIN, reach=reach), rows)[0], slow_voices(rows, reach).mean(0))
+
+
+def test_colluders_who_send_the_same_or_copy_somebody_count_once() -> None:
+    honest = np.random.default_rng(5).normal(size=(9, 30))
+    rule = built("sybils", rule=PLAIN)
+    same = np.concatenate([honest, np.tile(honest.mean(0) - 3, (6, 1))])
+    close(fed(rule, same)[0], (honest.sum(0) + honest.mean(0) - 3) / 10)
+    copies = np.concatenate([honest, np.tile(honest[4], (8, 1))])
+    close(fed(rule, copies)[0], honest.mean(0))
+
+
 def test_a_wrapped_rule_keeps_its_memory() -> None:
     inner, rows = {"name": "centered_clipping", "tau": 0.5}, matrix(1, 9, 4)
     rule, memory, v = built("nnm", f=1, rule=inner), None, np.zeros(4)
@@ -320,6 +352,9 @@ def test_a_wrapped_rule_keeps_its_memory() -> None:
         ("norm_clipping", {"norm": 0.0}, "above 0"),
         ("bucketing", {"rule": "median", "size": 0}, "at least 1"),
         ("nnm", {"f": 1, "rule": "fltrust"}, "cannot be wrapped"),
+        ("sybils", {"rule": "median", "reach": 1.0}, "from 0 to below 1"),
+        ("sybils", {"rule": "mean"}, "a single voice, but mean does not see one from another"),
+        ("sybils", {"rule": {"name": "krum", "f": 2}}, "may leave a single voice, but krum with f = 2 needs at least"),
         ("nnm", {"f": 1, "rule": "krumm"}, "did you mean 'krum'"),
         ("krum", {}, "missing a required argument: 'f'"),
     ],

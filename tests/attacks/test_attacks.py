@@ -13,6 +13,7 @@ from torch import Tensor
 
 from atoll import Plan, run
 from atoll.attacks.backdoor import triggered
+from atoll.core.aggregator import Aggregator
 from atoll.core.attack import Attack, Knowledge
 from atoll.core.errors import PlanError
 from atoll.core.messages import Update
@@ -196,6 +197,29 @@ def test_an_optimised_factor_does_at_least_as_much_harm_as_any_other(name: str, 
     best = harm("optimised")
     assert all(best >= harm(factor) - 1e-6 for factor in (0.01, 0.05, 0.1, 0.3, 0.5, 1.0, 1.5, 3.0, 10.0, 50.0))
     assert best > 0
+
+
+@pytest.mark.parametrize("name", ["alie", "ipm"])
+@pytest.mark.parametrize("rule", [{"name": "krum", "f": 3}, {"name": "sybils", "rule": "norm_clipping"}])
+def test_a_rule_that_turns_is_asked_in_few_coordinates_and_says_the_same(name: str, rule: Any) -> None:
+    aggregator: Aggregator = Part.of(rule).build("aggregators")
+    widths: set[int] = set()
+
+    def aggregate(updates: Update) -> Tensor:
+        widths.add(updates.delta_D.shape[1])
+        delta_D: Tensor = aggregator.finish(aggregator.add({}, updates), aggregator.init())[0].delta_D
+        return delta_D
+
+    assert aggregator.turns
+    updates = cohort(size=500, seed=2)
+    attack = built(name, factor="optimised")
+    assert attack.collude is not None
+    harms = []
+    for turns in (False, True):
+        made = attack.collude(updates, BAD_C, known(aggregate=aggregate)._replace(turns=turns))
+        harms.append(np.linalg.norm(aggregate(made).double().numpy() - honest(updates).mean(0)))
+    assert widths == {500, len(honest(updates)) + 2}
+    assert harms[0] == pytest.approx(harms[1], rel=1e-3)  # where many factors do the same harm, either may be found
 
 
 def test_label_flip_of_one_class() -> None:

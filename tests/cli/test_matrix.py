@@ -21,6 +21,7 @@ from atoll.core.parts import Part
 from atoll.core.plan import Plan
 from atoll.matrix import part_of, run_matrix
 from atoll.report.matrix import NO_ATTACK, Matrix, Outcome, worst_text
+from atoll.report.reading import read_run
 
 PLAN = Plan(
     rounds=3,
@@ -46,6 +47,13 @@ def test_names_take_options_and_say_what_is_wrong() -> None:
         run_matrix(PLAN, attacks=["alie"], defences=["nnm"], f=[1], out="nowhere")
     with pytest.raises(PlanError, match="f counts bad clients"):
         run_matrix(PLAN, attacks=["alie"], defences=["mean"], f=[0], out="nowhere")
+
+
+def test_bad_clients_are_added_where_the_plan_says_so(tmp_path: Path) -> None:
+    plan = PLAN.replace({"attackers": {"added": 1}, "policy": "cohort", "partition.num_clients": 4})
+    found = run_matrix(plan, attacks=["zero"], defences=["mean"], f=[2], out=tmp_path, workers=1)
+    clients = [read_run(tmp_path / cell.directory).rows[-1]["clients"] for cell in found.outcomes]
+    assert clients == [4, 6]  # without an attack, and with one
 
 
 def test_cells_are_runs_and_workers_change_nothing(tmp_path: Path) -> None:

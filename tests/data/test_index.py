@@ -11,7 +11,7 @@ import pytest
 from atoll.core.errors import PlanError
 from atoll.data.dataset import Dataset
 from atoll.data.heterogeneity import label_counts
-from atoll.data.index import dealt, drawn, even_offsets
+from atoll.data.index import dealt, drawn, even_offsets, joined
 from atoll.data.partition.dirichlet import dirichlet
 from atoll.data.partition.iid import iid
 
@@ -36,6 +36,15 @@ def test_unknown_clients_are_named(client: int) -> None:
         for method in (partition.indices, partition.size):
             with pytest.raises(PlanError, match=f"no client {client}: this partition has clients 0 to 2"):
                 method(client)
+
+
+def test_those_who_join_come_after_the_others() -> None:
+    first = dealt(np.array([5, 3, 1, 0]), np.array([0, 1, 4]))
+    partition = joined(first, drawn(2, 2, lambda client: np.array([4, client])))
+    assert [partition.indices(c).tolist() for c in range(4)] == [[5], [3, 1, 0], [4, 0], [4, 1]]
+    assert partition.sizes().tolist() == [1, 3, 2, 2] == [partition.size(c) for c in range(partition.num_clients)]
+    with pytest.raises(PlanError, match="no client 4: this partition has clients 0 to 3"):
+        partition.size(4)
 
 
 def test_drawn_checks_what_was_drawn() -> None:

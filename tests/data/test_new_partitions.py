@@ -23,6 +23,7 @@ from atoll.data.partition.dirichlet import dirichlet
 from atoll.data.partition.iid import iid
 from atoll.data.partition.mixture import dealer, mixture
 from atoll.data.partition.quantity import quantity
+from atoll.data.partition.similarity import similarity
 from atoll.data.skew.rotation import rotation
 from atoll.train.federation import build_federation
 
@@ -244,3 +245,21 @@ def test_two_mixtures_by_the_same_seed_are_the_same() -> None:
     other = mixture(replace(DIGITS), parts=["classes", "styles"], num_clients=8, seed=3)
     assert other.dataset is not None and (other.dataset.train_x != first.dataset.train_x).any()
     assert iid(DIGITS, num_clients=8, seed=2).dataset is None
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.33, 1.0])
+def test_similarity_deals_a_share_iid_and_the_rest_by_label(gamma: float) -> None:
+    partition = similarity(DIGITS, num_clients=10, gamma=gamma, seed=4)
+    assert np.ptp(partition.sizes()) <= 2
+    counts_CK = counts_of(DIGITS, partition)
+    labels = [DIGITS.train_y[partition.indices(client)] for client in range(10)]
+    ordered = [one[int(gamma * len(one)) + 1 :] for one in labels]
+    assert (np.diff(np.concatenate(ordered).astype(int)) >= 0).all()  # sorted, from the first client to the last
+    away = weighted_mean(js_divergence(counts_CK), counts_CK)
+    low, high = {0.0: (0.6, 1.0), 0.33: (0.1, 0.5), 1.0: (0.0, 0.05)}[gamma]
+    assert low < away < high
+
+
+def test_similarity_refuses_shares_outside_0_to_1() -> None:
+    with pytest.raises(PlanError, match="from 0 to 1: got 2"):
+        similarity(DIGITS, gamma=2)

@@ -184,6 +184,8 @@ def _do(plan: dict[str, Any], out: str | None, stop_at: int, with_signal: int, d
 
 
 def _serve() -> None:
+    import dp_accounting  # noqa: F401
+
     import atoll.api  # noqa: F401
 
     sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -18,6 +18,7 @@ from atoll.secagg.masks import Stream
 from atoll.train.secure import EXTRAS, MOST_LOSS, Largest, from_sum, to_integers
 
 PLAN = Plan(rounds=4, partition={"num_clients": 12}, local={"lr": 0.5}, engine="inline")
+NOISE = {"clip": 1.0, "sigma": 20.0, "delta": 1e-4}
 LOSSY = {"lost": 0.25, "scheme": {"name": "pairwise", "server": "curious", "dropouts": 0.5}}
 
 
@@ -104,6 +105,38 @@ def test_who_has_nan_refuses_to_add_it() -> None:
     assert all(bool(tensor.isfinite().all()) for tensor in result.model.state_dict().values())
 
 
+PRIVATE = PLAN.replace(
+    {
+        "sampler": "round_robin",
+        "privacy": {"name": "distributed", "clip": 0.5, "sigma": 0.5, "delta": 1e-4, "dropouts": 3, "test_noise": True},
+    }
+)
+
+
+@pytest.mark.parametrize("scheme", ["pairwise", "additive", "ckks"])
+def test_noise_that_clients_share_is_added_under_masks_to_the_bit(scheme: str) -> None:
+    open_, masked = run(PRIVATE), run(PRIVATE.replace({"secagg.scheme": scheme}))
+    close(open_, masked, atol=0)
+    assert [row["privacy"] for row in open_.history] == [row["privacy"] for row in masked.history]
+    assert "train_loss" not in masked.history[-1] and "samples" not in masked.history[-1]
+
+
+def test_a_private_sum_that_lacks_too_much_noise_is_never_opened() -> None:
+    plan = PRIVATE.replace({"rounds": 6, "secagg": LOSSY})
+    history = run(plan).history
+    assert history[-1]["abandoned"] > 0
+    assert all(row["clients"] >= 12 - 3 for row in history)
+
+
+@pytest.mark.parametrize(("name", "options"), [("local", {"clip": 0.5}), ("sample", {"clip": 1.0})])
+def test_clients_that_protect_themselves_may_add_in_secret(name: str, options: dict[str, float]) -> None:
+    privacy = {"name": name, "sigma": 0.5, "delta": 1e-4, "test_noise": True, **options}
+    plan = PLAN.replace({"privacy": privacy, "rounds": 2})
+    open_, masked = run(plan), run(plan.replace({"secagg": {"modulus_bits": 64}}))
+    close(open_, masked, atol=1e-5)
+    assert "train_loss" not in masked.history[-1]
+
+
 def test_groups_let_a_robust_rule_see_sums() -> None:
     """Two of twenty send large nonsense: it drowns the mean, and the median of the groups' means hardly moves."""
     plan = Plan(
@@ -148,6 +181,9 @@ def test_groups_are_drawn_anew_each_round_and_leave_nobody_out() -> None:
         ({"contribution": "leave_one_out", "server.samples": 50}, "hides"),
         ({"evaluation.clients_every": 1}, "clients_every = 0"),
         ({"algorithm": "feddf", "public": {"name": "held_out", "fraction": 0.1}}, "leave secagg out"),
+        ({"sampler": "poisson", "privacy": {"name": "central", **NOISE}}, "privacy distributed"),
+        ({"sampler": "round_robin", "privacy": {"name": "distributed", **NOISE}, "secagg.groups": 3}, "leave secagg"),
+        ({"sampler": "round_robin", "privacy": {"name": "distributed", "bits": 24, **NOISE}}, "does not fit"),
         ({"secagg.clip": 0.0}, "above 0"),
         ({"secagg.groups": 0}, "at least 1"),
         ({"secagg.lost": 1.0}, "in \\[0, 1\\)"),

@@ -19,6 +19,7 @@ F = 2
 OPTIONS: dict[str, dict[str, Any]] = {
     "bucketing": {"rule": "median"},
     "centered_clipping": {"tau": 1e6},
+    "sybils": {"rule": "geometric_median"},
     "nnm": {"f": F, "rule": {"name": "trimmed_mean", "f": F}},
     **{
         name: {"f": F}
@@ -110,6 +111,19 @@ def test_moving_all_updates_moves_the_result_as_far(name: str, seed: int, num: i
     torch.testing.assert_close(
         aggregated(rule, moved(all_C, by_D)).delta_D, aggregated(rule, all_C).delta_D + by_D, atol=1e-3, rtol=1e-4
     )
+
+
+@pytest.mark.parametrize("name", sorted(name for name in EVERY if built(name).turns))
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10**6), num=st.integers(11, 16))
+def test_rules_that_turn_go_by_lengths_and_angles_alone(name: str, seed: int, num: int) -> None:
+    rule, all_C = built(name), updates(seed, num)
+    turn_DD = torch.linalg.qr(torch.randn(7, 7, generator=torch.Generator().manual_seed(seed))).Q
+    turned = all_C._replace(delta_D=all_C.delta_D @ turn_DD)
+    expected_D = aggregated(rule, all_C).delta_D @ turn_DD
+    torch.testing.assert_close(aggregated(rule, turned).delta_D, expected_D, atol=1e-4, rtol=1e-4)
+    kept = rule.finish(rule.add(rule.zero(), all_C), rule.init())[1]
+    assert all(value.dim() == 0 for value in kept.values())  # no vector is remembered that would have to turn too
 
 
 @pytest.mark.parametrize("name", sorted(WITHIN_RANGE))

@@ -136,13 +136,38 @@ def test_attackers_are_picked_by_number_share_name_and_seed() -> None:
         ({"clients": [20]}, "attackers.clients names client 20, but there are only 0 to 19"),
         ({"clients": [-1]}, "names client -1"),
         ({}, "there is an attack but nobody attacks"),
-        ({"num": 1, "clients": [2]}, "give one of num, fraction and clients"),
+        ({"num": 1, "clients": [2]}, "give one of num, fraction, clients and added"),
+        ({"num": 1, "added": 1}, "give one of num, fraction, clients and added"),
+        ({"added": -1}, "attackers.added must be 0 or more"),
         ({"fraction": 1.2}, r"attackers.fraction must be in \[0, 1\]"),
     ],
 )
 def test_attackers_that_cannot_be_are_refused(who: dict[str, Any], says: str) -> None:
     with pytest.raises(PlanError, match=says):
         attackers(**who)
+
+
+def test_added_attackers_leave_all_others_honest() -> None:
+    plan = Plan(
+        rounds=1,
+        partition={"num_clients": 4},
+        attack="zero",
+        attackers={"added": 6},
+        evaluation={"clients_every": 1},
+        engine="inline",
+    )
+    job = build_job(plan)
+    alone = build_job(plan.replace({"attack": None}))  # nobody joins without an attack
+    assert alone.federation.num_clients == 4 and not alone.federation.added
+    assert job.federation.num_clients == 10 and job.attackers == frozenset(range(4, 10))
+    held = [job.federation.train_indices(client).tolist() for client in range(10)]
+    assert held[:4] == [alone.federation.train_indices(client).tolist() for client in range(4)]
+    assert all(len(set(one)) == len(one) == len(held[0]) for one in held[4:])
+    assert len({tuple(one) for one in held}) == 10
+    assert job.federation.partition.sizes().tolist() == [len(one) for one in held]
+    honest, attacked = run(plan.replace({"attack": None})).history[0], run(plan).history[0]
+    assert (honest["clients"], attacked["clients"]) == (4, 10)
+    assert honest["clients_test"]["num_clients"] == attacked["clients_test"]["num_clients"] == 4
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

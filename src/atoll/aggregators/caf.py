@@ -27,7 +27,7 @@ def caf(f: int) -> Aggregator:
     def rule(updates_CD: Tensor, weight_C: Tensor) -> Tensor:
         return combined(_filtered(coordinates(updates_CD), f), updates_CD)
 
-    return stacked(rule, min_updates=least, needs=at_least("caf", f, "2f + 1", least))
+    return stacked(rule, min_updates=least, needs=at_least("caf", f, "2f + 1", least), turns=True)
 
 
 def _filtered(point_CC: Tensor, f: int) -> Tensor:

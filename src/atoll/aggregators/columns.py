@@ -23,6 +23,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 WIDTH = 2048
 """Columns of a block."""
+RUNS = 4
+"""A thread gets its blocks in so many runs: handing them over one by one takes as long as the work itself."""
 LARGE = 1 << 22
 """Matrices with so many values or more are worth a try in float32."""
 WELL_APART = 0.01
@@ -53,8 +55,11 @@ def over_blocks(work: Callable[[slice], T], num_columns: int) -> Iterator[T]:
         if threads <= 1:
             yield from map(work, slices)
         else:
+            several = -(-len(slices) // (RUNS * threads))
+            runs = [slices[start : start + several] for start in range(0, len(slices), several)]
             with ThreadPoolExecutor(threads) as pool:
-                yield from pool.map(work, slices)
+                for found in pool.map(lambda run: [work(columns) for columns in run], runs):
+                    yield from found
 
 
 def _done(work: Callable[[slice], None], num_columns: int) -> None:

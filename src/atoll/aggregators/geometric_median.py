@@ -26,7 +26,7 @@ def geometric_median(nu: float = 1e-6, iterations: int = 100) -> Aggregator:
     def rule(updates_CD: Tensor, weight_C: Tensor) -> Tensor:
         return combined(_weiszfeld(coordinates(updates_CD), nu, iterations), updates_CD)
 
-    return stacked(rule)
+    return stacked(rule, turns=True)
 
 
 def _weiszfeld(point_CC: Tensor, nu: float, iterations: int) -> Tensor:

@@ -34,7 +34,7 @@ def minimum_diameter(f: int) -> Aggregator:
         share_C[kept] = 1 / len(kept)
         return combined(share_C, updates_CD)
 
-    return stacked(rule, min_updates=least, needs=at_least("minimum_diameter", f, "2f + 1", least))
+    return stacked(rule, min_updates=least, needs=at_least("minimum_diameter", f, "2f + 1", least), turns=True)
 
 
 def _tightest(square_CC: Array, f: int) -> list[int]:

@@ -6,7 +6,7 @@ from statistics import NormalDist
 
 from torch import Tensor
 
-from atoll.attacks.crafting import ALL_AND_RULE, ALL_UPDATES, Craft, checked_factor, replaced, strongest
+from atoll.attacks.crafting import ALL_AND_RULE, ALL_UPDATES, along_line, checked_factor, replaced, strongest
 from atoll.core.attack import Attack, Knowledge
 from atoll.core.messages import Update
 
@@ -21,18 +21,16 @@ def alie(factor: float | str | None = None) -> Attack:
     """
     checked_factor("alie", factor)
 
-    def craft(z: float) -> Craft:
-        def vector(honest_HD: Tensor) -> Tensor:
-            return honest_HD.mean(0) - z * honest_HD.std(0, correction=0)
-
-        return vector
+    def line(honest_HD: Tensor) -> tuple[Tensor, Tensor]:
+        mean_D = honest_HD.mean(0)
+        return mean_D, -(honest_HD - mean_D).square_().mean(0).sqrt_()  # Tensor.std takes ten times as long by columns
 
     def collude(updates: Update, bad_C: Tensor, known: Knowledge) -> Update:
         if factor == "optimised":
-            z = strongest(updates, bad_C, known, craft)
+            z = strongest(updates, bad_C, known, line)
         else:
             z = float(factor) if factor is not None else unnoticed(len(bad_C), int(bad_C.sum()))
-        return replaced(updates, bad_C, craft(z))
+        return replaced(updates, bad_C, along_line(line, z))
 
     return Attack(collude=collude, knows=ALL_AND_RULE if factor == "optimised" else ALL_UPDATES)
 

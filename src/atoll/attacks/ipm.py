@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from atoll.attacks.crafting import ALL_AND_RULE, ALL_UPDATES, Craft, checked_factor, replaced, strongest
+from atoll.attacks.crafting import ALL_AND_RULE, ALL_UPDATES, along_line, checked_factor, replaced, strongest
 from atoll.core.attack import Attack, Knowledge
 from atoll.core.messages import Update
 
@@ -17,14 +18,12 @@ def ipm(factor: float | str = 0.5) -> Attack:
     """
     checked_factor("ipm", factor)
 
-    def craft(size: float) -> Craft:
-        def vector(honest_HD: Tensor) -> Tensor:
-            return -size * honest_HD.mean(0)
-
-        return vector
+    def line(honest_HD: Tensor) -> tuple[Tensor, Tensor]:
+        mean_D = honest_HD.mean(0)
+        return torch.zeros_like(mean_D), -mean_D
 
     def collude(updates: Update, bad_C: Tensor, known: Knowledge) -> Update:
-        size = strongest(updates, bad_C, known, craft) if isinstance(factor, str) else factor
-        return replaced(updates, bad_C, craft(size))
+        size = strongest(updates, bad_C, known, line) if isinstance(factor, str) else factor
+        return replaced(updates, bad_C, along_line(line, size))
 
     return Attack(collude=collude, knows=ALL_AND_RULE if factor == "optimised" else ALL_UPDATES)

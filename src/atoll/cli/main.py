@@ -1,4 +1,4 @@
-"""The command line: `atoll run`, `atoll matrix`, `atoll data`, `atoll report`."""
+"""The command line: `atoll run`, `atoll matrix`, `atoll data`, `atoll privacy`, `atoll report`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atoll.cli.plans import PlanArgument, SetOption, read_plan, read_settings
+from atoll.cli.privacy import privacy_app
 from atoll.core.errors import AtollError, PlanError, RunError, TrainingError
 
 if TYPE_CHECKING:
@@ -33,18 +35,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Data sets: list them, fetch them, look at how they are dealt out.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
-
-PlanArgument = Annotated[
-    str | None, typer.Argument(metavar="PLAN", help="plan.toml, or package.module:function that returns a Plan.")
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Change a setting, e.g. algorithm.mu=0.1; nothing after = leaves it out. May be repeated.",
-    ),
-]
+app.add_typer(privacy_app, name="privacy")
 
 
 @app.command()
@@ -63,7 +54,7 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; the result only.")] = False,
 ) -> None:
     """Run a plan; without one, FedAvg on digits. Ctrl-C stops and keeps everything."""
-    given: dict[str, object] = dict(_setting(text) for text in settings or [])
+    given: dict[str, object] = read_settings(settings)
     given |= {
         key: value for key, value in {"rounds": rounds, "seed": seed, "engine": engine}.items() if value is not None
     }
@@ -78,7 +69,7 @@ def run(
             raise RunError("a run keeps the engine that it began with: leave it out (--workers may change)")
         chosen = _resumed(resume, plan, given)
     else:
-        chosen = _plan(plan, given)
+        chosen = read_plan(plan, given)
     from atoll.report.record import next_free  # needs torch: a plan that cannot be read is refused before
 
     directory = resume or out or next_free(Path("runs"), _slug(chosen))
@@ -91,7 +82,7 @@ def _run_and_tell(plan: Plan, directory: Path, *, resume: bool, quiet: bool) -> 
     from atoll.api import run as run_plan
     from atoll.core.coordinator import Reason
     from atoll.report.html import write_report
-    from atoll.report.reading import human_bytes, human_seconds
+    from atoll.report.reading import human_bytes, human_seconds, privacy_text
 
     go_on = f"atoll run --resume {shlex.quote(str(directory))}"
     try:
@@ -118,7 +109,10 @@ def _run_and_tell(plan: Plan, directory: Path, *, resume: bool, quiet: bool) -> 
         models = "" if result.shared is not None else f" (mean of {len(result.models)} clients' own models)"
         accuracy = f"test accuracy {100 * test['accuracy']:.2f} %{models}"
         print(f"{accuracy}   loss {test['loss']:.4f}   macro F1 {test['f1']:.4f}")
-        print(f"sent up {human_bytes(last['bytes_up'])}, down {human_bytes(last['bytes_down'])}")
+        if "privacy" in last:
+            print(privacy_text(last["privacy"]))
+        if "bytes_up" in last:
+            print(f"sent up {human_bytes(last['bytes_up'])}, down {human_bytes(last['bytes_down'])}")
         if plan.stop.bytes is not None:
             spent = f"{human_bytes(last['bytes_up'] + last['bytes_down'])} of {human_bytes(plan.stop.bytes)}"
             print(f"{spent} bought {100 * test['accuracy']:.2f} %")
@@ -153,7 +147,7 @@ def matrix(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; the result only.")] = False,
 ) -> None:
     """Run every attack against every defence. Ctrl-C keeps everything; the same command goes on."""
-    chosen = _plan(plan, dict(_setting(text) for text in settings or []))
+    chosen = read_plan(plan, read_settings(settings))
     numbers = _numbers("--f", f)
     from atoll.matrix import run_matrix
     from atoll.report.matrix import problems_text, worst_text
@@ -234,7 +228,7 @@ def data_show(
     from atoll.report.reading import part_text
     from atoll.train.federation import build_federation
 
-    chosen = _plan(plan, dict(_setting(text) for text in settings or []))
+    chosen = read_plan(plan, read_settings(settings))
     federation = build_federation(chosen)
     dataset, sizes = federation.dataset, federation.partition.sizes()
     print(dataset)
@@ -287,7 +281,7 @@ def data_measure(
     from atoll.report.measuring import as_text, measure_plan
     from atoll.rounds.planning import as_table
 
-    chosen = _plan(plan, dict(_setting(text) for text in settings or []))
+    chosen = read_plan(plan, read_settings(settings))
     with Progress(transient=True) as bar:
         rows: dict[str, Any] = {}
 
@@ -306,21 +300,6 @@ def data_measure(
     print(f"picture {png}")
 
 
-def _setting(text: str) -> tuple[str, Any]:
-    """Read KEY=VALUE; the value is TOML, and a bare word is a string."""
-    import tomllib
-
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise PlanError(f"--set wants KEY=VALUE, e.g. --set local.lr=0.05, got '{text}'")
-    if not value.strip():
-        return key.strip(), None
-    try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key.strip(), value
-
-
 def _num_bytes(text: str) -> int:
     """Read an amount of bytes such as 50MB, 1.5 GB, 200 KiB or 4096; M is a million, Mi is 2^20."""
     import re
@@ -333,42 +312,11 @@ def _num_bytes(text: str) -> int:
     return int(float(number) * (1024 if binary else 1000) ** power)
 
 
-def _plan(source: str | None, settings: dict[str, object]) -> Plan:
-    """Read a plan from a TOML file or a function, and change what the command line changes."""
-    from atoll.core.parts import imported
-    from atoll.core.plan import Plan
-
-    if source is None:
-        found: Any = Plan()
-    elif ":" in source and not Path(source).exists():
-        function = imported(source)
-        try:
-            found = function()
-        except AtollError:
-            raise
-        except Exception as error:
-            raise PlanError(
-                f"{source} raised {type(error).__name__}: {error}; it must return an atoll.Plan and need no arguments"
-            ) from error
-        if not isinstance(found, Plan):
-            raise PlanError(f"{source} returned {type(found).__name__}: it must return an atoll.Plan")
-    else:
-        path = Path(source)
-        if not path.is_file():
-            raise PlanError(f"there is no plan {source}: name a TOML file, or a function as package.module:function")
-        try:
-            found = Plan.from_toml(path.read_text())
-        except UnicodeDecodeError as error:
-            raise PlanError(f"{source} is not a text file: a plan is written in TOML") from error
-    plan: Plan = found
-    return plan.replace(settings) if settings else plan
-
-
 def _resumed(directory: Path, source: str | None, settings: dict[str, object]) -> Plan:
     """The plan of a run that was stopped; how long it goes on and with how many workers may change."""
     if not (directory / "plan.toml").is_file():
         raise RunError(f"{directory} is not a run directory (no plan.toml in it): start one with --out {directory}")
-    return _plan(str(directory / "plan.toml") if source is None else source, settings)
+    return read_plan(str(directory / "plan.toml") if source is None else source, settings)
 
 
 def _slug(plan: Plan) -> str:

@@ -46,6 +46,8 @@ class Aggregator(NamedTuple):
     """(accumulator, the server's own update) -> accumulator; where it is given, the server trains on own samples."""
     unit_steps: bool = False
     """Whether what it gives has no size of its own, so that a plan must say server.lr."""
+    turns: bool = False
+    """Whether it goes by lengths and angles alone and remembers no vector: turn all updates, and the result turns."""
 
 
 Rule = Callable[[Tensor, Tensor], Tensor]
@@ -67,14 +69,21 @@ def rows_of(acc: State) -> Update:
     return Update(acc["delta"], acc["weight"], aux)
 
 
-def _concatenate(left: State, right: State) -> State:
-    if not left:
-        return right
-    return {name: torch.cat([left[name], right[name]]) for name in left}
+def joined(accumulators: list[State]) -> State:
+    """All rows of accumulators that keep them, in this order and copied once."""
+    some = [acc for acc in accumulators if acc]
+    if len(some) < 2:
+        return some[0] if some else {}
+    return {name: torch.cat([acc[name] for acc in some]) for name in some[0]}
+
+
+def merge_rows(left: State, right: State) -> State:
+    """The rows of two accumulators that keep them; many are better `joined` at once."""
+    return joined([left, right])
 
 
 def _add(acc: State, update: Update) -> State:
-    return _concatenate(acc, as_rows(update))
+    return merge_rows(acc, as_rows(update))
 
 
 def individuals(
@@ -89,7 +98,7 @@ def individuals(
         return finish(acc, memory)
 
     needs = needs or f"the aggregator needs at least {min_updates} updates"
-    return Aggregator(_add, _concatenate, checked, needs_individuals=True, min_updates=min_updates, needs=needs)
+    return Aggregator(_add, merge_rows, checked, needs_individuals=True, min_updates=min_updates, needs=needs)
 
 
 def over_vectors(acc: State, rule: Callable[[str, Tensor], Tensor]) -> Aggregate:
@@ -103,13 +112,13 @@ def over_vectors(acc: State, rule: Callable[[str, Tensor], Tensor]) -> Aggregate
     return Aggregate(one("delta"), aux, float(acc["weight"].sum()), len(acc["weight"]))
 
 
-def stacked(rule: Rule, *, min_updates: int = 1, needs: str = "") -> Aggregator:
+def stacked(rule: Rule, *, min_updates: int = 1, needs: str = "", turns: bool = False) -> Aggregator:
     """Lift a function of the (C, D) matrix into an aggregator; extra vectors go through the same rule, one by one."""
 
     def finish(acc: State, memory: State) -> tuple[Aggregate, State]:
         return over_vectors(acc, lambda name, rows_CD: rule(rows_CD, acc["weight"])), memory
 
-    return individuals(finish, min_updates=min_updates, needs=needs)
+    return individuals(finish, min_updates=min_updates, needs=needs)._replace(turns=turns)
 
 
 def recalling(rule: RecallingRule, *, min_updates: int = 1, needs: str = "") -> Aggregator:
@@ -129,7 +138,8 @@ def _flat(last: Tensor | None) -> Tensor | None:
 def prepared(step: Step, inner: Aggregator, *, min_updates: int, needs: str) -> Aggregator:
     """An aggregator that changes the rows by `step` before another rule sees them, all with one weight.
 
-    It counts its rounds, so that a step may draw new random numbers in each.
+    It counts its rounds, so that a step may draw new random numbers in each. Steps take means of rows, chosen by their
+    distances or at random, so that the whole turns with the updates if the other rule does.
     """
     if inner.trust is not None:
         raise PlanError("a rule that compares with the server's own update cannot be wrapped: use it as the aggregator")
@@ -150,4 +160,6 @@ def prepared(step: Step, inner: Aggregator, *, min_updates: int, needs: str) -> 
         found = found._replace(weight=float(acc["weight"].sum()), num_clients=len(acc["weight"]))
         return found, {"round": torch.tensor(number + 1), **{f"rule.{name}": value for name, value in kept.items()}}
 
-    return individuals(finish, min_updates=min_updates, needs=needs)._replace(init=init, unit_steps=inner.unit_steps)
+    return individuals(finish, min_updates=min_updates, needs=needs)._replace(
+        init=init, unit_steps=inner.unit_steps, turns=inner.turns
+    )

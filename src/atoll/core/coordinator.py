@@ -42,6 +42,7 @@ class Reason(StrEnum):
     SECONDS = "time is up"
     SIMULATED_SECONDS = "simulated time is up"
     SAMPLES = "compute budget spent"
+    PRIVACY = "privacy budget spent"
     INTERRUPTED = "interrupted"
     GAVE_UP = "gave up: too many rounds in a row were abandoned"
 
@@ -213,6 +214,8 @@ class Sampler(NamedTuple):
     scheme: str
     score: Literal["", "loss", "norm"] = ""
     """What it wants to know of those who took part: their training loss, or the length of their update."""
+    rate: float | None = None
+    """The chance of each client to be picked, where the sampler says so; else it is how many are wanted of all."""
     draws_size: bool = False
     """Whether the number of clients is drawn too: then all who answer count, however many they are."""
 
@@ -232,6 +235,8 @@ class Coordinator:
     rounds: int
     seed: int
     sizes: Callable[[], np.ndarray] = no_sizes
+    secret_rng: Callable[[int], np.random.Generator] | None = None
+    """Attempt -> what its cohort is drawn from, where nobody may know who was asked; else it is the seed."""
 
     def step(self, state: CoordinatorState, event: Event) -> Step:
         """Take one event; an event that makes no sense in this phase raises and leaves the state as it was."""
@@ -278,7 +283,12 @@ class Coordinator:
                 scores=state.scores,
                 attempt=state.attempt,
             )
-            picks = self.sampler.sample(generator(self.seed, "cohort", state.attempt), num, everyone)
+            rng = (
+                generator(self.seed, "cohort", state.attempt)
+                if self.secret_rng is None
+                else self.secret_rng(state.attempt)
+            )
+            picks = self.sampler.sample(rng, num, everyone)
         tasks = tuple(Task(client, state.version, state.attempt, share) for client, share in picks)
         at_work = {**at_work, **{task.client: task for task in tasks}}
         state = state._replace(phase=Phase.COLLECTING, in_flight=at_work)

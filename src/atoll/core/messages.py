@@ -56,6 +56,8 @@ class Task(NamedTuple):
     """What its weight is multiplied by: a sampler that prefers some clients makes up for it here."""
     work: float = 1.0
     """How much of its steps it has time for, in (0, 1]."""
+    clip: float | None = None
+    """How long its update may be, where privacy changes that from round to round."""
 
 
 class Update(NamedTuple):

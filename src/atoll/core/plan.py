@@ -118,6 +118,8 @@ class Attackers(Section):
     num: int | None = None
     fraction: float | None = None
     clients: tuple[int, ...] = ()
+    added: int | None = None
+    """So many clients join to attack, while all others stay honest; each draws its samples from all of them."""
     start_round: int = 0
     num_rounds: int | None = None
     """For how many rounds they attack, 1 for a single shot; to the end if left out."""
@@ -128,10 +130,12 @@ class Attackers(Section):
             raise PlanError(
                 f"attackers.num_rounds must be at least 1, got {self.num_rounds}; leave attack out for none"
             )
-        if sum([self.num is not None, self.fraction is not None, bool(self.clients)]) > 1:
-            raise PlanError("attackers: give one of num, fraction and clients")
-        if self.num is not None and self.num < 0:
-            raise PlanError(f"attackers.num must be 0 or more, got {self.num}")
+        if sum([*(way is not None for way in (self.num, self.fraction, self.added)), bool(self.clients)]) > 1:
+            raise PlanError("attackers: give one of num, fraction, clients and added")
+        for name in ("num", "added"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise PlanError(f"attackers.{name} must be 0 or more, got {value}")
         if self.fraction is not None and not 0 <= self.fraction <= 1:
             raise PlanError(f"attackers.fraction must be in [0, 1], got {self.fraction}")
 
@@ -170,6 +174,8 @@ class Plan(Section):
     aggregator: Part = field(default_factory=lambda: Part("mean"))
     secagg: Secagg | None = None
     """How the server learns the sum of updates and nothing else; it sees each update if left out."""
+    privacy: Part | None = None
+    """What protects clients or their samples by noise, such as `central` or `sample`."""
     attack: Part | None = None
     attackers: Attackers = field(default_factory=Attackers)
     detection: Part | None = None

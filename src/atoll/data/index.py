@@ -87,6 +87,31 @@ class Drawn(Partition):
         return np.full(self.num_clients, self.samples_per_client, dtype=np.int64)
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class Joined(Partition):
+    """The clients of one partition, then those of another, who may hold the same samples."""
+
+    first: Partition
+    second: Partition
+
+    def indices(self, client: int) -> Array:
+        partition, number = self._where(client)
+        return partition.indices(number)
+
+    def size(self, client: int) -> int:
+        partition, number = self._where(client)
+        return partition.size(number)
+
+    def sizes(self) -> Array:
+        return np.concatenate([self.first.sizes(), self.second.sizes()])
+
+    def _where(self, client: int) -> tuple[Partition, int]:
+        self._check(client)
+        before = self.first.num_clients
+        return (self.first, client) if client < before else (self.second, client - before)
+
+
 def dealt(order: Array, offsets: Array) -> Partition:
     """Give client c the samples `order[offsets[c]:offsets[c + 1]]`.
 
@@ -108,6 +133,16 @@ def drawn(num_clients: int, samples_per_client: int, draw: Draw) -> Partition:
     `draw` must give the same every time and be sendable to worker processes: a `functools.partial`, not a lambda.
     """
     return Drawn(num_clients=num_clients, samples_per_client=samples_per_client, draw=draw)
+
+
+def joined(first: Partition, second: Partition) -> Partition:
+    """Let the clients of a second partition come after those of the first, on samples as the first holds them.
+
+    >>> joined(dealt(np.arange(3), np.array([0, 1, 3])), dealt(np.arange(3), np.array([0, 3]))).indices(2)
+    array([0, 1, 2])
+    """
+    num_clients = first.num_clients + second.num_clients
+    return Joined(num_clients=num_clients, first=first, second=second, dataset=first.dataset)
 
 
 def changed(partition: Partition, dataset: Dataset) -> Partition:

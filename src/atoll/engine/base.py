@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from atoll.core.aggregator import joined, merge_rows
 from atoll.core.errors import PlanError
 from atoll.core.messages import Broadcast, State, Task
 from atoll.train.evaluate import SLICE
@@ -70,12 +71,17 @@ class Engine(ABC):
         progress: Progress = silent,
     ) -> Work:
         """Train a cohort and fold its updates in an order that depends on the tasks alone."""
-        merged = Work(self.trainer.fold.zero(), [], {})
+        fold = self.trainer.fold
+        merged, rows = Work(fold.zero(), [], {}), list[State]()
         for work in self.works(self.trainer.groups(tasks), sent, states):
-            folded = self.trainer.fold.merge(merged.folded, work.folded) if work.folded else merged.folded
+            folded = merged.folded
+            if fold.merge is merge_rows:
+                rows.append(work.folded)  # copied once, when all are there
+            elif work.folded:
+                folded = fold.merge(folded, work.folded)
             merged = Work(folded, merged.reports + work.reports, merged.states | work.states)
             progress(len(merged.reports))
-        return merged
+        return merged._replace(folded=joined(rows)) if rows else merged
 
     def evaluate(self, params_D: Tensor) -> tuple[Metrics, np.ndarray]:
         """Metrics and confusion matrix on the central test set."""

@@ -10,21 +10,32 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from atoll.core.messages import Task, Update, stack
+from atoll.core.aggregator import as_rows
+from atoll.core.messages import State, Task, Update, stack
 from atoll.core.seeds import generator
 from atoll.engine.players import stage_for
 from atoll.secagg.encoding import Encoding
 from atoll.secagg.scheme import Outcome, Session
 from atoll.train.job import Job
-from atoll.train.secure import Largest, Secure, Sum, from_sum, length, rounding_of, to_integers
+from atoll.train.secure import (
+    Largest,
+    Secure,
+    Sum,
+    from_grid_sum,
+    from_sum,
+    grid_integers,
+    length,
+    rounding_of,
+    to_integers,
+)
 from atoll.train.trainer import Report
 
 
 class Added(NamedTuple):
     """What the server knows of a round."""
 
-    rows: Update | None
-    """The mean of each group, stacked; None if too few groups have one."""
+    folded: State | None
+    """The mean of each group as a row, or the sum of whole numbers; None if there are too few."""
     clients: frozenset[int]
     """Whose updates are in them."""
     samples: float
@@ -76,18 +87,18 @@ def add_in_secret(
     secure = job.secure
     assert secure is not None
     attempt, share = asked[0].attempt, max(task.share for task in asked)
-    largest = Largest(share * job.federation.max_samples, job.federation.max_samples)
+    heaviest = 1 if job.mechanism is not None and job.mechanism.at_client is not None else job.federation.max_samples
+    largest = Largest(share * heaviest, job.federation.max_samples)
     model = hashlib.sha256(params_D.contiguous().numpy().data).digest()
     before = secure.scheme.steps[secure.scheme.counts_from]
     silent = {client: before for client in (task.client for task in asked) if client not in sent} | dict(lost)
-    sums: list[Sum] = []
-    clients: set[int] = set()
-    outcomes: list[Outcome] = []
+    rounds: list[tuple[Session, Outcome, Update]] = []
     for number, group in enumerate(_groups(job, secure, asked)):
         like = next((sent[client].update for client in group if client in sent), None)
         if like is None:
             continue
         encoding = secure.encoding(len(group))
+        on_grid = _on_grid(job)
         session = Session(
             run=run,
             round=asked[0].version,
@@ -95,26 +106,37 @@ def add_in_secret(
             model=model,
             clients=group,
             silent={client: silent[client] for client in group if client in silent},
-            length=length(like),
+            length=like.packed().numel() + 1 if on_grid else length(like),
             encoding=encoding,
-            vector=partial(_vector, sent, largest, encoding, job.seed, attempt),
+            vector=partial(_vector, job, sent, largest, encoding, attempt),
+            least=_least(job, len(group)),
         )
-        outcome = secure.scheme.play(session, stage_for(len(group), session.length))
-        outcomes.append(outcome)
-        if outcome.total_L is not None:
-            found = from_sum(outcome.total_L, len(outcome.survivors), like, largest, encoding)
-            if found is not None:
-                sums.append(found)
-                clients.update(outcome.survivors)
-    return _told(job, sums, clients, outcomes, len(asked))
+        rounds.append((session, secure.scheme.play(session, stage_for(len(group), session.length)), like))
+    return _told(job, rounds, largest, len(asked))
+
+
+def _on_grid(job: Job) -> bool:
+    """Whether updates are whole numbers already, with noise in them."""
+    return job.mechanism is not None and job.mechanism.on_grid is not None
+
+
+def _least(job: Job, num_clients: int) -> int:
+    """Of how many clients a sum must be; of all whose noise it needs."""
+    if job.mechanism is None or job.mechanism.min_reports is None:
+        return 2
+    return max(2, job.mechanism.min_reports(num_clients))
 
 
 def _vector(
-    sent: Mapping[int, Sent], largest: Largest, encoding: Encoding, seed: int, attempt: int, client: int
+    job: Job, sent: Mapping[int, Sent], largest: Largest, encoding: Encoding, attempt: int, client: int
 ) -> np.ndarray:
     update, report = sent[client]
-    rounding = rounding_of(seed, attempt, client)
-    return to_integers(update, report.num_samples, report.loss, largest, encoding, rounding)
+    if _on_grid(job):
+        return grid_integers(update, encoding)
+    samples, loss = report.num_samples, report.loss
+    if job.mechanism is not None:  # nothing but the update is protected
+        samples, loss = largest.samples, 0.0
+    return to_integers(update, samples, loss, largest, encoding, rounding_of(job.seed, attempt, client))
 
 
 def _groups(job: Job, secure: Secure, asked: Sequence[Task]) -> list[tuple[int, ...]]:
@@ -127,25 +149,41 @@ def _groups(job: Job, secure: Secure, asked: Sequence[Task]) -> list[tuple[int, 
     return [tuple(sorted(mixed[place::num])) for place in range(num)]
 
 
-def _told(job: Job, sums: list[Sum], clients: set[int], outcomes: list[Outcome], num_asked: int) -> Added:
+def _told(job: Job, rounds: list[tuple[Session, Outcome, Update]], largest: Largest, num_asked: int) -> Added:
+    """What the sums of all groups say together."""
+    clients: set[int] = set()
+    sums: list[Sum] = []
+    folded: State | None = None
+    bytes_up = vectors_up = 0
+    for session, outcome, like in rounds:
+        bytes_up += outcome.bytes_up
+        if outcome.total_L is None:
+            continue
+        vectors_up += outcome.total_L.nbytes * len(outcome.survivors)
+        found: Sum | State | None
+        if _on_grid(job):
+            found = folded = from_grid_sum(outcome.total_L, len(outcome.survivors), like, session.encoding)
+        else:
+            found = from_sum(outcome.total_L, len(outcome.survivors), like, largest, session.encoding)
+            sums += [found] if found is not None else []
+        clients.update(outcome.survivors if found is not None else ())
+    if sums and len(sums) >= job.aggregator.min_updates:
+        folded = as_rows(stack([each.update for each in sums]))
     samples = sum(each.samples for each in sums)
-    bytes_up = sum(outcome.bytes_up for outcome in outcomes)
-    vectors_up = sum(each.total_L.nbytes * len(each.survivors) for each in outcomes if each.total_L is not None)
-    enough = len(sums) >= max(1, job.aggregator.min_updates)
+    failures = sum(1 for _, outcome, _ in rounds if outcome.why)
     row = {
         "asked": num_asked,
         "lost": num_asked - len(clients),
         "cut": sum(each.cut * each.num_clients for each in sums) / max(1, len(clients)),
         "keys_up": bytes_up - vectors_up,
     }
-    failures = [outcome.why for outcome in outcomes if outcome.why]
     return Added(
-        rows=stack([each.update for each in sums]) if enough else None,
+        folded=folded,
         clients=frozenset(clients),
         samples=samples,
         loss=sum(each.loss * each.samples for each in sums) / max(1.0, samples),
         bytes_up=bytes_up,
+        bytes_down=sum(outcome.bytes_down for _, outcome, _ in rounds),
         upload=bytes_up // num_asked,
-        bytes_down=sum(outcome.bytes_down for outcome in outcomes),
-        row=row | ({"failed_groups": len(failures)} if failures else {}),
+        row=row | ({"failed_groups": failures} if failures else {}),
     )

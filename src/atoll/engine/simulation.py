@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from atoll.core.aggregator import as_rows, rows_of
-from atoll.core.contribution import Contribution
 from atoll.core.coordinator import (
     Abandon,
     Arrived,
@@ -34,23 +33,22 @@ from atoll.core.coordinator import (
     Reason,
     Send,
 )
-from atoll.core.detection import Detector, Sight
 from atoll.core.devices import INSTANT, Devices, Load
 from atoll.core.eligibility import Eligibility
 from atoll.core.errors import PlanError, TrainingError
-from atoll.core.messages import SERVER, Broadcast, Payload, State, Task, Update, stack
+from atoll.core.messages import Broadcast, Payload, State, Task, Update, stack
 from atoll.core.plan import Plan
 from atoll.core.seeds import generator
 from atoll.core.transform import Encoding
 from atoll.core.wire import packed_size
 from atoll.engine.base import Engine, Progress, silent
+from atoll.engine.guarding import Guard, must_fit
+from atoll.engine.measuring import measured
 from atoll.engine.run_state import Ahead, Journey, Round, RunState, why_stop
 from atoll.engine.secure import Added, Sent, add_in_secret, counted, fates
-from atoll.train.contributing import Before, shares_of, with_shares
-from atoll.train.judging import detection_row, judged
+from atoll.engine.versions import Given, Versions
 from atoll.train.loop import knowledge
-from atoll.train.metrics import Metrics, spread
-from atoll.train.server import aggregated, server_task
+from atoll.train.server import aggregated
 from atoll.train.trainer import Report, Work, finite
 
 LOOK_AHEAD = 4
@@ -69,14 +67,16 @@ class Simulation:
         coordinator: Coordinator,
         state: RunState | None = None,
         devices: Devices = INSTANT,
+        guard: Guard | None = None,
     ) -> None:
+        must_fit(engine.job, guard)
         self.plan, self.engine, self.job, self.coordinator = plan, engine, engine.job, coordinator
-        self.devices = devices
+        self.devices, self.guard = devices, guard
+        self.versions = Versions(coordinator, engine.trainer, guard)
         self._all_eligible = plan.eligibility == Eligibility()
         first_D = self.job.first_D.clone()
-        self.state = state or RunState(
-            first_D, self.job.algorithm.init_server(first_D), self.job.aggregator.init(), upload=first_D.nbytes
-        )
+        rule = self.job.aggregator.init() if guard is None else guard.init()
+        self.state = state or RunState(first_D, self.job.algorithm.init_server(first_D), rule, upload=first_D.nbytes)
         self.reason: Reason | None = None
         self.last_row: dict[str, Any] | None = None
         """What is known of the last round; whoever gives a state gives this too."""
@@ -89,13 +89,15 @@ class Simulation:
         """
         while self.reason is None:
             started = clock()
+            if self._is_spent():
+                self.reason = Reason.PRIVACY
+                yield from self._last_look()
+                return
             state, done, reason = self._attempt(self.state, progress)
             if self.plan.stop.bytes is not None and state.bytes_up + state.bytes_down > self.plan.stop.bytes:
                 self._must_buy_a_round(state)
                 self.reason = Reason.BYTES
-                if self.last_row is not None and "test" not in self.last_row:
-                    found = self._evaluate(self.last_row["round"], self.state, last=True)
-                    yield replace(found, row={**self.last_row, **found.row})
+                yield from self._last_look()
                 return
             if done is None:
                 self.state = state._replace(seconds=state.seconds + clock() - started)
@@ -103,13 +105,28 @@ class Simulation:
                 continue
             so_far = {**done, "seconds": state.seconds + clock() - started}
             reason = why_stop(self.plan.stop, so_far)
-            found = self._evaluate(done["round"], state, last=reason is not None)
+            found = self._measured(done["round"], state, last=reason is not None)
             took = clock() - started
             self.state = state = state._replace(seconds=state.seconds + took)
             row = {**done, "round_seconds": round(took, 6), "seconds": round(state.seconds, 6), **found.row}
             self.last_row = row
             yield replace(found, row=row)
             self.reason = reason or why_stop(self.plan.stop, row)
+
+    def _is_spent(self) -> bool:
+        """Whether privacy does not pay for another attempt."""
+        machine = self.state.coordinator
+        more = self.guard is not None and machine.version < self.coordinator.rounds
+        return more and self.guard is not None and not self.guard.allows(machine.attempt)
+
+    def _last_look(self) -> Iterator[Round]:
+        """Measure the last round if it has not been: nobody knew that it was the last."""
+        if self.last_row is not None and "test" not in self.last_row:
+            found = self._measured(self.last_row["round"], self.state, last=True)
+            yield replace(found, row={**self.last_row, **found.row})
+
+    def _measured(self, number: int, state: RunState, *, last: bool) -> Round:
+        return measured(self.plan, self.engine, number, state, last=last or number >= self.coordinator.rounds)
 
     def _must_buy_a_round(self, state: RunState) -> None:
         if self.state.coordinator.version == 0:
@@ -130,7 +147,8 @@ class Simulation:
             machine, commands = self.coordinator.step(state.coordinator, event)
             state = state._replace(coordinator=machine)
             if row is not None and isinstance(event, Committed) and not commands:
-                return state, {"round": machine.version, **row, **_counters(machine)}, None
+                row = {"round": machine.version, **row, **_counters(machine)}
+                return state, row if self.guard is None else self.guard.told(row, machine.attempt), None
             committed: Event | None = None
             for command in commands:
                 match command:
@@ -138,7 +156,9 @@ class Simulation:
                         state, asked = self._send(state, tasks), asked + tasks
                     case Commit(tasks):
                         state, row, committed = self._commit(state, tasks, asked, progress)
-                    case Abandon():
+                    case Abandon(attempt):
+                        if self.guard is not None:
+                            self.guard.charge(attempt)
                         return self._wait(self._forget(state)), None, None
                     case Finish(reason):
                         return state, None, reason
@@ -169,12 +189,15 @@ class Simulation:
     def _send(self, state: RunState, tasks: tuple[Task, ...]) -> RunState:
         """Set tasks on their way."""
         machine = state.coordinator
+        if self.guard is not None and self.guard.trusts_nobody:
+            self.guard.charge(machine.attempt)
         state, costs = self._broadcast(state, [task.client for task in tasks])
         loads = [
             Load(task.client, self._passes(state, task), down, state.upload)
             for task, down in zip(tasks, costs, strict=True)
         ]
-        trips = self.devices.trips(loads, generator(self.plan.seed, "trips", machine.attempt))
+        seeded = generator(self.plan.seed, "trips", machine.attempt)
+        trips = self.devices.trips(loads, self.guard.rng("trips", machine.attempt) if self.guard else seeded)
         pairs = list(zip(tasks, trips, strict=True))
         journeys = list(state.journeys)
         for task, trip in pairs:
@@ -230,8 +253,8 @@ class Simulation:
         self, state: RunState, tasks: tuple[Task, ...], asked: tuple[Task, ...], progress: Progress
     ) -> tuple[RunState, dict[str, Any], Committed]:
         """Train the clients whose work counts, aggregate, and move the model if enough of them are valid."""
-        job, version = self.job, state.coordinator.version
-        own = self._own_update(state)
+        job, policy = self.job, self.coordinator.policy
+        own = self.versions.own_update(state)
         lost: dict[int, str] = {}
         if job.secure is not None:
             lost = fates(job, asked, tasks)
@@ -239,49 +262,27 @@ class Simulation:
             if not tasks:
                 return self._forget(state), {}, Committed(0)
         state, work, late = self._train(state, tasks, own, progress)
-        valid = [report for report in work.reports if report.valid]
-        attacked = any(job.attacks(task.client, task.version) for task in tasks)
-        if not valid and (attacked or self.coordinator.policy.keeps_tasks):  # bad clients must not end the run
+        valid = _valid(work)
+        if not valid and policy.min_reports > 0:
+            self._must_be_an_attack(state, tasks)
             return self._forget(state), {}, Committed(0, len(work.reports))
-        if not valid:
-            raise TrainingError(
-                f"round {version + 1}: all {len(work.reports)} updates hold NaN or Inf: lower local.lr "
-                f"(now {job.lr_of(version):g}), take fewer local steps, or check the data and the model"
-            )
         told: dict[str, Any] = {}
         added: Added | None = None
         if job.secure is not None:
             added, work = self._add_in_secret(state, asked, lost, work)
-            told["secagg"] = added.row
-            valid = [report for report in work.reports if report.valid]
-        sent = [report.bytes_up for report in work.reports]
-        state = state._replace(
-            bytes_up=state.bytes_up + (sum(sent) if added is None else added.bytes_up),
-            bytes_down=state.bytes_down + (0 if added is None else added.bytes_down),
-            samples=state.samples + sum(self._passes(state, task) for task in self._as_done(state, tasks)),
-            upload=max(state.upload if version else 0, *(sent if added is None else [added.upload])),
-        )
-        if added is not None and added.rows is None:
+            valid, told["secagg"] = _valid(work), added.row
+        state = self._counted_up(state, tasks, work, added)
+        if added is not None and added.folded is None:
             return self._forget(state), {}, Committed(0, len(work.reports))
-        if len(valid) >= self.coordinator.policy.min_reports:
-            aggregate, rule = aggregated(job, work.folded, state.rule, own)
-            if job.detector is not None:
-                num_before = len(valid)
-                state, work, told["detection"] = self._detect(state, job.detector, work, aggregate.delta_D)
-                valid = [report for report in work.reports if report.valid]
-                if len(valid) < num_before:  # once more, without those who were found out
-                    aggregate, rule = aggregated(job, work.folded, state.rule, own)
-            if job.contribution is not None:
-                state, told["contribution"] = self._contribute(state, job.contribution, work, own)
-            if self.coordinator.policy.mixes:
+        if len(valid) >= policy.min_reports:
+            gap_D = None
+            if policy.mixes:
                 [task] = tasks
-                gap_D = state.sent[task.version].params_D - state.params_D
-                aggregate = aggregate._replace(delta_D=aggregate.delta_D + self._counts(state, task) * gap_D)
-            order = server_task(job, version, self.coordinator.num_clients)
-            aggregate = aggregate._replace(num_clients=len(valid))  # a row may stand for a group of them
-            params_D, server = job.algorithm.server_step(state.params_D, aggregate, state.server, order)
-            clients = {**state.clients, **work.states} if work.states else state.clients
-            state = state._replace(params_D=params_D, server=server, rule=rule, clients=clients)
+                gap_D = self._counts(state, task) * (state.sent[task.version].params_D - state.params_D)
+            stands_for_many = added is not None and "weight" in work.folded
+            given = Given(own, gap_D, len(valid) if stands_for_many else None)
+            state, work, more = self.versions.next(state, work, given)
+            valid, told = _valid(work), told | more
         samples, loss = _seen(valid) if added is None else (added.samples, added.loss)
         row: dict[str, Any] = {
             "clients": len(valid),
@@ -294,11 +295,34 @@ class Simulation:
         }
         if self.devices is not INSTANT:
             row["simulated_seconds"] = round(state.clock, 6)
-        if self.coordinator.policy.keeps_tasks:
+        if policy.keeps_tasks:
             row["staleness"] = late
         wanted = self.coordinator.sampler.score
         scores = {report.client: float(getattr(report, wanted)) for report in valid} if wanted else {}
         return self._forget(state), row, Committed(len(valid), len(work.reports) - len(valid), scores)
+
+    def _must_be_an_attack(self, state: RunState, tasks: tuple[Task, ...]) -> None:
+        """Bad clients must not end a run; honest ones who all send NaN should."""
+        version = state.coordinator.version
+        attacked = any(self.job.attacks(task.client, task.version) for task in tasks)
+        if not attacked and not self.coordinator.policy.keeps_tasks:
+            raise TrainingError(
+                f"round {version + 1}: all {len(tasks)} updates hold NaN or Inf: lower local.lr "
+                f"(now {self.job.lr_of(version):g}), take fewer local steps, or check the data and the model"
+            )
+
+    def _counted_up(self, state: RunState, tasks: tuple[Task, ...], work: Work, added: Added | None) -> RunState:
+        """Add what a round took to what was taken before."""
+        sent = [report.bytes_up for report in work.reports]
+        state = state._replace(
+            bytes_up=state.bytes_up + (sum(sent) if added is None else added.bytes_up),
+            bytes_down=state.bytes_down + (0 if added is None else added.bytes_down),
+            samples=state.samples + sum(self._passes(state, task) for task in self._as_done(state, tasks)),
+        )
+        if self.guard is not None:  # how much one client sends must not decide whether another comes in time
+            return state
+        largest = max(sent, default=0) if added is None else added.upload
+        return state._replace(upload=max(state.upload if state.coordinator.version else 0, largest))
 
     def _add_in_secret(
         self, state: RunState, asked: tuple[Task, ...], lost: dict[int, str], work: Work
@@ -307,71 +331,20 @@ class Simulation:
 
         Those who sent NaN or Inf refuse to add it, and stay invalid; of a group that has no sum nothing is known.
         """
-        valid = [report for report in work.reports if report.valid]
-        rows = rows_of(work.folded)
+        valid, rows = _valid(work), rows_of(work.folded)
         sent = {report.client: Sent(rows.rows(number), report) for number, report in enumerate(valid)}
         added = add_in_secret(self.job, self.plan.identity(), state.params_D, asked, sent, lost)
         reports = [report for report in work.reports if not report.valid or report.client in added.clients]
         states = {client: kept for client, kept in work.states.items() if client in added.clients}
-        return added, Work(as_rows(added.rows) if added.rows is not None else {}, reports, states)
-
-    def _detect(
-        self, state: RunState, detector: Detector, work: Work, aggregate_D: Tensor
-    ) -> tuple[RunState, Work, dict[str, Any]]:
-        """Look at a round's updates, and leave out those of clients that are quarantined now.
-
-        As many clients stay as the rule needs, in this round and among those who can still be asked.
-        """
-        rows, valid, params_D = rows_of(work.folded), [r for r in work.reports if r.valid], state.params_D
-        least = self.coordinator.policy.min_reports
-        most = min(len(valid), self.coordinator.num_clients - len(state.quarantined)) - least
-
-        def loss(delta_D: Tensor | None) -> float:
-            return self.engine.trainer.own_scores(params_D if delta_D is None else params_D + delta_D)[1]
-
-        sight = Sight(rows.delta_D, aggregate_D, loss)
-        clients = [report.client for report in valid]
-        found = judged(detector, clients, sight, state.trust, state.quarantined, most)
-        keep_C = torch.tensor([client not in found.quarantined for client in clients])
-        reports = [r._replace(valid=r.valid and r.client not in found.quarantined) for r in work.reports]
-        state = state._replace(trust=found.trust, quarantined=found.quarantined)
-        told = detection_row(found, self.job.attackers)
-        return state, Work(as_rows(rows.rows(keep_C)), reports, work.states), told
-
-    def _contribute(
-        self, state: RunState, how: Contribution, work: Work, own: Update | None
-    ) -> tuple[RunState, dict[str, Any]]:
-        """Share out what a round gains, whose commit starts from this state, to those whose updates count."""
-        version, num_clients = state.coordinator.version, self.coordinator.num_clients
-        before = Before(state.params_D, state.server, state.rule, own, version, num_clients)
-        clients = [report.client for report in work.reports if report.valid]
-        found = shares_of(self.job, how, before, clients, rows_of(work.folded), self.engine.trainer.own_scores)
-        told = {str(client): share for client, share in found.clients.items()}
-        state = state._replace(contribution=with_shares(state.contribution, found))
-        return state, {"clients": told, "utility": how.utility, "evaluations": found.evaluations}
-
-    def _own_update(self, state: RunState) -> Update | None:
-        """What the server's own samples make of the current version, where the rule compares with it."""
-        if self.job.aggregator.trust is None:
-            return None
-        machine, algorithm = state.coordinator, self.job.algorithm
-        sent = state.sent.get(machine.version)  # what clients heard
-        if sent is None:
-            sent = Broadcast(state.params_D, algorithm.broadcast(state.params_D, state.server))
-        own = self.engine.trainer.own_update(Task(SERVER, machine.version, machine.attempt), sent)
-        if not bool(finite(stack([own]))[0]):
-            raise TrainingError(
-                f"round {machine.version + 1}: the server's own update holds NaN or Inf: lower local.lr, "
-                "or take other server.samples"
-            )
-        return own
+        return added, Work(added.folded or {}, reports, states)
 
     def _passes(self, state: RunState, task: Task) -> int:
         return self.job.num_passes(task, first=task.client not in state.clients)
 
     def _as_done(self, state: RunState, tasks: Iterable[Task]) -> list[Task]:
         """The tasks with as much of their work as there was time for."""
-        return [task._replace(work=state.works[task]) if task in state.works else task for task in tasks]
+        done = [task._replace(work=state.works[task]) if task in state.works else task for task in tasks]
+        return done if self.guard is None else self.guard.orders(done, state.rule)
 
     def _counts(self, state: RunState, task: Task) -> float:
         """How much a task's update counts that is late by some versions."""
@@ -443,51 +416,23 @@ class Simulation:
             return aggregated(job, as_rows(updates), state.rule, own)[0].delta_D
 
         bad_C = torch.tensor([job.attacks(report.client, state.coordinator.version) for report in valid])
-        known = knowledge(job, tasks[0], state.params_D)._replace(aggregate=aggregate)
+        known = knowledge(job, tasks[0], state.params_D)._replace(aggregate=aggregate, turns=job.aggregator.turns)
         changed = job.attack.collude(rows_of(work.folded), bad_C, known)
         good_C = finite(changed)
         by_client = {report.client: bool(good) for report, good in zip(valid, good_C.tolist(), strict=True)}
         reports = [report._replace(valid=by_client.get(report.client, False)) for report in work.reports]
         return Work(as_rows(changed.rows(good_C)), reports, work.states)
 
-    def _evaluate(self, number: int, state: RunState, *, last: bool) -> Round:
-        """Measure what the plan asks for after this round; the last round is always measured.
 
-        Where clients keep models of their own, those are measured of the clients that have taken part.
-        """
-        ask, last = self.plan.evaluation, last or number >= self.coordinator.rounds
-        row: dict[str, Metrics] = {}
-        confusion_KK = scores_C2 = None
-        clients: list[int] | None = None
-        asked = last or (ask.every > 0 and number % ask.every == 0)
-        at_home = ask.clients_every > 0 and (last or number % ask.clients_every == 0)
-        chosen = self._evaluated_clients(state) if at_home or (asked and self.job.kinds) else []
-        own = {client: state.clients[client] for client in chosen} if self.job.kinds else {}
-        if asked:
-            if own:
-                row["test"], confusion_KK, models_C2 = self.engine.evaluate_own(own)
-                row["models_test"] = spread(models_C2[:, 0], models_C2[:, 1])
-            else:
-                row["test"], confusion_KK = self.engine.evaluate(state.params_D)
-        if at_home:
-            clients = chosen
-            scores_C2 = self.engine.evaluate_clients(state.params_D, clients, own)
-            row["clients_test"] = spread(scores_C2[:, 0], scores_C2[:, 1])
-        return Round(row=row, confusion_KK=confusion_KK, clients=clients, scores_C2=scores_C2)
-
-    def _evaluated_clients(self, state: RunState) -> list[int]:
-        have_models = sorted(state.clients) if self.job.kinds else range(self.job.federation.num_clients)
-        if len(have_models) <= self.plan.evaluation.max_clients:
-            return list(have_models)
-        rng = generator(self.plan.seed, "evaluated clients")
-        picked = rng.choice(len(have_models), size=self.plan.evaluation.max_clients, replace=False)
-        return [have_models[place] for place in sorted(picked.tolist())]
+def _valid(work: Work) -> list[Report]:
+    """Whose work counts."""
+    return [report for report in work.reports if report.valid]
 
 
 def _seen(reports: list[Report]) -> tuple[int, float]:
     """How many samples some clients have, and their mean training loss by samples."""
     samples = sum(report.num_samples for report in reports)
-    return samples, sum(report.loss * report.num_samples for report in reports) / samples
+    return samples, sum(report.loss * report.num_samples for report in reports) / max(1, samples)
 
 
 def _counters(machine: CoordinatorState) -> dict[str, int]:

@@ -20,6 +20,7 @@ from atoll.report import figures
 from atoll.report.codecs import codec_picture, codec_table, codecs_of
 from atoll.report.compare import comparison, table_of
 from atoll.report.contribution_picture import contribution_picture, gain_text
+from atoll.report.privacy_picture import spending_picture
 from atoll.report.reading import (
     AXES,
     NONE,
@@ -42,6 +43,7 @@ from atoll.report.reading import (
     rounds_to,
     series,
     share_text,
+    statement_text,
     targets_of,
 )
 from atoll.report.shell import packaged, shell
@@ -168,6 +170,8 @@ def _warning(record: RunRecord) -> str:
         )
     if not record.rows:
         said.append("No round is recorded yet.")
+    if warning := dig(record.info, "privacy.warning"):
+        said.append(f"{warning}. This run was a test: its epsilon protects nobody.")
     return "".join(f'<p class="warning">{escape(text)}</p>' for text in said)
 
 
@@ -191,6 +195,11 @@ def _cards(record: RunRecord) -> str:
     for title, amount in (("Uplink", up), ("Downlink", down)):
         if amount is not None:
             cards.append(_card(title, human_bytes(amount), "all clients, all rounds"))
+    if (epsilon := number(last, "privacy.epsilon")) is not None:
+        price = last["privacy"]
+        cards.append(
+            _card("Epsilon spent", f"{epsilon:.2f}", f"delta {price['delta']:g}, by {price['unit']}", main=True)
+        )
     updates = number(last, "clients")
     asked = f"{updates:,.0f} updates in the last round" if updates is not None else ""
     cards.append(_card("Clients", count_text(record.info.get("num_clients")), asked))
@@ -259,6 +268,9 @@ def _facts(record: RunRecord) -> str:
         ("Uplink", ", ".join(map(part_text, plan.uplink)) or "no transform"),
         ("Downlink", ", ".join(map(part_text, plan.downlink)) or "no transform"),
     ]
+    if plan.privacy is not None:
+        stated = dig(info, "privacy")
+        facts.append(("Privacy", f"{part_text(plan.privacy)}\n{statement_text(stated) if stated else ''}"))
     if plan.attack is not None:
         who = ", ".join(f"{key} {value}" for key, value in plan.attackers.to_dict().items() if value)
         facts.append(("Attack", f"{part_text(plan.attack)}\n{who}"))
@@ -281,6 +293,9 @@ def _facts(record: RunRecord) -> str:
 def _pictures(record: RunRecord) -> list[tuple[str, Callable[[], Figure], tuple[str, str]]]:
     """The figures that a run has data for: a file name, how to draw it, a title and a caption."""
     found: list[tuple[str, Callable[[], Figure], tuple[str, str]]] = []
+    if record.rows and number(record.rows[-1], "privacy.epsilon") is not None:
+        note = "Epsilon is that of all rounds so far. The model, and its accuracy on the test set, are what it buys."
+        found.append(("privacy", lambda: spending_picture(record), ("Privacy", note)))
     if record.clients is not None:
         held = record.plan.evaluation.holdout
         where = (
@@ -332,6 +347,7 @@ def _last_rounds(record: RunRecord) -> str:
         ("attack success", "test.attack_success", lambda v: f"{100 * v:.2f} %"),
         ("test loss", "test.loss", lambda v: f"{v:.4g}"),
         ("train loss", "train_loss", lambda v: f"{v:.4g}"),
+        ("epsilon", "privacy.epsilon", lambda v: f"{v:.3f}"),
         ("clients' accuracy", "clients_test.mean", lambda v: f"{100 * v:.2f} %"),
         ("worst tenth", "clients_test.worst_decile", lambda v: f"{100 * v:.2f} %"),
         ("round time", "round_seconds", human_seconds),

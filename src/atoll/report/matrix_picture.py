@@ -31,7 +31,7 @@ def matrix_picture(matrix: Matrix, measure: Measure = "accuracy") -> Figure:
         marks = [[str(matrix.problem(row, rule, f) or "") for rule in matrix.defences] for row in rows]
         grids.append((f"{f} bad client{'s' * (f != 1)}", values_AR, marks))
     what = "Test accuracy" if accuracy else "Attack success"
-    return _maps(grids, rows, matrix.defences, what, "attack")
+    return heat_maps(grids, rows, matrix.defences, what, "attack")
 
 
 def worst_picture(matrix: Matrix) -> Figure:
@@ -42,7 +42,9 @@ def worst_picture(matrix: Matrix) -> Figure:
         [_worst_mark(matrix, rule, f) for rule in matrix.defences]
         for f in matrix.f
     ]  # fmt: skip
-    return _maps([("under the worst attack", values_FR, marks)], rows, matrix.defences, "Test accuracy", "bad clients")
+    return heat_maps(
+        [("under the worst attack", values_FR, marks)], rows, matrix.defences, "Test accuracy", "bad clients"
+    )
 
 
 def _worst_mark(matrix: Matrix, defence: str, f: int) -> str:
@@ -54,13 +56,14 @@ def _numbers(rows: list[list[float | None]]) -> Array:
     return np.array([[np.nan if value is None else value for value in row] for row in rows], dtype=float)
 
 
-def _maps(
+def heat_maps(
     grids: Sequence[tuple[str, Array, list[list[str]]]],
     rows: Sequence[str],
     columns: Sequence[str],
     what: str,
     down: str,
 ) -> Figure:
+    """Heat maps one below the other: of each its title, its values in [0, 1] and marks; NaN is an empty cell."""
     names, across = [plain(name, LONG) for name in rows], [plain(name, LONG) for name in columns]
     longest = max(map(len, across))
     aslant: dict[str, Any] = {"rotation": 20, "ha": "right"} if 2 * longest > LONG else {}

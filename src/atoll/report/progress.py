@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, Protocol
 
-from atoll.report.reading import human_bytes, human_seconds
+from atoll.report.reading import human_bytes, human_seconds, privacy_text
 
 
 class Watcher(Protocol):
@@ -99,9 +99,13 @@ def summary(row: dict[str, Any]) -> str:
     test = row.get("test", {})
     pieces = [f"accuracy {100 * test['accuracy']:.2f} %"] if "accuracy" in test else []
     pieces += [f"attack success {100 * test['attack_success']:.2f} %"] if "attack_success" in test else []
-    pieces.append(f"loss {test.get('loss', row['train_loss']):.4f}")
-    pieces.append(f"{row['clients'] / max(row['round_seconds'], 1e-9):.0f} clients/s")
-    pieces.append(f"up {human_bytes(row['bytes_up'])} down {human_bytes(row['bytes_down'])}")
+    loss = test.get("loss", row.get("train_loss"))  # what privacy hides is not there
+    pieces += [f"loss {loss:.4f}"] if loss is not None else []
+    pieces += [privacy_text(row["privacy"])] if "privacy" in row else []
+    if "clients" in row:
+        pieces.append(f"{row['clients'] / max(row['round_seconds'], 1e-9):.0f} clients/s")
+    if "bytes_up" in row:
+        pieces.append(f"up {human_bytes(row['bytes_up'])} down {human_bytes(row['bytes_down'])}")
     if "simulated_seconds" in row:
         pieces.append(f"simulated {human_seconds(row['simulated_seconds'])}")
     pieces.append(human_seconds(row["seconds"]))

@@ -215,6 +215,28 @@ def human_seconds(seconds: float) -> str:
     return f"{hours // 24} d {hours % 24:02d} h"
 
 
+def privacy_text(price: Json) -> str:
+    """What a run has spent so far, as one reads it.
+
+    >>> privacy_text({"epsilon": 1.5, "delta": 1e-05, "unit": "client", "accountant": "pld"})
+    'epsilon 1.50 (delta 1e-05, client)'
+    """
+    text = f"epsilon {price['epsilon']:.2f} (delta {price['delta']:g}, {price['unit']})"
+    return f"{text} {price['warning']}" if "warning" in price else text
+
+
+def statement_text(statement: Json) -> str:
+    """What a guarantee means, as lines to be read."""
+    budget = statement.get("budget")
+    lines = [
+        *([str(statement["warning"])] if "warning" in statement else []),
+        f"unit: {statement['unit']}; neighbours: {statement['neighbours']}; delta {statement['delta']:g}"
+        + (f"; budget: epsilon {budget:g}" if budget is not None else "; no budget"),
+        *(f"- {text}" for text in statement.get("assumptions", [])),
+    ]
+    return "\n".join(lines)
+
+
 def model_text(plan: Plan) -> str:
     """The model, or the models that are dealt out to clients in turn, as one reads it."""
     return ", ".join(part_text(part) for part in plan.models or (plan.model,))

@@ -33,7 +33,9 @@ class Session(NamedTuple):
     length: int
     encoding: Encoding
     vector: Callable[[int], np.ndarray]
-    """A client -> its integers (L,), as `encoding` makes them."""
+    """A client -> its integers (L,), unsigned as `encoding` has them."""
+    least: int = 2
+    """A sum of fewer clients is not opened."""
 
 
 class Outcome(NamedTuple):

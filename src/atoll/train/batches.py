@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -9,13 +10,16 @@ import numpy as np
 from atoll.core.messages import Task
 from atoll.core.seeds import generator
 from atoll.train.job import Job
+from atoll.train.private import poisson_batches
 
 
 def client_batches(job: Job, task: Task) -> list[np.ndarray]:
     """Index lists, one a step: each epoch is a fresh permutation cut into batches, the last of them short.
 
-    With batch size "all" a step is every sample, in order.
+    With batch size "all" a step is every sample, in order. Where steps are private, batches are drawn by coins instead.
     """
+    if job.private is not None:
+        return poisson_batches(job, task)
     indices = job.federation.train_indices(task.client)
     steps = job.num_steps(task.client, task.work)
     if job.local.batch_size == "all":
@@ -38,10 +42,14 @@ class Stacked(NamedTuple):
     live_SG: np.ndarray
 
 
-def stacked_batches(job: Job, tasks: list[Task], width: int, size: int) -> Stacked:
-    """Lay the batches of up to `size` clients side by side; short batches, clients and stacks are padded and masked."""
+def stacked_batches(job: Job, tasks: list[Task], width_of: Callable[[int], int], size: int) -> Stacked:
+    """Lay the batches of up to `size` clients side by side; short batches, clients and stacks are padded and masked.
+
+    `width_of` says how wide they are laid out if the longest has so many samples.
+    """
     per_client = [client_batches(job, task) for task in tasks]
     steps = max(len(batches) for batches in per_client)
+    width = width_of(max(len(batch) for batches in per_client for batch in batches))
     index_SGB = np.zeros((steps, size, width), dtype=np.int64)
     weight_SGB = np.zeros((steps, size, width))
     live_SG = np.zeros((steps, size), dtype=np.float32)
@@ -49,6 +57,16 @@ def stacked_batches(job: Job, tasks: list[Task], width: int, size: int) -> Stack
         live_SG[: len(batches), g] = 1
         sizes = np.array([len(batch) for batch in batches])
         filled = np.arange(width) < sizes[:, None]
-        weight_SGB[: len(batches), g] = filled / sizes[:, None]
+        weight_SGB[: len(batches), g] = filled / np.maximum(sizes, 1)[:, None]
         index_SGB[: len(batches), g][filled] = np.concatenate(batches)
     return Stacked(index_SGB, weight_SGB, live_SG)
+
+
+def round_up(number: int, parts: int) -> int:
+    """The next number of the form m * 2^k with m in parts..2 parts: at most one in `parts` is padding.
+
+    >>> [round_up(number, 4) for number in (0, 3, 9, 287)], round_up(287, 16)
+    ([1, 3, 10, 320], 288)
+    """
+    unit: int = 1 << max(0, number.bit_length() - parts.bit_length())
+    return max(1, -(-number // unit) * unit)

@@ -13,9 +13,10 @@ from atoll.core.errors import DataError, PlanError
 from atoll.core.messages import SERVER
 from atoll.core.parts import Part, members
 from atoll.core.plan import Plan
-from atoll.core.seeds import generator
+from atoll.core.seeds import derive, generator
 from atoll.data.dataset import Dataset, Public, as_public
-from atoll.data.index import Partition
+from atoll.data.index import Partition, joined
+from atoll.data.partition.iid import iid
 from atoll.data.partition.mixture import dealer
 
 
@@ -31,10 +32,14 @@ class Federation:
         holdout: float = 0.0,
         server_samples: int = 0,
         public: Public | None = None,
+        num_added: int = 0,
     ) -> None:
         dataset = partition.dataset or dataset
+        partition = _with_added(dataset, partition, num_added, seed)
         self.dataset, self.partition, self.public = dataset, partition, public
         self.num_clients = partition.num_clients
+        self.added = range(self.num_clients - num_added, self.num_clients)
+        """Clients that only attack: nothing is measured on them."""
         self.train_x, self.train_y = _tensor(dataset.train_x), _tensor(dataset.train_y)
         self.test_x, self.test_y = _tensor(dataset.test_x), _tensor(dataset.test_y)
         self._seed, self._holdout = seed, holdout
@@ -90,6 +95,14 @@ class Federation:
         return raw.long() if self.dataset.tokens else _scaled(raw, self.public.scale, self.public.shift)
 
 
+def _with_added(dataset: Dataset, partition: Partition, num: int, seed: int) -> Partition:
+    """Let clients join that only attack, each with as many samples as a middling one, drawn from all of them."""
+    if not num:
+        return partition
+    size = max(1, int(np.median(partition.sizes())))
+    return joined(partition, iid(dataset, num_clients=num, seed=derive(seed, "added"), samples_per_client=size))
+
+
 def _scaled(raw: Tensor, scale: float, shift: float) -> Tensor:
     x = raw.to(torch.float32, copy=True)  # then in place: several times faster than letting torch promote bytes
     x = x.mul_(scale) if scale != 1 else x
@@ -119,6 +132,7 @@ def build_federation(plan: Plan) -> Federation:
         holdout=plan.evaluation.holdout,
         server_samples=plan.server.samples or 0,
         public=public,
+        num_added=(plan.attackers.added or 0) if plan.attack else 0,
     )
 
 

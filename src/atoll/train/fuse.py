@@ -23,6 +23,7 @@ def tidy(graph: GraphModule) -> None:
     """Improve a recorded step in place; what it computes stays the same up to rounding."""
     _drop_no_ops(graph.graph)
     _drop_ones(graph.graph)
+    _drop_zeros(graph.graph)
     for node in list(graph.graph.nodes):
         if _is_update(node):
             _split_update(graph.graph, node)
@@ -97,6 +98,15 @@ def _drop_ones(graph: Graph) -> None:
             (other,) = (each for each in node.args if each not in ones)
             if isinstance(other, Node) and _shape(other) == _shape(node):
                 node.replace_all_uses_with(other)
+    graph.eliminate_dead_code()
+
+
+def _drop_zeros(graph: Graph) -> None:
+    """Drop sums with zeros: private steps add them to a layer's output to learn the slope there."""
+    for node in list(graph.nodes):
+        zeros = node.args[1] if node.target is aten.add.Tensor else None
+        if isinstance(zeros, Node) and zeros.target is aten.new_zeros.default and _shape(node.args[0]) == _shape(node):
+            node.replace_all_uses_with(node.args[0])
     graph.eliminate_dead_code()
 
 

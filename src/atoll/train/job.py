@@ -23,8 +23,11 @@ from atoll.core.optimizer import Optimizer
 from atoll.core.params import ParamSpec, Slot, flatten, float_buffers, spec_of
 from atoll.core.parts import Part, find
 from atoll.core.plan import Attackers, Local, Plan
+from atoll.core.privacy import Exposure, Mechanism, SampleSteps
 from atoll.core.seeds import derive, generator
 from atoll.core.transform import Chain, chain
+from atoll.privacy.noise import derived, fresh_secret
+from atoll.train.clipping import Layer, private_layers
 from atoll.train.distillation import check_models, check_public
 from atoll.train.dropout import use_counter_dropout
 from atoll.train.federation import Federation, build_federation
@@ -61,15 +64,27 @@ class Job:
     detector: Detector | None
     secure: Secure | None
     contribution: Contribution | None
+    mechanism: Mechanism | None
+    secret: bytes
+    """What privacy noise and private batches derive from."""
+    layers: tuple[Layer, ...]
+    """Where steps are private: the layers whose per-sample gradients need not be made; none if all must be."""
     dropout_seeds: list[str]
     local_buffers: list[str]
     """Buffers that each client keeps for itself."""
+    exposure: Exposure | None = None
+    """How clients and samples are drawn, where a mechanism protects them; of no attempt yet."""
     kinds: tuple[Job, ...] = ()
     """A job for each architecture, where clients keep models of their own; `spec` then lays out a table of scores."""
 
     def trainable(self, vector: Tensor) -> Tensor:
         """The part of a flat vector, or of a stack of them, that the optimiser moves."""
         return vector if self.spec.num_trainable == self.spec.num_params else vector[..., : self.spec.num_trainable]
+
+    @property
+    def private(self) -> SampleSteps | None:
+        """How private steps are taken, if they are."""
+        return self.mechanism.steps if self.mechanism is not None else None
 
     @property
     def wants_rows(self) -> bool:
@@ -117,8 +132,11 @@ class Job:
         return self.attack is not None and client in self.attackers and version in self.attack_rounds
 
 
-def build_job(plan: Plan, federation: Federation | None = None) -> Job:
-    """Build every part of a plan; parts refuse options that cannot be right."""
+def build_job(plan: Plan, federation: Federation | None = None, *, secret: bytes | None = None) -> Job:
+    """Build every part of a plan; parts refuse options that cannot be right.
+
+    `secret` is what a run that goes on used before; without it there is a fresh one.
+    """
     federation = federation or build_federation(plan)
     algorithm: Algorithm = plan.algorithm.build("algorithms")
     model = build_model(plan, federation)
@@ -137,13 +155,20 @@ def build_job(plan: Plan, federation: Federation | None = None) -> Job:
     if aggregator.unit_steps and plan.server.lr is None:
         raise PlanError(f"{plan.aggregator.name} moves every parameter by server.lr: set it, e.g. to 0.001")
     schedule: Callable[[int], float] = local.schedule.build("train.schedules")
+    mechanism: Mechanism | None = (
+        plan.privacy.build("privacy.mechanisms", exposure=exposed(plan, local, federation)) if plan.privacy else None
+    )
+    loss: Loss = find("train.losses", plan.loss)
+    layers = private_layers(algorithm, federation, model, spec, loss) if mechanism and mechanism.steps else ()
+    if mechanism is not None and mechanism.test_noise:
+        secret = derived(plan.seed.to_bytes(32, "big"), "test noise")
     job = Job(
         seed=plan.seed,
         federation=federation,
         model=model,
         spec=spec,
         first_D=flatten(model, spec),
-        loss=find("train.losses", plan.loss),
+        loss=loss,
         algorithm=algorithm,
         local=local,
         optimizer=local.optimizer.build("train.optimizers"),
@@ -154,15 +179,29 @@ def build_job(plan: Plan, federation: Federation | None = None) -> Job:
         server_lr=algorithm.server_lr if plan.server.lr is None else plan.server.lr,
         keeps_rows=policy.keeps_tasks,
         attack=plan.attack.build("attacks") if plan.attack else None,
-        attackers=_attackers(plan.attackers, federation.num_clients, plan.seed) if plan.attack else frozenset(),
+        attackers=_attackers(plan.attackers, federation, plan.seed) if plan.attack else frozenset(),
         attack_rounds=_attack_rounds(plan),
         detector=detector,
         secure=build_secure(plan, algorithm, aggregator, uplink, policy) if plan.secagg is not None else None,
         contribution=contribution,
+        mechanism=mechanism,
+        secret=secret or fresh_secret(),
+        layers=layers,
         dropout_seeds=use_counter_dropout(model),
         local_buffers=[name for name, _ in float_buffers(model)] if plan.local.buffers == "local" else [],
     )
     return job if algorithm.scores is None else _with_own_models(job, algorithm.scores, plan)
+
+
+def exposed(plan: Plan, local: Local, federation: Federation) -> Exposure:
+    """What a whole plan exposes of a sample in the client where that is most, if every round asks every client."""
+    sizes = federation.partition.sizes()
+    sizes = sizes - (plan.evaluation.holdout * sizes).astype(int)
+    least, most = int(sizes.min()), int(sizes.max())
+    size = local.batch_size if isinstance(local.batch_size, int) else most
+    steps = local.steps or (local.epochs or 1) * -(-most // min(size, most))
+    num_clients = federation.num_clients
+    return Exposure("every round", 1.0, max(1, plan.rounds), min(size, least) / least, steps, num_clients)
 
 
 def _uplink(plan: Plan) -> Chain:
@@ -361,17 +400,18 @@ def _attack_rounds(plan: Plan) -> range:
     return range(start, sys.maxsize if num is None else start + num)
 
 
-def _attackers(who: Attackers, num_clients: int, seed: int) -> frozenset[int]:
-    """The bad clients: named, or picked by seed."""
+def _attackers(who: Attackers, federation: Federation, seed: int) -> frozenset[int]:
+    """The bad clients: named, picked by seed, or those who joined."""
+    num_clients = federation.num_clients
     for client in who.clients:
         if not 0 <= client < num_clients:
             raise PlanError(f"attackers.clients names client {client}, but there are only 0 to {num_clients - 1}")
     if who.clients:
         return frozenset(who.clients)
+    if who.added is not None:
+        return frozenset(federation.added)
     if who.num is None and who.fraction is None:
-        raise PlanError(
-            "there is an attack but nobody attacks: set attackers.num, attackers.fraction or attackers.clients"
-        )
+        raise PlanError("there is an attack but nobody attacks: set attackers.num, .fraction, .clients or .added")
     num = who.num if who.num is not None else round((who.fraction or 0.0) * num_clients)
     if num > num_clients:
         raise PlanError(f"attackers.num is {num} but the federation has {num_clients} clients: lower it")

@@ -22,6 +22,7 @@ from atoll.core.seeds import derive, generator
 from atoll.train.batches import client_batches
 from atoll.train.dropout import set_seed
 from atoll.train.job import Job
+from atoll.train.private import noise_of, private_gradient, unprotected
 
 
 class Trained(NamedTuple):
@@ -90,7 +91,12 @@ def train_client(
             set_seed(space.model, job.dropout_seeds, base + number)
             batch = load_batch(job, torch.from_numpy(indices), task, sent.params_D, number)
             order = _order(job, space, sent, state, lr, len(batches), batch, task, first_loss)
-            loss, grads = _gradient(job, space, batch, order)
+            if job.private is None:
+                loss, grads = _gradient(job, space, batch, order)
+            else:
+                leaves = {s.name: leaf.detach() for s, leaf in zip(job.spec.trainable, space.leaves, strict=True)}
+                noise_T = noise_of(job, task, number)
+                loss, grads = private_gradient(job, leaves, batch, order, noise_T, base + number)
             targets: list[Tensor] = [leaf.data for leaf in space.leaves]
             if job.algorithm.local_grad is not None:
                 grad_D = job.algorithm.local_grad(_flat(job, space, grads), space.params_D, order)
@@ -109,9 +115,9 @@ def load_batch(job: Job, indices: Tensor, task: Task, params_D: Tensor, step: in
     federation = job.federation
     x, y = federation.features(federation.train_x[indices]), federation.train_y[indices]
     x = x.to(job.spec.dtype) if x.dtype.is_floating_point else x
-    if job.attack is not None and job.attack.data is not None and job.attacks(task.client, task.version):
+    if job.attack is not None and job.attack.data is not None and len(y) and job.attacks(task.client, task.version):
         x, y = job.attack.data(x, y, knowledge(job, task, params_D, step))
-    return Batch(x, y, torch.full((len(y),), 1 / len(y), dtype=job.spec.dtype))
+    return Batch(x, y, torch.full((len(y),), 1 / max(1, len(y)), dtype=job.spec.dtype))
 
 
 def knowledge(job: Job, task: Task, params_D: Tensor, step: int = 0) -> Knowledge:
@@ -158,7 +164,7 @@ def _order(
         num_steps=torch.tensor(float(num_steps), dtype=job.spec.dtype),
         num_samples=torch.tensor(float(job.federation.num_samples(task.client)), dtype=job.spec.dtype),
         outputs=outputs,
-        grad_at=grad_at,
+        grad_at=grad_at if job.private is None else unprotected,
         features=lambda params, x: features(space.model, named(params), x),
         first_loss=torch.tensor(first_loss, dtype=job.spec.dtype),
     )

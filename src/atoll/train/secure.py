@@ -19,7 +19,7 @@ from atoll.core.aggregator import Aggregator
 from atoll.core.algorithm import Algorithm
 from atoll.core.coordinator import Policy, Sampler
 from atoll.core.errors import PlanError
-from atoll.core.messages import Update
+from atoll.core.messages import State, Update
 from atoll.core.plan import Plan
 from atoll.core.secagg import Secagg
 from atoll.core.transform import Chain
@@ -103,6 +103,20 @@ def from_sum(total_L: np.ndarray, num_clients: int, like: Update, largest: Large
         MOST_LOSS * size_loss / size,
         cut,
     )
+
+
+def grid_integers(update: Update, encoding: Encoding) -> np.ndarray:
+    """What a client adds whose update is whole numbers already: these, and a 1 (V + 1,)."""
+    return np.append(update.packed().numpy(), 1).astype(encoding.dtype)
+
+
+def from_grid_sum(total_L: np.ndarray, num_clients: int, like: Update, encoding: Encoding) -> State | None:
+    """The sums of whole numbers by name, in int64; None if they cannot be those of so many clients."""
+    signed_L = total_L.astype(encoding.dtype).view(f"<i{encoding.modulus_bits // 8}").astype(np.int64)
+    if signed_L[-1] != num_clients:
+        return None
+    found = like.unpacked(torch.from_numpy(signed_L[:-1]))
+    return {"delta": found.delta_D, **{f"aux.{name}": value for name, value in found.aux.items()}}
 
 
 def rounding_of(seed: int, attempt: int, client: int) -> Stream:

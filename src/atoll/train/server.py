@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import torch
 from torch import Tensor
 from torch.func import functional_call
 
 from atoll.core.aggregator import rows_of
-from atoll.core.algorithm import PublicSamples, ServerTask
-from atoll.core.messages import Aggregate, State, Update
+from atoll.core.algorithm import LocalTask, PublicSamples, ServerTask
+from atoll.core.errors import PlanError
+from atoll.core.messages import Aggregate, Broadcast, State, Update
 from atoll.core.seeds import generator
 from atoll.train.job import Job
 
@@ -25,6 +29,28 @@ def aggregated(job: Job, folded: State, memory: State, own: Update | None = None
         folded = rule.trust(folded, own)
     aggregate, memory = rule.finish(folded, memory)
     return (aggregate._replace(updates=rows) if job.algorithm.needs_updates else aggregate), memory
+
+
+def empty_update(job: Job) -> Update:
+    """The stacked update of no client: it has the layout of what the algorithm sends, and no rows."""
+    first_D, one = job.first_D, torch.ones((), dtype=job.spec.dtype)
+    server = job.algorithm.init_server(first_D)
+
+    def unknown(*args: Any) -> Tensor:
+        raise PlanError(
+            "what this algorithm sends cannot be laid out without data, which a private round of nobody needs: "
+            "let its finish look at the delta, the task's numbers and its state only"
+        )
+
+    sent = Broadcast(first_D, job.algorithm.broadcast(first_D, server))
+    state = job.algorithm.init_client(first_D)
+    order = LocalTask(sent, state, one, one, one, unknown, unknown, unknown, one)
+    update, _ = job.algorithm.finish(torch.zeros_like(first_D), order)
+    return Update(
+        update.delta_D.new_zeros(0, *update.delta_D.shape),
+        update.weight.new_zeros(0),
+        {name: value.new_zeros(0, *value.shape) for name, value in update.aux.items()},
+    )
 
 
 def server_task(job: Job, version: int, num_clients: int) -> ServerTask:

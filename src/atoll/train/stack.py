@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -17,10 +18,11 @@ from torch.utils._pytree import tree_leaves
 from atoll.core.algorithm import Batch, LocalTask, Params
 from atoll.core.messages import Broadcast, State, Task, Update
 from atoll.core.seeds import derive
-from atoll.train.batches import stacked_batches
+from atoll.train.batches import Stacked, round_up, stacked_batches
 from atoll.train.fuse import hoist, tidy
 from atoll.train.job import Job
 from atoll.train.loop import features, knowledge, mean_loss
+from atoll.train.private import noise_of, stacked_gradients, unprotected
 from atoll.train.trace import record
 
 Step = Callable[..., Any]
@@ -66,16 +68,25 @@ def why_not(job: Job, size: int) -> str | None:
             return f"{type(module).__name__} mixes the samples of a batch, so padding would change it"
         if isinstance(module, nn.RNNBase) and size > 1:
             return f"{type(module).__name__} has no stacked kernel"
+    if job.private is not None and not job.layers:
+        return "private steps of this model make gradients sample by sample"
     return None
 
 
 def make_step(job: Job, size: int) -> Step:
-    """One step of G clients, in place: (batch, seed_G, live_G, number, params_GD, leaves, memory, fixed) -> loss_G."""
+    """One step of G clients, in place; gives their losses (G,).
+
+    It takes batch, seed_G, live_G, number, noise, params_GD, leaves, memory and fixed; `noise` holds one matrix (G, T)
+    where steps are private, and nothing otherwise.
+    """
     names = [slot.name for slot in job.spec.trainable]
 
     def tensors(params: Params, seed: Tensor) -> dict[str, Tensor]:
         named = params if isinstance(params, Mapping) else job.spec.views(params)
         return {**named, **dict.fromkeys(job.dropout_seeds, seed)}
+
+    def named(leaves: list[Tensor], seed: Tensor) -> dict[str, Tensor]:
+        return tensors(dict(zip(names, leaves, strict=True)), seed)
 
     def outputs_for(seed: Tensor) -> Callable[[Params, Tensor], Tensor]:
         def outputs(params: Params, x: Tensor) -> Tensor:
@@ -91,7 +102,8 @@ def make_step(job: Job, size: int) -> Step:
             found: Tensor = grad(lambda p_D: mean_loss(job, outputs(p_D, batch.x), batch))(params_D)
             return found
 
-        return local_task(fixed, outputs, grad_at, lambda params, x: features(job.model, tensors(params, seed), x))
+        found = grad_at if job.private is None else unprotected
+        return local_task(fixed, outputs, found, lambda params, x: features(job.model, tensors(params, seed), x))
 
     def loss_of(leaves: list[Tensor], batch: Batch, seed: Tensor, fixed: Fixed) -> Tensor:
         named = dict(zip(names, leaves, strict=True))
@@ -104,17 +116,9 @@ def make_step(job: Job, size: int) -> Step:
         assert job.algorithm.local_grad is not None
         return job.algorithm.local_grad(grad_D, params_D, order(fixed, batch, seed))
 
-    def step(
-        batch: Batch,
-        seed_G: Tensor,
-        live_G: Tensor,
-        number: Tensor,
-        params_GD: Tensor,
-        leaves: list[Tensor],
-        memory: list[Tensor],
-        fixed: Fixed,
-    ) -> Tensor:
-        dims = _dims(fixed)
+    def gradients(
+        batch: Batch, seed_G: Tensor, leaves: list[Tensor], fixed: Fixed, dims: Fixed
+    ) -> tuple[Tensor, list[Tensor]]:
         with torch.enable_grad():
             if size == 1:
                 rows = [leaf[0].detach().requires_grad_() for leaf in leaves]
@@ -123,7 +127,24 @@ def make_step(job: Job, size: int) -> Step:
                 rows = [leaf.detach().requires_grad_() for leaf in leaves]
                 loss_G = vmap(loss_of, in_dims=(0, 0, 0, dims))(rows, batch, seed_G, fixed)
             grads = list(torch.autograd.grad(loss_G.sum(), rows, materialize_grads=True))
-        grads = [grad.unsqueeze(0) for grad in grads] if size == 1 else grads
+        return loss_G, [grad.unsqueeze(0) for grad in grads] if size == 1 else grads
+
+    def step(
+        batch: Batch,
+        seed_G: Tensor,
+        live_G: Tensor,
+        number: Tensor,
+        noise: list[Tensor],
+        params_GD: Tensor,
+        leaves: list[Tensor],
+        memory: list[Tensor],
+        fixed: Fixed,
+    ) -> Tensor:
+        dims = _dims(fixed)
+        if noise:
+            loss_G, grads = stacked_gradients(job, named, batch, seed_G, leaves, noise[0], fixed.num_samples_G)
+        else:
+            loss_G, grads = gradients(batch, seed_G, leaves, fixed, dims)
         targets = leaves
         if job.algorithm.local_grad is not None:
             constants = params_GD.new_zeros(len(params_GD), job.spec.num_params - job.spec.num_trainable)
@@ -173,7 +194,7 @@ class StackedTrainer:
         size = self._padded(num)
         idle = size - num
         padded = tasks + tasks[:1] * idle
-        batches = stacked_batches(job, tasks, self._width(tasks), size)
+        batches = stacked_batches(job, tasks, self._width, size)
         fixed = self._fixed(
             padded, sent + sent[:1] * idle, states + states[:1] * idle, first_losses + first_losses[:1] * idle
         )
@@ -195,7 +216,7 @@ class StackedTrainer:
     def _run(
         self,
         tasks: list[Task],
-        batches: Any,
+        batches: Stacked,
         params_GD: Tensor,
         leaves: list[Tensor],
         memory: list[Tensor],
@@ -213,7 +234,8 @@ class StackedTrainer:
         seeds = (base_G + torch.arange(len(index_SGB))[:, None]).unbind()
         weights, lives = weight_SGB.unbind(), live_SG.unbind()
         lasting = tree_leaves((params_GD, leaves, memory, fixed))
-        step: Step | None = None
+        widths = self._widths(batches)
+        ready: dict[int, tuple[Step, list[Tensor]]] = {}
         chunk = max(1, GATHERED // max(1, index_SGB[0].numel() * federation.train_x[0].numel()))
         with torch.no_grad():
             for start in range(0, len(index_SGB), chunk):
@@ -224,12 +246,29 @@ class StackedTrainer:
                     for g in bad:
                         assert attack is not None
                         x[g], y[g] = attack(x[g], y[g], knowledge(job, tasks[g], sent[g].params_D, s))
-                    fresh = (Batch(x, y, weights[s]), seeds[s], lives[s], numbers[s])
-                    if step is None:
+                    noise = [] if job.private is None else [self._noise(tasks, s, batches.live_SG[s])]
+                    width = widths[s]
+                    batch = Batch(x[:, :width], y[:, :width], weights[s][:, :width])
+                    fresh = (batch, seeds[s], lives[s], numbers[s], noise)
+                    if width not in ready:
                         once, step = self._step_for(fresh, params_GD, memory, fixed)
-                        lasting += once(*tree_leaves(fixed))
-                    losses_SG[s] = step(x, y, weights[s], *fresh[1:], *lasting)[0]
+                        ready[width] = step, [*lasting, *once(*tree_leaves(fixed))]
+                    step, given = ready[width]
+                    losses_SG[s] = step(*batch, *fresh[1:4], *noise, *given)[0]
         return losses_SG
+
+    def _widths(self, batches: Stacked) -> list[int]:
+        """How much of its batches a step takes: all, but for a client alone whose private batches differ in size."""
+        steps, size, width = batches.weight_SGB.shape
+        if self.job.private is None or size > 1 or self.compile:
+            return [width] * steps
+        return [self._width(int(longest)) for longest in (batches.weight_SGB[:, 0] > 0).sum(1)]
+
+    def _noise(self, tasks: list[Task], step: int, live_G: np.ndarray) -> Tensor:
+        """The noise of a step of every client that takes it (G, T)."""
+        none = torch.zeros(self.job.spec.num_trainable, dtype=torch.float64)
+        rows = [noise_of(self.job, task, step) if live else none for task, live in zip(tasks, live_G, strict=True)]
+        return rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows)
 
     def _inputs(self, index: Tensor) -> Tensor:
         """The features of the samples at an index of any shape, as the model wants them."""
@@ -286,17 +325,11 @@ class StackedTrainer:
             torch.tensor(first_losses, dtype=dtype),
         )
 
-    def _width(self, tasks: list[Task]) -> int:
-        """How wide the batches are: few distinct widths, so that few steps are traced."""
-        if self.job.local.batch_size != "all":
-            return self.job.batch_size
-        return _round_up(max(self.job.federation.num_samples(task.client) for task in tasks))
-
-
-def _round_up(number: int) -> int:
-    """The next width of the form m * 2^k with m in 4..8: at most a quarter is padding."""
-    unit: int = 1 << max(0, number.bit_length() - 3)
-    return -(-number // unit) * unit
+    def _width(self, longest: int) -> int:
+        """How wide batches of at most this size are: few distinct widths, so that few steps are recorded."""
+        if self.job.private is not None:
+            return round_up(longest, 8)
+        return round_up(longest, 4) if self.job.local.batch_size == "all" else self.job.batch_size
 
 
 def _none(*args: Any) -> Any:

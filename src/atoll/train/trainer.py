@@ -15,9 +15,12 @@ from torch import Tensor
 from atoll.core.aggregator import Aggregator, stacked
 from atoll.core.errors import AtollError, TrainingError
 from atoll.core.messages import SERVER, Broadcast, Payload, State, Task, Update, stack
+from atoll.core.privacy import Sent
 from atoll.core.seeds import generator
 from atoll.core.transform import Encoding
 from atoll.core.wire import packed_size
+from atoll.privacy.grid import integer_sum
+from atoll.privacy.noise import derived
 from atoll.train.evaluate import evaluate_clients, evaluate_ready, evaluate_slice, ready_slices
 from atoll.train.job import Job
 from atoll.train.loop import Trained, Workspace, knowledge, train_client, workspace
@@ -62,7 +65,12 @@ class Work(NamedTuple):
 
 
 def fold_of(job: Job) -> Aggregator:
-    """How updates are folded where they are made: by the rule, or as rows if they must be seen one by one first."""
+    """How updates are folded where they are made: by the rule, or as rows if they must be seen one by one first.
+
+    Where a mechanism puts them on a grid, their sum is all that is made of them, here or under masks.
+    """
+    if job.mechanism is not None and job.mechanism.on_grid is not None and job.secure is None:
+        return integer_sum()
     if job.wants_rows:
         return stacked(lambda updates_CD, weight_C: updates_CD)
     return job.aggregator
@@ -180,7 +188,9 @@ class Trainer:
         after: list[State],
     ) -> Work:
         """The way up: attacks, the uplink, the check for NaN and Inf, and the fold."""
-        job = self.job
+        job, mechanism = self.job, self.job.mechanism
+        if mechanism is not None and mechanism.at_client is not None:
+            updates = mechanism.at_client(updates, sent_by(job, tasks))
         num_bytes = [packed_size(Payload(updates.rows(0).packed()))] * len(tasks)
         bad = [job.attacks(task.client, task.version) for task in tasks]
         if job.uplink.transforms or (job.attack is not None and job.attack.update is not None and any(bad)):
@@ -200,6 +210,7 @@ class Trainer:
             shares_C = torch.tensor([task.share for task in tasks], dtype=updates.weight.dtype)
             updates = updates._replace(weight=updates.weight * shares_C)
         valid_C = finite(updates)
+        summed = mechanism is not None and mechanism.on_grid is not None  # what is not finite counts there as nothing
         norms = updates.delta_D.norm(dim=1).tolist()
         reports = [
             Report(
@@ -209,15 +220,30 @@ class Trainer:
                 loss=losses[i],
                 norm=norms[i],
                 bytes_up=num_bytes[i],
-                valid=bool(valid_C[i]),
+                valid=bool(valid_C[i]) or summed,
             )
             for i, task in enumerate(tasks)
         ]
-        usable = updates if bool(valid_C.all()) else updates.rows(valid_C)
-        folded = self.fold.add(self.fold.zero(), usable) if bool(valid_C.any()) else self.fold.zero()
+        if mechanism is not None and mechanism.on_grid is not None:
+            folded = self.fold.add(self.fold.zero(), mechanism.on_grid(updates, sent_by(job, tasks)))
+        else:
+            usable = updates if bool(valid_C.all()) else updates.rows(valid_C)
+            folded = self.fold.add(self.fold.zero(), usable) if bool(valid_C.any()) else self.fold.zero()
         everyone = zip(tasks, after, valid_C.tolist(), strict=True)
         states = {task.client: state for task, state, valid in everyone if state and valid}  # NaN is not remembered
         return Work(folded, reports, states)
+
+
+def sent_by(job: Job, tasks: list[Task]) -> Sent:
+    """What a mechanism may know of the updates of some tasks of one attempt."""
+    assert job.mechanism is not None
+    clip = job.mechanism.clip if tasks[0].clip is None else tasks[0].clip
+    cohort = len(tasks) if job.exposure is None else job.exposure.cohort
+
+    def key(row: int) -> bytes:
+        return derived(job.secret, "client", tasks[row].attempt, tasks[row].client)
+
+    return Sent(job.spec, clip, cohort, key)
 
 
 def failed(error: Exception) -> TrainingError:

@@ -40,8 +40,15 @@ SOURCES = (
 )
 
 
-def mnist(*, quiet: bool = False) -> Dataset:
-    """60,000 digits for training and 10,000 for test (LeCun et al. 1998, Proceedings of the IEEE 86)."""
+MEAN, STD = 0.1307, 0.3081
+"""Of all pixels of the training set, black 0 and white 1."""
+
+
+def mnist(*, standardised: bool = False, quiet: bool = False) -> Dataset:
+    """60,000 digits for training and 10,000 for test (LeCun et al. 1998, Proceedings of the IEEE 86).
+
+    Pixels go from 0 to 1; `standardised` ones have mean 0 and standard deviation 1 over the training set.
+    """
     paths = raw_files("mnist", FILES, SOURCES, quiet=quiet)
     train_x, train_y, test_x, test_y = (read_idx(paths[file.name]) for file in FILES)
     return Dataset(
@@ -51,7 +58,8 @@ def mnist(*, quiet: bool = False) -> Dataset:
         test_x=test_x[:, None],
         test_y=test_y,
         num_classes=10,
-        scale=1 / 255,
+        scale=1 / 255 / (STD if standardised else 1),
+        shift=-MEAN / STD if standardised else 0.0,
         class_names=tuple("0123456789"),
         origin="MNIST (LeCun, Cortes and Burges 1998), CC BY-SA 3.0",
     )

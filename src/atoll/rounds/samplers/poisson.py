@@ -23,4 +23,4 @@ def poisson(rate: float | None = None) -> Sampler:
         clients = rng.choice(all_of_them, size=rng.binomial(all_of_them, q), replace=False)
         return [Pick(client) for client in clients.tolist() if population.free(client)]
 
-    return Sampler(sample, scheme="poisson", draws_size=True)
+    return Sampler(sample, scheme="poisson", rate=rate, draws_size=True)

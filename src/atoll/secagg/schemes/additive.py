@@ -48,8 +48,9 @@ def additive(servers: int = 2) -> Scheme:
                         elif client in seeds:
                             total_L += np.frombuffer(data, session.encoding.dtype)
                             survivors.append(client)
-        if len(survivors) < 2:
-            return Outcome(None, (), up, 0, f"{len(survivors)} clients are left, at least 2 are needed; ask more")
+        if len(survivors) < session.least:
+            why = f"{len(survivors)} clients are left, at least {session.least} are needed; ask more"
+            return Outcome(None, (), up, 0, why)
         for number in range(servers - 1):
             apply(total_L, [Mask(seeds[client][SEED * number :][:SEED], True) for client in survivors])
         return Outcome(total_L, tuple(sorted(survivors)), up, 0)

@@ -57,7 +57,7 @@ def pairwise(server: wire.Mode = "active", dropouts: float = 0.2, colluding: flo
                 server_key=registry[wire.SERVER],
                 once=in_memory(),
                 registry=registry,
-                floors=floors,
+                floors=floors._replace(min_survivors=max(floors.min_survivors, session.least)),
             )
 
         with stage(lambda: _player(session, client)) as ask:

@@ -1,0 +1,76 @@
+"""How a command is told which plan to use: a file or a function, and settings that change it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from atoll.core.errors import AtollError, PlanError
+
+if TYPE_CHECKING:
+    from atoll.core.plan import Plan
+
+PlanArgument = Annotated[
+    str | None, typer.Argument(metavar="PLAN", help="plan.toml, or package.module:function that returns a Plan.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a setting, e.g. algorithm.mu=0.1; nothing after = leaves it out. May be repeated.",
+    ),
+]
+
+
+def read_settings(texts: list[str] | None) -> dict[str, object]:
+    """Read what `--set` was given."""
+    return dict(_setting(text) for text in texts or [])
+
+
+def read_plan(source: str | None, settings: dict[str, object]) -> Plan:
+    """Read a plan from a TOML file or a function, and change what the command line changes."""
+    from atoll.core.parts import imported
+    from atoll.core.plan import Plan
+
+    if source is None:
+        found: Any = Plan()
+    elif ":" in source and not Path(source).exists():
+        function = imported(source)
+        try:
+            found = function()
+        except AtollError:
+            raise
+        except Exception as error:
+            raise PlanError(
+                f"{source} raised {type(error).__name__}: {error}; it must return an atoll.Plan and need no arguments"
+            ) from error
+        if not isinstance(found, Plan):
+            raise PlanError(f"{source} returned {type(found).__name__}: it must return an atoll.Plan")
+    else:
+        path = Path(source)
+        if not path.is_file():
+            raise PlanError(f"there is no plan {source}: name a TOML file, or a function as package.module:function")
+        try:
+            found = Plan.from_toml(path.read_text())
+        except UnicodeDecodeError as error:
+            raise PlanError(f"{source} is not a text file: a plan is written in TOML") from error
+    plan: Plan = found
+    return plan.replace(settings) if settings else plan
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """Read KEY=VALUE; the value is TOML, and a bare word is a string."""
+    import tomllib
+
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise PlanError(f"--set wants KEY=VALUE, e.g. --set local.lr=0.05, got '{text}'")
+    if not value.strip():
+        return key.strip(), None
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value

@@ -1,0 +1,115 @@
+"""The server's side of a commit: from what clients did to the next version. Shapes: C clients, D parameters."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from atoll.core.aggregator import as_rows, rows_of
+from atoll.core.contribution import Contribution
+from atoll.core.coordinator import Coordinator
+from atoll.core.detection import Detector, Sight
+from atoll.core.errors import TrainingError
+from atoll.core.messages import SERVER, Aggregate, Broadcast, State, Task, Update, stack
+from atoll.engine.guarding import Guard
+from atoll.engine.run_state import RunState
+from atoll.train.contributing import Before, shares_of, with_shares
+from atoll.train.judging import detection_row, judged
+from atoll.train.server import aggregated, server_task
+from atoll.train.trainer import Trainer, Work, finite
+
+
+class Given(NamedTuple):
+    """What a commit is made of beside the clients' work."""
+
+    own: Update | None
+    """The server's own update, where the rule compares with it."""
+    gap_D: Tensor | None = None
+    """What is added to the mean where the model is mixed with a client's."""
+    num_clients: int | None = None
+    """Of how many clients the rows are, where a row stands for several."""
+
+
+class Versions:
+    """Makes versions; the state is an argument and a result."""
+
+    def __init__(self, coordinator: Coordinator, trainer: Trainer, guard: Guard | None) -> None:
+        self.job, self.coordinator, self.trainer, self.guard = trainer.job, coordinator, trainer, guard
+
+    def own_update(self, state: RunState) -> Update | None:
+        """What the server's own samples make of the current version, where the rule compares with it."""
+        if self.job.aggregator.trust is None:
+            return None
+        machine, algorithm = state.coordinator, self.job.algorithm
+        sent = state.sent.get(machine.version)  # what clients heard
+        if sent is None:
+            sent = Broadcast(state.params_D, algorithm.broadcast(state.params_D, state.server))
+        own = self.trainer.own_update(Task(SERVER, machine.version, machine.attempt), sent)
+        if not bool(finite(stack([own]))[0]):
+            raise TrainingError(
+                f"round {machine.version + 1}: the server's own update holds NaN or Inf: lower local.lr, "
+                "or take other server.samples"
+            )
+        return own
+
+    def next(self, state: RunState, work: Work, given: Given) -> tuple[RunState, Work, dict[str, Any]]:
+        """The next version, whose work counts now, and what the metrics say of both."""
+        job, told = self.job, dict[str, Any]()
+        aggregate, rule = self._aggregated(state, work.folded, given.own)
+        if job.detector is not None:
+            before = work
+            state, work, told["detection"] = self._detect(state, job.detector, work, aggregate.delta_D)
+            if len(work.folded["weight"]) < len(before.folded["weight"]):  # once more, without those who were found out
+                aggregate, rule = aggregated(job, work.folded, state.rule, given.own)
+        if job.contribution is not None:
+            state, told["contribution"] = self._contribute(state, job.contribution, work, given.own)
+        if given.gap_D is not None:
+            aggregate = aggregate._replace(delta_D=aggregate.delta_D + given.gap_D)
+        if given.num_clients is not None:
+            aggregate = aggregate._replace(num_clients=given.num_clients)
+        order = server_task(job, state.coordinator.version, self.coordinator.num_clients)
+        params_D, server = job.algorithm.server_step(state.params_D, aggregate, state.server, order)
+        clients = {**state.clients, **work.states} if work.states else state.clients
+        return state._replace(params_D=params_D, server=server, rule=rule, clients=clients), work, told
+
+    def _aggregated(self, state: RunState, folded: State, own: Update | None) -> tuple[Aggregate, State]:
+        if self.guard is None:
+            return aggregated(self.job, folded, state.rule, own)
+        return self.guard.aggregated(folded, state.rule, state.coordinator.attempt, own)
+
+    def _detect(
+        self, state: RunState, detector: Detector, work: Work, aggregate_D: Tensor
+    ) -> tuple[RunState, Work, dict[str, Any]]:
+        """Look at a round's updates, and leave out those of clients that are quarantined now.
+
+        As many clients stay as the rule needs, in this round and among those who can still be asked.
+        """
+        rows, valid, params_D = rows_of(work.folded), [r for r in work.reports if r.valid], state.params_D
+        least = self.coordinator.policy.min_reports
+        most = min(len(valid), self.coordinator.num_clients - len(state.quarantined)) - least
+
+        def loss(delta_D: Tensor | None) -> float:
+            return self.trainer.own_scores(params_D if delta_D is None else params_D + delta_D)[1]
+
+        sight = Sight(rows.delta_D, aggregate_D, loss)
+        clients = [report.client for report in valid]
+        found = judged(detector, clients, sight, state.trust, state.quarantined, most)
+        keep_C = torch.tensor([client not in found.quarantined for client in clients])
+        reports = [r._replace(valid=r.valid and r.client not in found.quarantined) for r in work.reports]
+        state = state._replace(trust=found.trust, quarantined=found.quarantined)
+        told = detection_row(found, self.job.attackers)
+        return state, Work(as_rows(rows.rows(keep_C)), reports, work.states), told
+
+    def _contribute(
+        self, state: RunState, how: Contribution, work: Work, own: Update | None
+    ) -> tuple[RunState, dict[str, Any]]:
+        """Share out what a round gains, whose commit starts from this state, to those whose updates count."""
+        version, num_clients = state.coordinator.version, self.coordinator.num_clients
+        before = Before(state.params_D, state.server, state.rule, own, version, num_clients)
+        clients = [report.client for report in work.reports if report.valid]
+        found = shares_of(self.job, how, before, clients, rows_of(work.folded), self.trainer.own_scores)
+        told = {str(client): share for client, share in found.clients.items()}
+        state = state._replace(contribution=with_shares(state.contribution, found))
+        return state, {"clients": told, "utility": how.utility, "evaluations": found.evaluations}

@@ -1,0 +1,1 @@
+"""Differential privacy: mechanisms, noise, accounting, the ledger of what was spent, and its audit."""

@@ -1,0 +1,1 @@
+"""What protects whom, one file a mechanism."""

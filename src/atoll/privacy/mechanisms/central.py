@@ -1,0 +1,127 @@
+"""Privacy of whole clients by a server that is trusted: DP-FedAvg."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from atoll.core.errors import PlanError
+from atoll.core.messages import Aggregate, State, Update
+from atoll.core.privacy import Exposure, Mechanism, Release, Sent
+from atoll.privacy.grid import BIT, LEVELS, bounded, check_noise, lengths, packed, unpacked
+from atoll.privacy.noise import derived, discrete_gaussian
+
+ASSUMPTIONS = (
+    "the server is trusted: it sees each update, and what it publishes is protected",
+    "who was asked stays secret, and so do how many were, the ledger and the checkpoint",
+    "the noise is an exact discrete Gaussian on a grid of clip / 2^24, accounted for as the Gaussian of its sigma, "
+    "from which it differs by less than the accountant rounds up",
+    "how long a round takes is not protected",
+)
+
+
+def central(
+    clip: float,
+    sigma: float,
+    delta: float,
+    epsilon: float | None = None,
+    per_layer: bool = False,
+    quantile: float | None = None,
+    bit_sigma: float | None = None,
+    clip_lr: float = 0.2,
+    test_noise: bool = False,
+) -> Mechanism:
+    """Clip each update, add them up, add noise once, divide by q N (McMahan et al. 2018, arXiv:1710.06963, alg. 1).
+
+    Every client weighs the same, and the denominator is the expected cohort, so that one client moves the released mean
+    by at most clip / (q N). `per_layer` clips each of L layers to clip / sqrt(L). With `quantile` the clip follows that
+    quantile of the updates' lengths (Andrew et al. 2021, arXiv:1905.03871, algorithm 1): the count of those within is
+    released with noise `bit_sigma` (expected cohort / 20 unless given), and the noise on the sum grows so that both
+    together cost what `sigma` alone would: z_delta = (sigma^-2 - (2 bit_sigma)^-2)^(-1/2). `clip` is then the first.
+    """
+    check_noise("central", delta, epsilon, clip=clip, sigma=sigma)
+    if quantile is not None and not 0 < quantile < 1:
+        raise PlanError(f"central: quantile is a share in (0, 1), got {quantile}; 0.5 is usual")
+    if quantile is not None and per_layer:
+        raise PlanError("central: an adaptive clip is one number for the whole update: leave per_layer or quantile out")
+    if quantile is None and bit_sigma is not None:
+        raise PlanError(
+            "central: bit_sigma is the noise on the count of an adaptive clip: set quantile, or leave it out"
+        )
+    if bit_sigma is not None and not bit_sigma > sigma / 2:
+        raise PlanError(
+            f"central: bit_sigma must be above sigma / 2 = {sigma / 2}, or it alone costs more; got {bit_sigma}"
+        )
+
+    def event(exposure: Exposure) -> Any:
+        import dp_accounting as dp
+
+        if exposure.scheme != "poisson":
+            raise PlanError(
+                "central privacy is accounted for clients that are drawn by independent coins, but here they are "
+                f'drawn {exposure.scheme}: set sampler = "poisson", or privacy = "ftrl" with sampler = "round_robin"'
+            )
+        count_noise(exposure)
+        one = dp.PoissonSampledDpEvent(exposure.rate, dp.GaussianDpEvent(sigma))
+        return dp.SelfComposedDpEvent(one, exposure.attempts)
+
+    def count_noise(exposure: Exposure) -> tuple[float, float]:
+        """The noise on the sum in clips, and on the count in clients."""
+        if quantile is None:
+            return sigma, math.inf
+        on_count = exposure.cohort / 20 if bit_sigma is None else bit_sigma
+        if not on_count > sigma / 2:
+            raise PlanError(
+                f"central: an adaptive clip with {exposure.cohort} clients a round would take all of the budget for "
+                f"the count of those within: set privacy.bit_sigma above sigma / 2 = {sigma / 2}, or ask more clients"
+            )
+        return (sigma**-2 - (2 * on_count) ** -2) ** -0.5, on_count
+
+    def on_grid(update: Update, sent: Sent) -> Update:
+        found = bounded(update, sent.clip, LEVELS, sent.spec if per_layer else None)
+        if quantile is None:
+            return found
+        length_C = lengths(update)
+        bit_C = torch.where(length_C <= sent.clip, LEVELS // 2, -LEVELS // 2)  # sensitivity 1/2, as in the paper
+        bit_C[~length_C.isfinite()] = 0
+        return found._replace(aux={**found.aux, BIT: bit_C[:, None]})
+
+    def release(acc: State, memory: State, order: Release) -> tuple[Aggregate, State]:
+        attempt = order.exposure.attempts - 1
+        on_sum, on_count = count_noise(order.exposure)
+        sums = {name: value for name, value in acc.items() if name != f"aux.{BIT}"}
+        sums_V = packed(sums)
+        noise_V = discrete_gaussian(derived(order.secret, "noise", attempt), on_sum * LEVELS, len(sums_V))
+        expected = order.exposure.rate * order.exposure.num_clients
+        now = clip if quantile is None else clip_of(memory)
+        scale = now / LEVELS / expected
+        aggregate = unpacked(sums_V + noise_V, sums, scale, order.dtype, order.exposure.cohort)
+        if quantile is None:
+            return aggregate, memory
+        count = acc[f"aux.{BIT}"].numpy() + discrete_gaussian(
+            derived(order.secret, "count", attempt), on_count * LEVELS, 1
+        )
+        within = min(1.0, max(0.0, float(count[0]) / LEVELS / expected + 0.5))
+        return aggregate, {"clip": torch.tensor(now * math.exp(-clip_lr * (within - quantile)), dtype=torch.float64)}
+
+    def clip_of(memory: State) -> float:
+        return float(memory["clip"])
+
+    return Mechanism(
+        unit="client",
+        neighbours="add or remove one client, with all its samples",
+        delta=delta,
+        epsilon=epsilon,
+        event=event,
+        assumptions=ASSUMPTIONS,
+        test_noise=test_noise,
+        clip=clip,
+        init=(lambda: {}) if quantile is None else (lambda: {"clip": torch.tensor(clip, dtype=torch.float64)}),
+        clip_of=None if quantile is None else clip_of,
+        on_grid=on_grid,
+        release=release,
+        hides_cohort=True,
+        min_reports=lambda cohort: 0,  # an empty cohort releases noise, or its emptiness would be seen
+    )

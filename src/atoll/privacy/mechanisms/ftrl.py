@@ -1,0 +1,97 @@
+"""Privacy of whole clients without secret sampling: DP-FTRL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from atoll.core.errors import PlanError
+from atoll.core.messages import Aggregate, State, Update
+from atoll.core.privacy import IN_TURN, Exposure, Mechanism, Release, Sent
+from atoll.privacy.grid import LEVELS, bounded, check_noise, packed, unpacked
+from atoll.privacy.noise import derived, discrete_gaussian
+
+ASSUMPTIONS = (
+    "the server is trusted: it sees each update, and what it publishes is protected",
+    "clients are asked in turn, at most once in each tree; who is asked when need not be secret",
+    "the ledger and the checkpoint stay secret",
+    "the noise is an exact discrete Gaussian, to which the accountant's bound for the Gaussian applies",
+    "how long a round takes is not protected",
+)
+
+
+def ftrl(
+    clip: float,
+    sigma: float,
+    delta: float,
+    epsilon: float | None = None,
+    per_layer: bool = False,
+    test_noise: bool = False,
+) -> Mechanism:
+    """Add tree-shaped noise to the running sum of updates (Kairouz et al. 2021, arXiv:2103.00039, algorithm 1).
+
+    The released running sum after t rounds of a pass carries one noise for each 1 in the binary digits of t, so that it
+    does not grow with t; what a round hands on is the change of that sum. Every pass over the clients has a new tree,
+    so that each client is in a tree at most once and touches at most ceil(log2(t + 1)) nodes of it (appendix D.1).
+    """
+    check_noise("ftrl", delta, epsilon, clip=clip, sigma=sigma)
+
+    def event(exposure: Exposure) -> Any:
+        import dp_accounting as dp
+
+        if exposure.scheme != IN_TURN:
+            raise PlanError(
+                f"ftrl counts on each client at most once a pass, but here clients are drawn {exposure.scheme}: "
+                'set sampler = "round_robin", or privacy = "central" with sampler = "poisson"'
+            )
+        whole, rest = divmod(exposure.attempts, exposure.in_a_row)
+        trees = []
+        if whole:
+            one = dp.SingleEpochTreeAggregationDpEvent(sigma, exposure.in_a_row)
+            trees.append(dp.SelfComposedDpEvent(one, whole))
+        if rest:
+            trees.append(dp.SingleEpochTreeAggregationDpEvent(sigma, rest))
+        return dp.ComposedDpEvent(trees)
+
+    def release(acc: State, memory: State, order: Release) -> tuple[Aggregate, State]:
+        attempt, length = order.exposure.attempts - 1, order.exposure.in_a_row
+        step = attempt % length + 1
+        sums_V = packed(acc)
+        for number, sign in node_changes(step):
+            key = derived(order.secret, "noise", attempt - step + number)
+            noise_V = discrete_gaussian(key, sigma * LEVELS, len(sums_V))
+            sums_V = sums_V + np.int64(sign) * noise_V
+        scale = clip / LEVELS / (order.exposure.rate * order.exposure.num_clients)
+        return unpacked(sums_V, acc, scale, order.dtype, order.exposure.cohort), memory
+
+    def on_grid(update: Update, sent: Sent) -> Update:
+        return bounded(update, clip, LEVELS, sent.spec if per_layer else None)
+
+    return Mechanism(
+        unit="client",
+        neighbours="one client's data, or none in its place",
+        delta=delta,
+        epsilon=epsilon,
+        event=event,
+        assumptions=ASSUMPTIONS,
+        zeroed=True,
+        test_noise=test_noise,
+        clip=clip,
+        on_grid=on_grid,
+        release=release,
+        min_reports=lambda cohort: 0,
+    )
+
+
+def node_changes(step: int) -> list[tuple[int, int]]:
+    """Which nodes of the tree the noise of a sum gains (+1) and loses (-1) at a step, named by the step that made them.
+
+    Step t makes the node over the last 2^k steps, k the number of zeros at the end of t in binary; it takes the place
+    of the nodes made by the steps t - 2^0, t - 2^1, ..., t - 2^(k-1).
+
+    >>> node_changes(8)
+    [(8, 1), (7, -1), (6, -1), (4, -1)]
+    """
+    zeros = (step & -step).bit_length() - 1
+    return [(step, 1), *((step - (1 << level), -1) for level in range(zeros))]

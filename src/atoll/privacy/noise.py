@@ -1,0 +1,304 @@
+"""Secret randomness: keys, coins, and the exact discrete Gaussian. Shapes: N values.
+
+Noise that is drawn as a float has gaps that give away what it was added to (Mironov 2012, "On significance of the least
+significant bits for differential privacy"). Here noise is a whole number with the very probabilities of the definition
+(what that protects: Canonne, Kamath and Steinke 2020, arXiv:2004.00010):
+
+- |x| is cut into bins of W = 2^m integers, W at most sigma / 32, or 1. A bin b is drawn with a chance proportional to
+  exp(-(bW)^2 / 2 sigma^2), a place j in it uniformly, and x = bW + j is kept with probability
+  exp(-j (2bW + j) / 2 sigma^2); the product is exp(-x^2 / 2 sigma^2). A sign is drawn, and -0 is drawn again. (Karney
+  2016, arXiv:1303.6257, algorithm D, with narrower bins, so that nine of ten are kept without a look at exp.)
+- A uniform number is a string of random bits, drawn as far as it is needed. The first bits decide unless they lie
+  beside the bound; then more are drawn, and the bound is computed with more digits. Floats only say which case it is,
+  with a band that is wider than their error, so that the outcome depends neither on rounding nor on the machine.
+- Bits come from AES-256 in counter mode. Time does depend on the values drawn: do not let an adversary measure it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from decimal import Context, Decimal
+from fractions import Fraction
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import CTR
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from atoll.core.errors import PlanError
+
+Bounds = tuple[Fraction, Fraction]
+"""A number that is known to lie between two others."""
+
+SMALLEST, LARGEST = 2.0**-6, 2.0**44
+CELL_BITS = 13
+"""How many bits say the bin of most values by a table."""
+BLOCK = 1 << 15
+"""Values that are drawn together: they stay in the processor's cache."""
+ZEROS = memoryview(bytes(8 * BLOCK))
+BAND = 2.0**-40
+"""How far a uniform number must be from a probability in float64 to be compared there; float errors are below 2^-48."""
+GUARD = 12
+"""Digits beyond those asked for: more than the rounding of a sum of thousands of terms can spoil."""
+
+
+def fresh_secret() -> bytes:
+    """32 bytes from the operating system."""
+    return os.urandom(32)
+
+
+def derived(secret: bytes, *context: int | str) -> bytes:
+    """The key of 32 bytes that belongs to a secret and a context, by HKDF-SHA256 (RFC 5869).
+
+    >>> derived(bytes(32), "noise", 1, 2) == derived(bytes(32), "noise", 12)
+    False
+    """
+    info = [b"atoll privacy 1"]
+    for item in context:
+        text = str(item).encode()
+        info.append((b"s" if isinstance(item, str) else b"i") + len(text).to_bytes(4, "big") + text)
+    return HKDF(SHA256(), 32, None, b"".join(info)).derive(secret)
+
+
+def coins(key: bytes, rate: Fraction, num: int) -> np.ndarray:
+    """So many independent coins (N,), each true with exactly this probability; a key is for one use."""
+    if not 0 <= rate <= 1:
+        raise PlanError(f"a probability must be in [0, 1], got {rate}: check the batch size and the number of samples")
+    if rate == 1:
+        return np.ones(num, dtype=np.bool_)
+    words, more = Bits(key, 0), Bits(key, 1)
+    bound = int(rate * (1 << 32))
+    drawn_N = words.uint32(num)
+    result_N: np.ndarray = drawn_N < bound
+    for position in np.flatnonzero(drawn_N == bound):
+        result_N[position] = Uniform(bound, 32, more).below(lambda digits: (rate, rate))
+    return result_N
+
+
+def discrete_gaussian(key: bytes, sigma: float, num: int) -> np.ndarray:
+    """So many independent integers (N,) with P(x) proportional to exp(-x^2 / 2 sigma^2); a key is for one use.
+
+    >>> discrete_gaussian(bytes(32), 3.0, 5).dtype
+    dtype('int64')
+    """
+    if not SMALLEST <= sigma <= LARGEST:
+        raise PlanError(
+            f"the noise's deviation must be in [2^-6, 2^44] steps of the grid, got {sigma}: change the grid"
+        )
+    table = _table(float(sigma))
+    streams = Streams(Bits(key, 0), Bits(key, 1), Bits(key, 2))
+    out_N = np.empty(num, dtype=np.int64)
+    _fill(table, streams, out_N)
+    return out_N
+
+
+class Bits:
+    """A stream of random bits: AES-256 in counter mode, with 2^32 streams to a key that never meet."""
+
+    def __init__(self, key: bytes, number: int) -> None:
+        self._stream = Cipher(AES256(key), CTR(number.to_bytes(4, "big") + bytes(12))).encryptor()
+
+    def uint64(self, num: int, out: np.ndarray | None = None) -> np.ndarray:
+        """So many words of 64 bits, in place of what an array holds if there is one."""
+        return self._fill(np.empty(num, np.dtype("<u8")) if out is None else out.view(np.dtype("<u8")))
+
+    def uint32(self, num: int) -> np.ndarray:
+        """So many words of 32 bits."""
+        return self._fill(np.empty(num, np.dtype("<u4")))
+
+    def _fill(self, words: np.ndarray) -> np.ndarray:
+        if len(words):
+            zeros = ZEROS[: words.nbytes] if words.nbytes <= len(ZEROS) else bytes(words.nbytes)
+            self._stream.update_into(zeros, words.data.cast("B"))
+        return words
+
+
+class Uniform:
+    """A number, uniform in [0, 1), of which only as many binary digits are drawn as comparisons ask for."""
+
+    def __init__(self, drawn: int, num_bits: int, more: Bits) -> None:
+        self.drawn, self.num_bits, self.more = drawn, num_bits, more
+
+    def below(self, bounds: Callable[[int], Bounds]) -> bool:
+        """Whether it lies below a number that is known to any number of decimal digits."""
+        digits = 40
+        while True:
+            low, high = bounds(digits)
+            if Fraction(self.drawn + 1, 1 << self.num_bits) <= low:
+                return True
+            if Fraction(self.drawn, 1 << self.num_bits) >= high:
+                return False
+            self.drawn = self.drawn << 64 | int(self.more.uint64(1)[0])
+            self.num_bits += 64
+            digits += 20
+
+
+class Streams(NamedTuple):
+    """Three streams of one key."""
+
+    words: Bits
+    """A word a value: its cell, its sign, its place in the bin."""
+    fine: Bits
+    """32 bits a value, that say whether it is kept."""
+    more: Bits
+    """What the few values take that are not decided yet."""
+
+
+class Table(NamedTuple):
+    """What is computed once for a sigma."""
+
+    log_width: int
+    """m: a bin has 2^m integers."""
+    twice_variance: Fraction
+    """2 sigma^2, exactly."""
+    bins: np.ndarray
+    """Cell -> its bin; -1 if a bin ends within the cell."""
+    lowest: np.ndarray
+    """Sign and cell -> the lowest integer of its bin, or of the bin's mirror image if the sign is minus."""
+    sure: np.ndarray
+    """Sign and cell -> the 32-bit number below which every place of its bin is kept."""
+    ends: np.ndarray
+    """Bin -> the floor of 2^64 times the probability of this bin or one before; the last is 2^64 - 1."""
+
+
+def _fill(table: Table, streams: Streams, out_N: np.ndarray) -> None:
+    """Fill an array of int64 with values; those that are not kept are drawn again, all together."""
+    starts = range(0, len(out_N), BLOCK)
+    again = [start + _propose(table, streams, out_N[start : start + BLOCK]) for start in starts]
+    rejected = np.concatenate(again) if again else np.empty(0, dtype=np.int64)
+    if len(rejected):
+        drawn = np.empty(len(rejected), dtype=np.int64)
+        _fill(table, streams, drawn)
+        out_N[rejected] = drawn
+
+
+def _propose(table: Table, streams: Streams, out_N: np.ndarray) -> np.ndarray:
+    """Fill an array with proposed values, and return where they are not kept.
+
+    A word is a sign, a cell, and a place: from the near end of the bin if the sign is plus, from the far end if minus.
+    """
+    words, fine = streams.words.uint64(len(out_N), out_N), streams.fine.uint32(len(out_N))
+    signed_cells = (words >> (63 - CELL_BITS)).view(np.int64)
+    words &= np.uint64((1 << table.log_width) - 1)
+    out_N += table.lowest.take(signed_cells, mode="clip")
+    unsure = np.flatnonzero(fine >= table.sure.take(signed_cells, mode="clip"))
+    out_N[unsure], keep = _looked_at(table, signed_cells[unsure], out_N[unsure], fine[unsure], streams.more)
+    rejected: np.ndarray = unsure[~keep]
+    return rejected
+
+
+def _looked_at(
+    table: Table, signed_cells: np.ndarray, values: np.ndarray, fine: np.ndarray, more: Bits
+) -> tuple[np.ndarray, np.ndarray]:
+    """Values that bits so far do not decide, and whether each is kept."""
+    cells = signed_cells & ((1 << CELL_BITS) - 1)
+    negative = signed_cells >> CELL_BITS == 1
+    mask = (1 << table.log_width) - 1
+    drawn = values - table.lowest[signed_cells]
+    places = np.where(negative, mask - drawn, drawn)
+    bins = table.bins[cells]
+    unclear = np.flatnonzero(bins < 0)
+    bins[unclear] = _bins(table, cells[unclear].astype(np.uint64), more)
+    firsts = bins << table.log_width
+    sizes = firsts + places
+    keep = _kept(table, firsts, places, fine, more) & ~(negative & (sizes == 0))
+    return np.where(negative, -sizes, sizes), keep
+
+
+def _bins(table: Table, cells: np.ndarray, more: Bits) -> np.ndarray:
+    """The bins of uniform numbers whose first bits are these cells, where a bin ends."""
+    rest = 64 - CELL_BITS
+    drawn = cells << rest | more.uint64(len(cells)) >> CELL_BITS
+    found = np.searchsorted(table.ends, drawn, side="left")
+    for position in np.flatnonzero(table.ends[found] == drawn):
+        found[position] = _bin_of(table, Uniform(int(drawn[position]), 64, more), int(found[position]))
+    return found
+
+
+def _bin_of(table: Table, number: Uniform, b: int) -> int:
+    """The bin of a uniform number, which is b or a later one."""
+    while not number.below(partial(_share, table, b)):
+        b += 1
+    return b
+
+
+def _kept(table: Table, first: np.ndarray, places: np.ndarray, fine: np.ndarray, more: Bits) -> np.ndarray:
+    """Whether uniform numbers that start with the 32 bits of `fine` lie below exp(-j (2bW + j) / 2 sigma^2)."""
+    drawn = fine.astype(np.uint64) << 32 | more.uint32(len(fine))
+    exponents = places.astype(np.float64) * (2 * first + places) / float(table.twice_variance)
+    gap = np.exp(-exponents) - drawn * 2.0**-64
+    result: np.ndarray = gap > 0
+    for position in np.flatnonzero(np.abs(gap) <= BAND):
+        start, place = int(first[position]), int(places[position])
+        bounds = partial(_exp_bounds, place * (2 * start + place) / table.twice_variance)
+        result[position] = Uniform(int(drawn[position]), 64, more).below(bounds)
+    return result
+
+
+@lru_cache(maxsize=64)
+def _table(sigma: float) -> Table:
+    """The table of a sigma; it takes a few milliseconds."""
+    log_width = max(0, math.floor(math.log2(sigma)) - 5)
+    empty = np.empty(0)
+    table = Table(log_width, 2 * Fraction(sigma) ** 2, empty, empty, empty, empty)
+    ends: list[int] = []
+    while not ends or ends[-1] < (1 << 64) - 1:
+        low, high = (math.floor(bound * (1 << 64)) for bound in _share(table, len(ends), 60))
+        assert low == high or low >= (1 << 64) - 1, "60 digits are not enough for 64 bits"
+        ends.append(min(low, (1 << 64) - 1))
+    ends_B = np.array(ends, dtype=np.uint64)
+    starts = np.arange(1 << CELL_BITS, dtype=np.uint64) << (64 - CELL_BITS)
+    finals = starts | ((1 << (64 - CELL_BITS)) - 1)
+    bins, lasts = (np.searchsorted(ends_B, words, side="left") for words in (starts, finals))
+    clear = (bins == lasts) & (ends_B[bins] != starts) & (ends_B[bins] != finals)
+    width = 1 << log_width
+    furthest = (width - 1) * (2 * bins.astype(np.float64) * width + width - 1) / float(table.twice_variance)
+    sure = np.floor((np.exp(-furthest) - BAND) * 2.0**32).clip(0)
+    sure[~clear] = 0
+    sure_minus = np.where(bins == 0, 0, sure)  # bin 0 holds -0, which must be looked at
+    return table._replace(
+        bins=np.where(clear, bins, -1),
+        lowest=np.concatenate([bins * width, 1 - (bins + 1) * width]),
+        sure=np.concatenate([sure, sure_minus]).astype(np.uint32),
+        ends=ends_B,
+    )
+
+
+def _share(table: Table, b: int, digits: int) -> Bounds:
+    """The probability of bin b or one before it, to so many digits."""
+    sums = _sums(Fraction(1 << 2 * table.log_width) / table.twice_variance, digits)
+    error = Fraction(1, 10**digits)
+    part, whole = Fraction(sums[min(b, len(sums) - 1)]), Fraction(sums[-1])
+    return (part - error) / (whole + error), (part + error) / (whole - error)
+
+
+@lru_cache(maxsize=8)
+def _sums(slope: Fraction, digits: int) -> list[Decimal]:
+    """Partial sums of exp(-slope b^2) over b = 0, 1, ..., until all that follow are below 10^-digits together."""
+    context = Context(prec=digits + GUARD)
+    rate = context.divide(Decimal(slope.numerator), Decimal(slope.denominator))
+    total = Decimal(0)
+    sums: list[Decimal] = []
+    while True:
+        b = len(sums)
+        term = context.exp(context.multiply(rate, Decimal(-b * b)))
+        total = context.add(total, term)
+        sums.append(total)
+        if term < Decimal(1).scaleb(-digits - GUARD // 2):  # bins are at least sigma / 64 wide: a factor of 65 at most
+            return sums
+
+
+def _exp_bounds(exponent: Fraction, digits: int) -> Bounds:
+    """exp(-exponent) to so many digits; the exponent is not negative. Decimal's exp is rounded correctly."""
+    if exponent == 0:
+        return Fraction(1), Fraction(1)
+    context = Context(prec=digits + GUARD)
+    value = context.exp(context.divide(Decimal(-exponent.numerator), Decimal(exponent.denominator)))
+    error = Fraction(1, 10**digits)
+    return Fraction(value) - error, Fraction(value) + error

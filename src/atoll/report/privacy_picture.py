@@ -1,0 +1,64 @@
+"""Pictures of what privacy costs: epsilon against rounds, and accuracy against epsilon."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from atoll.report.figures import INK, MUTED, PALETTE, _figure, _say_if_empty, _style, plain
+from atoll.report.reading import RunRecord, labels, number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+NAMES = {"pld": "epsilon (loss distributions)", "rdp": "epsilon (Renyi divergences)"}
+
+
+def spending_picture(record: RunRecord) -> Figure:
+    """What a run has spent after each round, and the accuracy that it had then."""
+    points = [(row["round"], number(row, "privacy.epsilon")) for row in record.rows]
+    rounds = [x for x, y in points if y is not None]
+    kind = record.rows[-1]["privacy"]["accountant"] if record.rows else "pld"
+    budget = number(record.info, "privacy.budget")
+    return outlook_picture(rounds, {kind: [y for _, y in points if y is not None]}, budget, [record])
+
+
+def outlook_picture(
+    rounds: Sequence[int], epsilons: Mapping[Any, Sequence[float]], budget: float | None, records: Sequence[RunRecord]
+) -> Figure:
+    """Epsilon against rounds, with the budget, and test accuracy against epsilon of past runs."""
+    with _style():
+        figure = _figure(10.5, 4.4)
+        price, bought = figure.subplots(1, 2)
+        for index, (kind, values) in enumerate(epsilons.items()):
+            marker = "o" if len(rounds) <= 30 else ""
+            price.plot(rounds, values, lw=1.9, marker=marker, ms=3.5, color=PALETTE[index], label=NAMES.get(kind, kind))
+        if budget is not None:
+            price.axhline(budget, color=INK, lw=1.2, ls="--", label=f"budget {budget:g}")
+        price.set(xlabel="Round", ylabel="epsilon spent (no unit)", ylim=(0, None))
+        price.set_title("What it costs")
+        for index, (record, name) in enumerate(zip(records, labels(records), strict=True)):
+            _bought(bought, record, plain(name), PALETTE[index % len(PALETTE)])
+        bought.set(xlabel="epsilon spent (no unit)")
+        bought.set_title("What it has bought")
+        for panel in (price, bought):
+            panel.grid(axis="y")
+            panel.tick_params(length=0)
+            if panel.lines:
+                panel.legend(loc="best", labelcolor=INK, fontsize=8.5)
+            _say_if_empty(panel)
+    return figure
+
+
+def _bought(panel: Axes, record: RunRecord, name: str, colour: str) -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    pairs = [(number(row, "privacy.epsilon"), number(row, "test.accuracy")) for row in record.rows]
+    points = [(x, y) for x, y in pairs if x is not None and y is not None]
+    if points:
+        panel.plot([x for x, _ in points], [y for _, y in points], lw=1.9, marker="o", ms=3, color=colour, label=name)
+    else:
+        panel.plot([], [], color=MUTED, label=f"{name}: not private, or not tested")
+    panel.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
+    panel.set_ylabel("test accuracy")
