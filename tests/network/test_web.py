@@ -120,9 +120,7 @@ def test_a_body_that_is_too_long_is_refused_before_it_is_read(request_: bytes) -
         assert status == 413 and b"at most 1,000" in text
 
 
-@pytest.mark.parametrize(
-    "rubbish", [b"\0" * 100 + b"\r\n\r\n", b"hello\r\n\r\n", b"A" * 200_000]
-)
+@pytest.mark.parametrize("rubbish", [b"\0" * 100 + b"\r\n\r\n", b"hello\r\n\r\n", b"A" * 200_000])
 def test_rubbish_is_refused(rubbish: bytes) -> None:
     with serving() as port:
         with say(port, rubbish) as connection:

@@ -16,6 +16,7 @@ from atoll.core.seeds import generator
 from atoll.engine.players import stage_for
 from atoll.secagg.encoding import Encoding
 from atoll.secagg.scheme import Outcome, Session
+from atoll.train.exchange import Report
 from atoll.train.job import Job
 from atoll.train.secure import (
     Largest,
@@ -28,7 +29,6 @@ from atoll.train.secure import (
     rounding_of,
     to_integers,
 )
-from atoll.train.trainer import Report
 
 
 class Added(NamedTuple):

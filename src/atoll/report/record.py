@@ -23,7 +23,7 @@ from atoll.core.errors import RunError
 from atoll.core.messages import Broadcast, State, Task
 from atoll.core.plan import Plan
 from atoll.engine.run_state import Ahead, Journey, RunState
-from atoll.train.trainer import Report
+from atoll.train.exchange import Report
 
 CHECKPOINT = "checkpoint.safetensors"
 PLAIN = ("bytes_up", "bytes_down", "samples", "seconds", "clock", "upload", "news", "last_news")

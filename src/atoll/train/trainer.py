@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,13 +14,10 @@ from torch import Tensor
 from atoll.core.aggregator import Aggregator, stacked
 from atoll.core.errors import AtollError, TrainingError
 from atoll.core.messages import SERVER, Broadcast, Payload, State, Task, Update, stack
-from atoll.core.privacy import Sent
-from atoll.core.seeds import generator
-from atoll.core.transform import Encoding
 from atoll.core.wire import packed_size
 from atoll.privacy.grid import integer_sum
-from atoll.privacy.noise import derived
 from atoll.train.evaluate import evaluate_clients, evaluate_ready, evaluate_slice, ready_slices
+from atoll.train.exchange import Told, Work, encoded, finite, protected, received
 from atoll.train.job import Job
 from atoll.train.loop import Trained, Workspace, knowledge, train_client, workspace
 from atoll.train.own_models import OwnModels
@@ -40,28 +36,6 @@ ADVICE = {
 
 WORTH_A_GROUP = 16
 """So many stacked clients of a small model cost hardly more than one."""
-
-
-class Report(NamedTuple):
-    """What is known of one client's task, beside its vectors."""
-
-    client: int
-    num_samples: int
-    num_steps: int
-    loss: float
-    norm: float
-    """The length of its update."""
-    bytes_up: int
-    valid: bool
-    """Whether the update was finite; others are left out."""
-
-
-class Work(NamedTuple):
-    """What came of some tasks: their updates folded, a report each, and what clients remember."""
-
-    folded: State
-    reports: list[Report]
-    states: dict[int, State]
 
 
 def fold_of(job: Job) -> Aggregator:
@@ -188,9 +162,8 @@ class Trainer:
         after: list[State],
     ) -> Work:
         """The way up: attacks, the uplink, the check for NaN and Inf, and the fold."""
-        job, mechanism = self.job, self.job.mechanism
-        if mechanism is not None and mechanism.at_client is not None:
-            updates = mechanism.at_client(updates, sent_by(job, tasks))
+        job = self.job
+        updates = protected(job, tasks, updates)
         num_bytes = [packed_size(Payload(updates.rows(0).packed()))] * len(tasks)
         bad = [job.attacks(task.client, task.version) for task in tasks]
         if job.uplink.transforms or (job.attack is not None and job.attack.update is not None and any(bad)):
@@ -199,51 +172,19 @@ class Trainer:
                 row = updates.rows(i)
                 if bad[i] and job.attack is not None and job.attack.update is not None:
                     row = job.attack.update(row, knowledge(job, task, broadcasts[i].params_D))
-                memory = {k.removeprefix("uplink."): v for k, v in before[i].items() if k.startswith("uplink.")}
-                rng = generator(job.seed, "uplink", task.attempt, task.client)
-                payload, memory = job.uplink.encode(row.packed(), memory, Encoding(job.spec, task.attempt, rng))
+                payload, memory = encoded(job, task, row, before[i])
                 num_bytes[i] = packed_size(payload)
-                after[i] |= {f"uplink.{k}": v for k, v in memory.items()}
+                after[i] |= memory
                 rows.append(_fitting(row.unpacked(job.uplink.decode(payload)), updates.rows(i)))
             updates = stack(rows)
-        if any(task.share != 1 for task in tasks):
-            shares_C = torch.tensor([task.share for task in tasks], dtype=updates.weight.dtype)
-            updates = updates._replace(weight=updates.weight * shares_C)
-        valid_C = finite(updates)
-        summed = mechanism is not None and mechanism.on_grid is not None  # what is not finite counts there as nothing
-        norms = updates.delta_D.norm(dim=1).tolist()
-        reports = [
-            Report(
-                client=task.client,
-                num_samples=job.federation.num_samples(task.client),
-                num_steps=job.num_steps(task.client, task.work),
-                loss=losses[i],
-                norm=norms[i],
-                bytes_up=num_bytes[i],
-                valid=bool(valid_C[i]) or summed,
-            )
-            for i, task in enumerate(tasks)
-        ]
-        if mechanism is not None and mechanism.on_grid is not None:
-            folded = self.fold.add(self.fold.zero(), mechanism.on_grid(updates, sent_by(job, tasks)))
-        else:
-            usable = updates if bool(valid_C.all()) else updates.rows(valid_C)
-            folded = self.fold.add(self.fold.zero(), usable) if bool(valid_C.any()) else self.fold.zero()
-        everyone = zip(tasks, after, valid_C.tolist(), strict=True)
+        sizes = [job.federation.num_samples(task.client) for task in tasks]
+        told = [Told(*each) for each in zip(sizes, losses, num_bytes, strict=True)]
+        work = received(job, self.fold, tasks, updates, told)
+        if not any(after):
+            return work
+        everyone = zip(tasks, after, finite(updates).tolist(), strict=True)
         states = {task.client: state for task, state, valid in everyone if state and valid}  # NaN is not remembered
-        return Work(folded, reports, states)
-
-
-def sent_by(job: Job, tasks: list[Task]) -> Sent:
-    """What a mechanism may know of the updates of some tasks of one attempt."""
-    assert job.mechanism is not None
-    clip = job.mechanism.clip if tasks[0].clip is None else tasks[0].clip
-    cohort = len(tasks) if job.exposure is None else job.exposure.cohort
-
-    def key(row: int) -> bytes:
-        return derived(job.secret, "client", tasks[row].attempt, tasks[row].client)
-
-    return Sent(job.spec, clip, cohort, key)
+        return work._replace(states=states)
 
 
 def failed(error: Exception) -> TrainingError:
@@ -273,13 +214,3 @@ def _fitting(sent: Update, honest: Update) -> Update:
         if shapes[0] == shapes[1]:
             return sent
     return honest._replace(delta_D=torch.full_like(honest.delta_D, torch.nan))
-
-
-def finite(updates: Update) -> Tensor:
-    """Which clients of a stacked update sent finite numbers only, and a weight that is not negative."""
-    good_C = updates.weight.isfinite() & (updates.weight >= 0)
-    for rows in (updates.delta_D, *updates.aux.values()):
-        flat_C = rows.flatten(1)
-        if not bool(flat_C.sum(1).isfinite().all()):  # a finite sum needs no closer look
-            good_C &= flat_C.isfinite().all(1)
-    return good_C
