@@ -11,7 +11,8 @@ from http import HTTPStatus
 
 from atoll.core.errors import AtollError
 from atoll.network.identity import MAX_AGE, Seen, Stamp, client_id, holds, signed_by
-from atoll.network.store import ClientRow, Status, Store
+from atoll.network.store import Store
+from atoll.network.tables import ClientRow, Status
 
 NONCE_SECONDS = 60
 """How long a client has to answer a challenge."""
