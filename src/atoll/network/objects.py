@@ -171,19 +171,24 @@ class Objects:
         return self.root / "chunks" / digest.hex()
 
     def _write(self, path: Path, data: bytes | memoryview) -> None:
-        new = self.root / "new" / secrets.token_hex(8)
-        try:
-            with new.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            new.rename(path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                new.unlink(missing_ok=True)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise DiskFull(f"no room is left in {self.root}: free some, and it goes on by itself") from error
-            raise
+        write_synced(path, data, self.root / "new" / secrets.token_hex(8))
+
+
+def write_synced(path: Path, data: bytes | memoryview, beside: Path | None = None) -> None:
+    """Write a file so that its name stands for all of it or for what was there before, whatever is killed when."""
+    new = beside or path.with_name(f".{path.name}.new")
+    try:
+        with new.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        new.rename(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(f"no room is left for {path}: free some, and it goes on by itself") from error
+        raise
 
 
 def _sync(directory: Path) -> None:

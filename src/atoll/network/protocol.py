@@ -147,7 +147,9 @@ class Orders(Message, frozen=True):
 
     orders: tuple[Order, ...] = ()
     ended: tuple[str, ...] = ()
-    """Runs that this client took part in and that are over."""
+    """Runs that are over."""
+    open: int = 0
+    """How many runs are not over."""
     retry: float = 0.0
     spread: float = 1.0
 
@@ -164,6 +166,8 @@ class RunInfo(Message, frozen=True):
     """Of how many a version is made at least."""
     num_bytes: Count
     """Of the model, as it is sent whole."""
+    max_samples: Count
+    """How many samples the largest client has: what weights are shares of, where updates are added in secret."""
     epsilon: float | None = None
     """What the whole run may spend, where it is private."""
     peers: dict[str, Key] = {}
