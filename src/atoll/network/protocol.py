@@ -33,10 +33,15 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Problem(Message, frozen=True):
-    """Why a request was not served, and what to do; `retry` is in seconds, where trying again may help."""
+    """Why a request was not served, and what to do.
+
+    The status says what kind of problem it is. 401: begin a session. 409: another process has this client's session.
+    410: nobody waits for this task any more. 426: another version of the protocol. 429 and 5xx: try again later.
+    """
 
     error: str
     retry: float | None = None
+    """Try again after so many seconds, whatever the status; else a 4xx is the last word on this request."""
 
 
 class About(Message, frozen=True):
