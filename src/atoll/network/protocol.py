@@ -131,14 +131,16 @@ class Order(Message, frozen=True):
     attempt: Count
     version: Count
     model: Ref
-    """The broadcast of this version as a packed payload: whole, or through the downlink's chain."""
+    """The broadcast of this version as a packed payload: whole and not compressed, or through the downlink's chain."""
     share: float = 1.0
     work: float = 1.0
     clip: float | None = None
     whole: bool = True
     """Whether `model` is the broadcast itself; else the downlink's chain must be undone."""
     news: tuple[News, ...] = ()
-    """Differences that lead to this version, oldest first: who knows the version before the first needs no `model`."""
+    """Differences that lead to this version, oldest first: who knows the version before the first needs no `model`.
+
+    The result has the name of `model` if it is right; who finds another takes `model`."""
     counted: int | None = None
     """The newest attempt of this run in which this client's update counted: what it remembered then holds."""
     seconds: float | None = None
