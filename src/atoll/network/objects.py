@@ -109,9 +109,9 @@ class Objects:
         name = manifest.name()
         path = self.root / "manifests" / name
         if not path.exists():
-            _sync(self.root / "chunks")
+            sync_names(self.root / "chunks")
             self._write(path, msgspec.msgpack.encode(manifest))
-            _sync(path.parent)
+            sync_names(path.parent)
         return name
 
     def has_chunk(self, digest: bytes) -> bool:
@@ -186,7 +186,7 @@ class Objects:
             raise
 
 
-def _sync(directory: Path) -> None:
+def sync_names(directory: Path) -> None:
     """Make sure that names in a directory outlive a loss of power."""
     number = os.open(directory, os.O_RDONLY)
     try:
