@@ -171,19 +171,33 @@ class Objects:
         return self.root / "chunks" / digest.hex()
 
     def _write(self, path: Path, data: bytes | memoryview) -> None:
-        new = self.root / "new" / secrets.token_hex(8)
-        try:
-            with new.open("wb") as file:
+        written(path, data, self.root / "new" / secrets.token_hex(8))
+
+
+def written(path: Path, data: bytes | memoryview, beside: Path, mode: int = 0o666) -> None:
+    """Write a file beside its place, sync it and put it there: at no moment is there half a file of its name."""
+    try:
+        with room_in(path.parent):
+            with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            new.rename(path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                new.unlink(missing_ok=True)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise DiskFull(f"no room is left in {self.root}: free some, and it goes on by itself") from error
-            raise
+            beside.rename(path)
+    except (OSError, DiskFull):
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def room_in(folder: Path) -> Iterator[None]:
+    """Say so where a disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(f"no room is left in {folder}: free some, and it goes on by itself") from error
+        raise
 
 
 def sync_names(directory: Path) -> None:
