@@ -17,14 +17,16 @@ from atoll.network.tables import ClientRow, Status
 NONCE_SECONDS = 60
 """How long a client has to answer a challenge."""
 MAX_NAME = 100
+APPROVAL_SECONDS = 10.0
+"""How long a client that waits for approval should wait before it asks again."""
 
 
 class Refused(AtollError):
-    """A request that is not served; `status` is HTTP's word for why."""
+    """A request that is not served; `status` is HTTP's word for why, `retry` when to try again if that may help."""
 
-    def __init__(self, status: HTTPStatus, text: str) -> None:
+    def __init__(self, status: HTTPStatus, text: str, retry: float | None = None) -> None:
         super().__init__(text)
-        self.status = status
+        self.status, self.retry = status, retry
 
 
 class Gate:
@@ -64,13 +66,15 @@ class Gate:
         made, _, rest = nonce.partition("-")
         ours = self._nonce(client, made, rest.partition("-")[0])
         if not hmac.compare_digest(nonce.encode(), ours.encode()) or self._now() - int(made) > NONCE_SECONDS:
-            raise Refused(HTTPStatus.UNAUTHORIZED, "the challenge is old, or for somebody else: ask for another")
+            raise Refused(
+                HTTPStatus.UNAUTHORIZED, "the challenge is old, or for somebody else: ask for another", retry=0.0
+            )
         if not holds(known.key, session_request(client, nonce), signature):
             raise Refused(HTTPStatus.UNAUTHORIZED, "the answer to the challenge is not signed with this client's key")
         with self._lock:
             self._answered = {used: until for used, until in self._answered.items() if until > self._now()}
             if nonce in self._answered:
-                raise Refused(HTTPStatus.CONFLICT, "this challenge was answered before: ask for another")
+                raise Refused(HTTPStatus.CONFLICT, "this challenge was answered before: ask for another", retry=0.0)
             self._answered[nonce] = self._now() + NONCE_SECONDS + 1
             with self._store.change() as book:
                 epoch = book.begin_session(client)
@@ -97,7 +101,7 @@ class Gate:
                 )
             after = seen.with_counter(stamp.counter)
             if after is None:
-                raise Refused(HTTPStatus.CONFLICT, "this request was made before: count on")
+                raise Refused(HTTPStatus.CONFLICT, "this request was made before: count on", retry=0.0)
             self._sessions[stamp.client] = (epoch, after)
         return known
 
@@ -112,7 +116,9 @@ class Gate:
         if known is None:
             raise Refused(HTTPStatus.UNAUTHORIZED, "this server does not know this client: enrol it")
         if known.status is Status.PENDING:
-            raise Refused(HTTPStatus.FORBIDDEN, "the operator has not approved this client yet: ask them to")
+            raise Refused(
+                HTTPStatus.FORBIDDEN, "the operator has not approved this client yet: ask them to", APPROVAL_SECONDS
+            )
         if known.status is Status.REVOKED:
             raise Refused(HTTPStatus.FORBIDDEN, "this client was shut out: ask the operator why")
         return known

@@ -109,9 +109,9 @@ class Objects:
         name = manifest.name()
         path = self.root / "manifests" / name
         if not path.exists():
-            _sync(self.root / "chunks")
+            sync_names(self.root / "chunks")
             self._write(path, msgspec.msgpack.encode(manifest))
-            _sync(path.parent)
+            sync_names(path.parent)
         return name
 
     def has_chunk(self, digest: bytes) -> bool:
@@ -171,27 +171,36 @@ class Objects:
         return self.root / "chunks" / digest.hex()
 
     def _write(self, path: Path, data: bytes | memoryview) -> None:
-        write_synced(path, data, self.root / "new" / secrets.token_hex(8))
+        written(path, data, self.root / "new" / secrets.token_hex(8))
 
 
-def write_synced(path: Path, data: bytes | memoryview, beside: Path | None = None) -> None:
-    """Write a file so that its name stands for all of it or for what was there before, whatever is killed when."""
-    new = beside or path.with_name(f".{path.name}.new")
+def written(path: Path, data: bytes | memoryview, beside: Path, mode: int = 0o666) -> None:
+    """Write a file beside its place, sync it and put it there: at no moment is there half a file of its name."""
     try:
-        with new.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        new.rename(path)
-    except OSError as error:
+        with room_in(path.parent):
+            with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.rename(path)
+    except (OSError, DiskFull):
         with contextlib.suppress(OSError):
-            new.unlink(missing_ok=True)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull(f"no room is left for {path}: free some, and it goes on by itself") from error
+            beside.unlink(missing_ok=True)
         raise
 
 
-def _sync(directory: Path) -> None:
+@contextlib.contextmanager
+def room_in(folder: Path) -> Iterator[None]:
+    """Say so where a disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(f"no room is left in {folder}: free some, and it goes on by itself") from error
+        raise
+
+
+def sync_names(directory: Path) -> None:
     """Make sure that names in a directory outlive a loss of power."""
     number = os.open(directory, os.O_RDONLY)
     try:

@@ -33,10 +33,15 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Problem(Message, frozen=True):
-    """Why a request was not served, and what to do; `retry` is in seconds, where trying again may help."""
+    """Why a request was not served, and what to do.
+
+    The status says what kind of problem it is. 401: begin a session. 409: another process has this client's session.
+    410: nobody waits for this task any more. 426: another version of the protocol. 429 and 5xx: try again later.
+    """
 
     error: str
     retry: float | None = None
+    """Try again after so many seconds, whatever the status; else a 4xx is the last word on this request."""
 
 
 class About(Message, frozen=True):
@@ -126,14 +131,16 @@ class Order(Message, frozen=True):
     attempt: Count
     version: Count
     model: Ref
-    """The broadcast of this version as a packed payload: whole, or through the downlink's chain."""
+    """The broadcast of this version as a packed payload: whole and not compressed, or through the downlink's chain."""
     share: float = 1.0
     work: float = 1.0
     clip: float | None = None
     whole: bool = True
     """Whether `model` is the broadcast itself; else the downlink's chain must be undone."""
     news: tuple[News, ...] = ()
-    """Differences that lead to this version, oldest first: who knows the version before the first needs no `model`."""
+    """Differences that lead to this version, oldest first: who knows the version before the first needs no `model`.
+
+    The result has the name of `model` if it is right; who finds another takes `model`."""
     counted: int | None = None
     """The newest attempt of this run in which this client's update counted: what it remembered then holds."""
     seconds: float | None = None

@@ -28,7 +28,7 @@ from atoll.engine.measuring import measured
 from atoll.engine.run_state import RunState, why_stop
 from atoll.engine.versions import valid_of
 from atoll.network.agreement import plan_for_clients
-from atoll.network.objects import Objects, write_synced
+from atoll.network.objects import Objects, written
 from atoll.network.protocol import News, Ref, RunInfo
 from atoll.network.remote import Arrival, Parts, build_parts, open_ledger
 from atoll.network.tables import TaskRow
@@ -225,7 +225,7 @@ class Run:
         """Write the state to a file of its own; nothing refers to it until the store does."""
         data = encode_state(state, self.plan.identity())
         name = f"state-{state.coordinator.attempt}-{hashlib.sha256(data).hexdigest()[:16]}.safetensors"
-        write_synced(self.directory / name, data)
+        written(self.directory / name, data, self.directory / f".{name}.new")
         return name
 
     def drop(self, tasks: Sequence[Task], state_file: str) -> None:
