@@ -135,7 +135,7 @@ def forged(place: int, change: Callable[[Body], object]) -> Told:
         ([*told()[:2], told()[0]], 2, "within another"),
         ([*told()[:2], commit(3, 2, [])], 2, "makes version 3"),
         ([*told()[:4], ("abandon", {"attempt": 2, "why": "", "rejected": []})], 4, "was over"),
-        (forged(3, lambda body: body.update(rule="median")), 3, "aggregates by median"),
+        (forged(3, lambda body: body.update(rule="median")), 3, "aggregates by 'median'"),
         (forged(3, lambda body: body.update(epsilon=0.1)), 3, "epsilon 0.1, but 0.125"),
         (forged(3, lambda body: body.update(epsilon=None)), 3, "epsilon None"),
         (forged(3, lambda body: body.update(attempt=1)), 3, "attempt 1, but 1 was over"),

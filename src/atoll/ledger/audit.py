@@ -196,7 +196,7 @@ def _commit(story: _Story, told: Commit) -> str | None:
     if told.attempt <= story.attempt:
         return f"is of attempt {told.attempt}, but {story.attempt} was over before"
     if story.rule not in (None, told.rule):
-        return f"aggregates by {told.rule}, but the others by {story.rule}"
+        return f"aggregates by {told.rule!r:.60}, but the others by {story.rule!r:.60}"
     if story.epsilon is not None and (told.epsilon is None or told.epsilon < story.epsilon):
         return f"says epsilon {told.epsilon}, but {story.epsilon:g} was spent before"
     for each in told.cohort:
