@@ -11,10 +11,11 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.core.errors import RunError
+from atoll.ledger.signing import client_id as client_id
+from atoll.ledger.signing import holds as holds
 
 MAX_AGE = 300.0
 """Seconds that a request's time may differ from the server's."""
@@ -49,15 +50,6 @@ def read_stamp(headers: dict[str, str]) -> Stamp | None:
         return Stamp(client, epoch, counter, time, bytes.fromhex(signature))
     except (KeyError, ValueError):
         return None
-
-
-def client_id(public_key: bytes) -> str:
-    """The name by which a server knows a key.
-
-    >>> client_id(bytes(32))
-    '66687aadf862bd776c8fc18b8e9f8e20'
-    """
-    return hashlib.sha256(public_key).hexdigest()[:32]
 
 
 def public_bytes(key: Ed25519PrivateKey) -> bytes:
@@ -101,15 +93,6 @@ def sign(key: Ed25519PrivateKey, stamp: Stamp, method: str, path: str, body: byt
 def signed_by(public_key: bytes, stamp: Stamp, method: str, path: str, body_hash: str) -> bool:
     """Whether a request is signed with the private half of this key."""
     return holds(public_key, _signed(stamp, method, path, body_hash), stamp.signature)
-
-
-def holds(public_key: bytes, data: bytes, signature: bytes) -> bool:
-    """Whether a signature on some bytes is that of a key."""
-    try:
-        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, data)
-    except (InvalidSignature, ValueError):
-        return False
-    return True
 
 
 class Seen(NamedTuple):

@@ -13,6 +13,8 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from atoll.ledger import signing
+
 VERSION = 1
 VERSION_HEADER = "atoll-protocol"
 MAX_CONTROL = 1 << 20
@@ -262,8 +264,7 @@ ENDPOINTS = (
 
 def update_text(run: str, attempt: int, version: int, name: str, told: Delivery) -> bytes:
     """What a client signs when it delivers an update; the ledger keeps the signature."""
-    parts = [run, attempt, version, name, told.num_samples, told.loss, told.weight]
-    return b"atoll update 1\0" + msgspec.json.encode(parts)
+    return signing.update_text(run, attempt, version, name, told.num_samples, told.loss, told.weight)
 
 
 def is_run_name(text: str) -> bool:
