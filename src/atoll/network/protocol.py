@@ -194,7 +194,8 @@ class Delivery(Message, frozen=True):
 
     manifest: bytes
     num_samples: Annotated[int, Meta(ge=1, le=1 << 53)]
-    loss: float
+    loss: float | None
+    """None if it is not a number, which JSON cannot say."""
     weight: float
     signature: Signature
 

@@ -72,6 +72,7 @@ class Run:
         begun = (self.directory / "plan.toml").exists()
         self.files = RunDirectory.reopen(self.directory) if begun else RunDirectory.create(self.directory, plan)
         self.objects = Objects(self.directory / "objects")
+        self.objects.sweep()
         self.told_plan = plan_for_clients(plan)
         self.plan_hash = hashlib.sha256(json.dumps(self.told_plan, sort_keys=True).encode()).hexdigest()
         self.status = "running"
@@ -212,8 +213,8 @@ class Run:
 
     def _arrival(self, parts: Parts, row: TaskRow) -> Arrival:
         data = self.uploads(row.task.attempt, row.task.client).get(row.update)
-        told = Told(row.report["num_samples"], row.report["loss"], len(data))
-        return Arrival(parts.opened(data, row.report["weight"]), told)
+        told = Told(row.report["samples"], row.report["loss"], len(data))
+        return Arrival(parts.opened(data, row.report["counts"]), told)
 
     def _forget(self, state: RunState, *, keep: bool) -> RunState:
         """Drop broadcasts that nobody works on."""
@@ -242,9 +243,12 @@ class Run:
         """Write the files for people as the store has them."""
         self.files.write_text("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
         self.files.write_text("ledger.jsonl", "".join(f"{line}\n" for line in lines))
-        if self.parts is not None and self.files.read_json("run.json") is None:
-            self.files.write_json("run.json", self._description(self.parts))
         self.last_row = rows[-1] if rows else None
+
+    def describe(self) -> None:
+        """Write what is known before the first round."""
+        if self.parts is not None:
+            self.files.write_json("run.json", self._description(self.parts))
 
     def note(self, row: dict[str, Any] | None, line: str) -> None:
         """Add a round and a line of the ledger to the files; a kill in between is made good at the next start."""

@@ -189,10 +189,10 @@ class Book:
         self._db.execute(insert(ledger_table).values(run=run, number=head.length - 1, line=line))
         self.set_run(run, head_length=head.length, head_hash=head.hash)
 
-    def lines(self, run: str, start: int = 0) -> list[str]:
-        """The lines of a run's ledger from a number on."""
+    def lines(self, run: str, start: int = 0, most: int | None = None) -> list[str]:
+        """The lines of a run's ledger from a number on, at most so many."""
         wanted = select(ledger_table.c.line).where(ledger_table.c.run == run, ledger_table.c.number >= start)
-        return list(self._db.execute(wanted.order_by(ledger_table.c.number)).scalars())
+        return list(self._db.execute(wanted.order_by(ledger_table.c.number).limit(most)).scalars())
 
     def add_tasks(self, run: str, tasks: Sequence[Task]) -> None:
         """Write down who is asked."""
