@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atoll.cli.join import enrol, join
 from atoll.cli.plans import PlanArgument, SetOption, read_plan, read_settings
 from atoll.cli.privacy import privacy_app
 from atoll.core.errors import AtollError, PlanError, RunError, TrainingError
@@ -36,6 +37,8 @@ app = typer.Typer(
 data_app = typer.Typer(help="Data sets: list them, fetch them, look at how they are dealt out.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(privacy_app, name="privacy")
+for command in (enrol, join):
+    app.command()(command)
 
 
 @app.command()
