@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atoll.cli.join import enrol, join
 from atoll.cli.ledger import ledger_app
 from atoll.cli.plans import PlanArgument, SetOption, read_plan, read_settings
 from atoll.cli.privacy import privacy_app
@@ -38,6 +39,8 @@ data_app = typer.Typer(help="Data sets: list them, fetch them, look at how they 
 app.add_typer(data_app, name="data")
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(ledger_app, name="ledger")
+for command in (enrol, join):
+    app.command()(command)
 
 
 @app.command()
