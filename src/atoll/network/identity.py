@@ -57,18 +57,28 @@ def public_bytes(key: Ed25519PrivateKey) -> bytes:
     return key.public_key().public_bytes_raw()
 
 
+def write_secret(path: Path, data: bytes) -> None:
+    """Write a new file that only its owner can read; FileExistsError if there is one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def must_be_private(path: Path) -> None:
+    """Refuse a secret that others can read."""
+    if path.stat().st_mode & 0o077:
+        raise RunError(f"others can read the secret in {path}: run chmod 600 {path}")
+
+
 def make_key(path: Path) -> Ed25519PrivateKey:
     """Make a key and write it to a new file that only its owner can read."""
     key = Ed25519PrivateKey.generate()
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        write_secret(path, key.private_bytes_raw())
     except FileExistsError as error:
         raise RunError(f"there is a key in {path} already: keep it, or move it away to make another") from error
-    with os.fdopen(number, "wb") as file:
-        file.write(key.private_bytes_raw())
-        file.flush()
-        os.fsync(file.fileno())
     return key
 
 
@@ -80,8 +90,7 @@ def load_key(path: Path) -> Ed25519PrivateKey:
         raise RunError(f"there is no key in {path}: make one with atoll enrol, or name the right --home") from error
     if len(raw) != 32:
         raise RunError(f"{path} holds {len(raw)} bytes, which is not a key: restore it, or enrol again")
-    if path.stat().st_mode & 0o077:
-        raise RunError(f"others can read the key in {path}: run chmod 600 {path}")
+    must_be_private(path)
     return Ed25519PrivateKey.from_private_bytes(raw)
 
 
