@@ -67,7 +67,11 @@ async def _serve(hub: Hub, face: Server, pairs: list[tuple[Any, socket.socket]],
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, hub.shut_down)
-    hub.on_shut_down = lambda: loop.call_soon_threadsafe(end)
+
+    def end_soon() -> None:
+        loop.call_soon_threadsafe(end)
+
+    hub.on_shut_down = end_soon
     hub.start()
     try:
         serving = [asyncio.create_task(server._serve([listener])) for server, listener in pairs]
