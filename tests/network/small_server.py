@@ -1,4 +1,4 @@
-"""A small server of real parts (gate, store, objects, ledger, sockets) that does what a test tells it, trouble included."""
+"""A small server of real parts (gate, store, objects, ledger, sockets) that does what a test tells it to."""
 
 from __future__ import annotations
 

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers import normed
-from network.small_server import CUT_AFTER, CUT_BEFORE, SmallServer, WireEngine, serving
+from network.small_server import SmallServer, WireEngine, serving
 
 from atoll.core.plan import Plan
 from atoll.engine.build import build_coordinator
 from atoll.engine.guarding import guarded
 from atoll.engine.inline import inline
 from atoll.engine.simulation import Simulation
-from atoll.ledger import chain
-from atoll.network import home as home_room
-from atoll.network import objects as objects_room
 from atoll.network.agreement import plan_for_clients
 from atoll.network.app import ClientApp
 from atoll.network.client import Client, Voice
