@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
@@ -42,16 +40,7 @@ def test_any_changed_letter_is_found_where_it_is(num: int, data: st.DataObject) 
     if changed != lines[place]:
         lines[place] = changed
         fault = verify(lines, PUBLIC)
-        assert fault is not None
-        told = json.loads(changed)["number"] if _has_number(changed) else place
-        assert fault.number in (place, told)
-
-
-def _has_number(line: str) -> bool:
-    try:
-        return isinstance(json.loads(line)["number"], int)
-    except (ValueError, KeyError, TypeError):
-        return False
+        assert fault is not None and fault.number == place
 
 
 @given(st.integers(3, 9), st.data())

@@ -137,7 +137,7 @@ def _must_be_plain(plain: dict[str, Any]) -> None:
     for field, family in FAMILIES.items():
         if field in plain:
             _check_part(Part.of(plain[field], where=field), field, family)
-    _must_name_no_code(Part.of(plain.get("model", "logistic"), where="model").options, "model")
+    must_name_no_code(Part.of(plain.get("model", "logistic"), where="model").options, "model")
     for field, family in CHAINS.items():
         for part in plain.get(field, []):
             _check_part(Part.of(part, where=field), field, family)
@@ -156,13 +156,13 @@ def _check_part(part: Part, field: str, family: str) -> None:
             f"{field} '{part.name}' is not in the catalogue, and no code is sent over a network: use one of "
             f"{', '.join(members(family))}"
         )
-    _must_name_no_code(part.options, field)
+    must_name_no_code(part.options, field)
 
 
-def _must_name_no_code(value: Any, field: str) -> None:
-    """Refuse `module:function` however deep it is."""
+def must_name_no_code(value: Any, field: str) -> None:
+    """Refuse `module:function` however deep it is: whoever sends options must not choose what is called with them."""
     if isinstance(value, dict | list):
         for inner in value.values() if isinstance(value, dict) else value:
-            _must_name_no_code(inner, field)
+            must_name_no_code(inner, field)
     elif isinstance(value, str) and ":" in value:
         raise PlanError(f"{field}: over a network options are numbers and names from the catalogue, got {value!r}")

@@ -11,7 +11,8 @@ from http import HTTPStatus
 
 from atoll.core.errors import AtollError
 from atoll.network.identity import MAX_AGE, Seen, Stamp, client_id, holds, signed_by
-from atoll.network.store import ClientRow, Status, Store
+from atoll.network.store import Store
+from atoll.network.tables import ClientRow, Status
 
 NONCE_SECONDS = 60
 """How long a client has to answer a challenge."""
@@ -37,6 +38,7 @@ class Gate:
         self._lock = threading.Lock()
         self._sessions: dict[str, tuple[int, Seen]] = {}
         self._answered: dict[str, float] = {}
+        self._known: dict[str, ClientRow] = {}
 
     def enrol(self, token: str, name: str, key: bytes, signature: bytes) -> str:
         """Write down a client that has a token and the private half of its key; its id. It still must be approved."""
@@ -104,21 +106,29 @@ class Gate:
             self._sessions[stamp.client] = (epoch, after)
         return known
 
+    def forget(self) -> None:
+        """Look clients up again: somebody was let in or shut out."""
+        self._known.clear()
+
     def end(self, client: str) -> None:
         """Forget a client's session, such as that of one who was revoked."""
         with self._lock:
             self._sessions.pop(client, None)
 
     def _approved(self, client: str) -> ClientRow:
-        with self._store.look() as book:
-            known = book.client(client)
+        known = self._known.get(client)
+        if known is None:
+            with self._store.look() as book:
+                known = book.client(client)
+            if known is not None and known.status is Status.APPROVED:
+                self._known[client] = known
         if known is None:
             raise Refused(HTTPStatus.UNAUTHORIZED, "this server does not know this client: enrol it")
         if known.status is Status.PENDING:
             raise Refused(
                 HTTPStatus.FORBIDDEN, "the operator has not approved this client yet: ask them to", APPROVAL_SECONDS
             )
-        if known.status is Status.REVOKED:
+        if known.status is not Status.APPROVED:
             raise Refused(HTTPStatus.FORBIDDEN, "this client was shut out: ask the operator why")
         return known
 

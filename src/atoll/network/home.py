@@ -125,6 +125,7 @@ class RunHome:
     def __init__(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
         self.path, self.objects = path, Objects(path / "objects")
+        self.objects.sweep()
         lines = self.lines()
         self.head = chain.Head(len(lines), chain.read(lines[-1])[0].hash()) if lines else chain.EMPTY
         """The last record of the run's ledger that was verified."""

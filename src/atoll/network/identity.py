@@ -11,10 +11,11 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.core.errors import RunError
+from atoll.ledger.signing import client_id as client_id
+from atoll.ledger.signing import holds as holds
 
 MAX_AGE = 300.0
 """Seconds that a request's time may differ from the server's."""
@@ -51,32 +52,33 @@ def read_stamp(headers: dict[str, str]) -> Stamp | None:
         return None
 
 
-def client_id(public_key: bytes) -> str:
-    """The name by which a server knows a key.
-
-    >>> client_id(bytes(32))
-    '66687aadf862bd776c8fc18b8e9f8e20'
-    """
-    return hashlib.sha256(public_key).hexdigest()[:32]
-
-
 def public_bytes(key: Ed25519PrivateKey) -> bytes:
     """The public half of a key."""
     return key.public_key().public_bytes_raw()
 
 
+def write_secret(path: Path, data: bytes) -> None:
+    """Write a new file that only its owner can read; FileExistsError if there is one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def must_be_private(path: Path) -> None:
+    """Refuse a secret that others can read."""
+    if path.stat().st_mode & 0o077:
+        raise RunError(f"others can read the secret in {path}: run chmod 600 {path}")
+
+
 def make_key(path: Path) -> Ed25519PrivateKey:
     """Make a key and write it to a new file that only its owner can read."""
     key = Ed25519PrivateKey.generate()
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        write_secret(path, key.private_bytes_raw())
     except FileExistsError as error:
         raise RunError(f"there is a key in {path} already: keep it, or move it away to make another") from error
-    with os.fdopen(number, "wb") as file:
-        file.write(key.private_bytes_raw())
-        file.flush()
-        os.fsync(file.fileno())
     return key
 
 
@@ -88,8 +90,7 @@ def load_key(path: Path) -> Ed25519PrivateKey:
         raise RunError(f"there is no key in {path}: make one with atoll enrol, or name the right --home") from error
     if len(raw) != 32:
         raise RunError(f"{path} holds {len(raw)} bytes, which is not a key: restore it, or enrol again")
-    if path.stat().st_mode & 0o077:
-        raise RunError(f"others can read the key in {path}: run chmod 600 {path}")
+    must_be_private(path)
     return Ed25519PrivateKey.from_private_bytes(raw)
 
 
@@ -101,15 +102,6 @@ def sign(key: Ed25519PrivateKey, stamp: Stamp, method: str, path: str, body: byt
 def signed_by(public_key: bytes, stamp: Stamp, method: str, path: str, body_hash: str) -> bool:
     """Whether a request is signed with the private half of this key."""
     return holds(public_key, _signed(stamp, method, path, body_hash), stamp.signature)
-
-
-def holds(public_key: bytes, data: bytes, signature: bytes) -> bool:
-    """Whether a signature on some bytes is that of a key."""
-    try:
-        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, data)
-    except (InvalidSignature, ValueError):
-        return False
-    return True
 
 
 class Seen(NamedTuple):

@@ -83,8 +83,15 @@ class Objects:
         self.root = root
         for kind in ("chunks", "manifests", "new"):
             (root / kind).mkdir(parents=True, exist_ok=True)
-        for left in (root / "new").iterdir():  # of a process that was killed
+
+    def sweep(self) -> None:
+        """Remove what a process that was killed left half written; nobody else may be writing."""
+        for left in (self.root / "new").iterdir():
             left.unlink(missing_ok=True)
+
+    def num_bytes(self) -> int:
+        """How many bytes all chunks take."""
+        return sum(entry.stat().st_size for entry in os.scandir(self.root / "chunks"))
 
     def put(self, data: bytes | memoryview) -> str:
         """Keep an object; return its name."""
@@ -140,6 +147,13 @@ class Objects:
         if hashlib.sha256(data).digest() != digest:
             raise ObjectError(f"the file of chunk {digest.hex()} was changed: restore it from a copy")
         return data
+
+    def part(self, name: str, index: int) -> bytes:
+        """One chunk of an object."""
+        chunks = self.manifest(name).chunks
+        if index >= len(chunks):
+            raise ObjectError(f"object {name} has {len(chunks)} chunks: there is no chunk {index}")
+        return self.chunk(chunks[index])
 
     def get(self, name: str) -> bytearray:
         """A whole object."""

@@ -13,6 +13,8 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from atoll.ledger import signing
+
 VERSION = 1
 VERSION_HEADER = "atoll-protocol"
 MAX_CONTROL = 1 << 20
@@ -154,7 +156,9 @@ class Orders(Message, frozen=True):
 
     orders: tuple[Order, ...] = ()
     ended: tuple[str, ...] = ()
-    """Runs that this client took part in and that are over."""
+    """Runs that are over."""
+    open: int = 0
+    """How many runs are not over."""
     retry: float = 0.0
     spread: float = 1.0
 
@@ -171,6 +175,8 @@ class RunInfo(Message, frozen=True):
     """Of how many a version is made at least."""
     num_bytes: Count
     """Of the model, as it is sent whole."""
+    max_samples: Count
+    """How many samples the largest client has: what weights are shares of, where updates are added in secret."""
     epsilon: float | None = None
     """What the whole run may spend, where it is private."""
     peers: dict[str, Key] = {}
@@ -188,7 +194,8 @@ class Delivery(Message, frozen=True):
 
     manifest: bytes
     num_samples: Annotated[int, Meta(ge=1, le=1 << 53)]
-    loss: float
+    loss: float | None
+    """None if it is not a number, which JSON cannot say."""
     weight: float
     signature: Signature
 
@@ -258,8 +265,7 @@ ENDPOINTS = (
 
 def update_text(run: str, attempt: int, version: int, name: str, told: Delivery) -> bytes:
     """What a client signs when it delivers an update; the ledger keeps the signature."""
-    parts = [run, attempt, version, name, told.num_samples, told.loss, told.weight]
-    return b"atoll update 1\0" + msgspec.json.encode(parts)
+    return signing.update_text(run, attempt, version, name, told.num_samples, told.loss, told.weight)
 
 
 def is_run_name(text: str) -> bool:
