@@ -214,7 +214,8 @@ class SmallServer:
         until = time.monotonic() + min(poll.wait, LONGEST_POLL)
         while not self.orders.get(client) and not self.ended and time.monotonic() < until:
             await asyncio.sleep(0.002)
-        return Orders(tuple(self.orders.get(client, ())), self.ended, retry=0.0, spread=0.0)
+        still = len(self.infos) - len(set(self.infos) & set(self.ended))
+        return Orders(tuple(self.orders.get(client, ())), self.ended, still, retry=0.0, spread=0.0)
 
 
 @contextmanager

@@ -116,7 +116,7 @@ def test_a_request_that_was_doubled_is_made_again(server: SmallServer, url: str)
         poll(connection)
         answers = iter([(409, Problem("this request was made before: count on", 0.0)), None])
         server.trouble = lambda method, path: next(answers)
-        assert poll(connection) == Orders(spread=0.0)
+        assert poll(connection) == Orders(open=1, spread=0.0)
 
 
 def test_pauses_grow_to_a_minute_and_no_further(server: SmallServer, url: str) -> None:
