@@ -13,7 +13,8 @@ import pytest
 from network.operated import StandIn, operated
 
 from atoll.core.errors import RunError
-from atoll.network.admin import COMMANDS, open_admin, operator_token, read_token
+from atoll.network.admin import COMMANDS, open_admin
+from atoll.network.operator import operator_token, read_token
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def test_an_operator_begins_and_ends_runs(hub: StandIn, admin: httpx2.Client) ->
     told(admin.post("/runs", json={"run": "one", "plan": plan}))
     assert hub.plans["one"].rounds == 7 and hub.plans["one"].algorithm.options == {"mu": 0.1}
     assert told(admin.get("/status"))["runs"][0]["rounds"] == 7
-    told(admin.post("/runs/one/stop"))
+    told(admin.post("/runs/stop", json={"run": "one"}))
     assert told(admin.get("/status"))["runs"][0]["status"] == "interrupted"
     assert told(admin.get("/runs/one/ledger")) == {"lines": []}
     told(admin.post("/stop"))
@@ -73,7 +74,7 @@ def test_an_operator_begins_and_ends_runs(hub: StandIn, admin: httpx2.Client) ->
         ("/clients/approve", {"names": ["a"], "more": 1}, "more"),
         ("/clients/token", {"seconds": -1}, "seconds"),
         ("/clients/token", [], "object"),
-        ("/runs/nothing/stop", {}, "no run nothing"),
+        ("/runs/stop", {"run": "nothing"}, "no run nothing"),
     ],
 )
 def test_what_makes_no_sense_is_refused(admin: httpx2.Client, path: str, body: Any, says: str) -> None:

@@ -13,22 +13,27 @@ import pytest
 
 from atoll.core.errors import RunError
 from atoll.network.certs import make_certificates
+from atoll.network.web import tls_context
 
 NOW = datetime.datetime.now(datetime.UTC)
 
 
-def greet(directory: Path, authority: Path, name: str) -> str | None:
-    """Shake hands with a TLS 1.3 server on this machine; the version that was agreed on."""
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.minimum_version = ssl.TLSVersion.TLSv1_3
-    server.load_cert_chain(directory / "server.pem", directory / "server.key")
+def greet(directory: Path, authority: Path, name: str, mutual: Path | None = None) -> str | None:
+    """Shake hands with a TLS 1.3 server on this machine; the version that was agreed on.
+
+    With `mutual` the server asks for certificates of that authority, and the client shows its own.
+    """
+    server = tls_context(directory / "server.pem", directory / "server.key", mutual and mutual / "ca.pem")
     client = ssl.create_default_context(cafile=str(authority / "ca.pem"))
     client.verify_flags |= ssl.VERIFY_X509_STRICT
+    if mutual is not None:
+        client.load_cert_chain(authority / "ward.pem", authority / "ward.key")
     here, there = socket.socketpair()
 
     def serve() -> None:
         try:
             with server.wrap_socket(there, server_side=True) as tls:
+                tls.sendall(b"welcome")
                 tls.recv(1)
         except (ssl.SSLError, OSError):
             there.close()
@@ -37,6 +42,7 @@ def greet(directory: Path, authority: Path, name: str) -> str | None:
     thread.start()
     try:
         with client.wrap_socket(here, server_hostname=name) as tls:
+            assert tls.recv(7) == b"welcome"
             return tls.version()
     finally:
         here.close()
@@ -52,6 +58,23 @@ def test_names_and_addresses_are_believed_and_others_are_not(tmp_path: Path) -> 
         greet(tmp_path / "one", tmp_path / "one", "other.example")
     with pytest.raises(ssl.SSLCertVerificationError, match="verify failed"):
         greet(tmp_path / "one", tmp_path / "two", "localhost")
+
+
+def test_clients_show_certificates_of_the_same_authority(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        made = make_certificates(tmp_path / name, ["localhost"], NOW, ["ward", "ward-2"])
+        assert [path.name for path in made[3:]] == ["ward.pem", "ward.key", "ward-2.pem", "ward-2.key"]
+        assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in made if path.suffix == ".key")
+    assert greet(tmp_path / "one", tmp_path / "one", "localhost", mutual=tmp_path / "one") == "TLSv1.3"
+    with pytest.raises(ssl.SSLError, match="unknown ca"):
+        greet(tmp_path / "one", tmp_path / "one", "localhost", mutual=tmp_path / "two")
+
+
+@pytest.mark.parametrize("name", ["", "ca", "server", "../x", "a/b", ".x", "x" * 64, "naïve", "a b"])
+def test_a_clients_name_is_a_safe_file_name(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RunError, match="file name"):
+        make_certificates(tmp_path, ["localhost"], NOW, ["good", name])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_old_certificates_are_not_believed(tmp_path: Path) -> None:

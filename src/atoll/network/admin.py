@@ -6,10 +6,7 @@ the server's home. From elsewhere it is reached through a tunnel, such as that o
 
 from __future__ import annotations
 
-import contextlib
 import hmac
-import json
-import secrets
 import socket
 from collections.abc import Callable
 from http import HTTPStatus
@@ -30,12 +27,11 @@ from atoll.core.errors import AtollError, RunError
 from atoll.core.plan import Plan
 from atoll.network.agreement import must_name_no_code
 from atoll.network.gate import Refused
-from atoll.network.identity import must_be_private, write_secret
 from atoll.network.metrics import Metrics
+from atoll.network.operator import TOKEN, operator_token, write_address
 from atoll.network.protocol import MAX_CONTROL, is_run_name
 from atoll.network.web import TooLarge, read_body, server_of
 
-TOKEN, ADDRESS = "operator.token", "admin.json"
 MAX_TOKEN_SECONDS = 30 * 86400
 
 
@@ -95,6 +91,12 @@ class NewRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     plan: dict[str, Any]
 
 
+class RunName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A run that there is."""
+
+    run: str
+
+
 class Command(NamedTuple):
     """One thing that an operator can ask for."""
 
@@ -125,7 +127,7 @@ COMMANDS = (
     Command("POST", "/clients/revoke", _revoke, Names),
     Command("POST", "/clients/token", lambda hub, told, path: {"token": hub.token(told.seconds)}, TokenFor),
     Command("POST", "/runs", _add_run, NewRun),
-    Command("POST", "/runs/{run}/stop", lambda hub, told, path: hub.stop_run(path["run"])),
+    Command("POST", "/runs/stop", lambda hub, told, path: hub.stop_run(told.run), RunName),
     Command("GET", "/runs/{run}/ledger", lambda hub, told, path: {"lines": hub.lines(path["run"])}),
     Command("POST", "/stop", lambda hub, told, path: hub.shut_down()),
 )
@@ -168,30 +170,8 @@ def open_admin(hub: Operated, home: Path, port: int, host: str = "127.0.0.1") ->
         listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise RunError(f"the operator's address {host}:{port} cannot be used ({error}): choose --admin-port") from error
-    name, number = listener.getsockname()[:2]
-    new = home / f".{ADDRESS}.new"
-    new.write_text(json.dumps({"url": f"http://{f'[{name}]' if ':' in name else name}:{number}"}) + "\n")
-    new.replace(home / ADDRESS)
+    write_address(home, *listener.getsockname()[:2])
     return server, listener
-
-
-def operator_token(home: Path) -> str:
-    """What an operator shows to be one; it is made at the first start, and only the home's owner can read it."""
-    with contextlib.suppress(FileExistsError):
-        write_secret(home / TOKEN, secrets.token_urlsafe(32).encode() + b"\n")
-    return read_token(home / TOKEN)
-
-
-def read_token(path: Path) -> str:
-    """The operator's token in a file."""
-    try:
-        must_be_private(path)
-        token = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RunError(f"the operator's token cannot be read from {path} ({error}): name its file") from error
-    if len(token) < 32:
-        raise RunError(f"{path} holds no operator's token: remove it, and the server makes another when it starts")
-    return token
 
 
 def _must_be_operator(request: Request, token: str) -> None:

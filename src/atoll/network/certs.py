@@ -1,10 +1,10 @@
-"""Certificates for trying things out: a certificate authority of one's own, and a certificate for a server."""
+"""Certificates in one command: an authority of one's own, and what it signs for a server and for clients."""
 
 from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,45 +14,67 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurv
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from atoll.core.errors import RunError
+from atoll.network.identity import write_secret
 
 DAYS = 365
+FILE_NAME = re.compile(r"(?!(ca|server)$)[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
-def make_certificates(directory: Path, hosts: Sequence[str], now: datetime.datetime) -> None:
-    """Write ca.pem, server.pem and server.key into a directory; nothing that is there is overwritten.
+def make_certificates(
+    directory: Path, hosts: Sequence[str], now: datetime.datetime, clients: Sequence[str] = ()
+) -> list[Path]:
+    """Write ca.pem, server.pem, server.key and NAME.pem, NAME.key of each client; nothing is overwritten.
 
-    The authority's key is forgotten at once: nobody can make another certificate that clients with this ca.pem trust.
+    Clients need certificates only where the server asks for them (mutual TLS); who they are is always shown by their
+    own signatures. The authority's key is forgotten at once: nobody, not even who stole the directory, can make another
+    certificate that is believed by those who have this ca.pem. Who needs one more makes all of them anew, or uses the
+    authority of an organisation.
     """
-    there = [name for name in ("ca.pem", "server.pem", "server.key") if (directory / name).exists()]
+    wrong = [name for name in clients if not FILE_NAME.fullmatch(name)]
+    if wrong:
+        raise RunError(f"'{wrong[0]}' cannot be a client's file name: use letters, digits, - and _, not ca or server")
+    names = ["server", *dict.fromkeys(clients)]
+    there = [
+        path for name in ("ca", *names) for path in (_pem(directory, name), _key(directory, name)) if path.exists()
+    ]
     if there:
-        raise RunError(f"{directory / there[0]} is there already: keep it, or name another directory")
+        raise RunError(f"{there[0]} is there already: keep it, or name another directory")
     if not hosts:
         raise RunError("a certificate needs a name: give --host, e.g. --host localhost")
-    directory.mkdir(parents=True, exist_ok=True)
-    ca_key, server_key = generate_private_key(SECP256R1()), generate_private_key(SECP256R1())
-    ca_name, name = _name("Atoll development authority"), _name(hosts[0])
+    ca_key, ca_name = generate_private_key(SECP256R1()), _name("Atoll development authority")
     ca = (
         _blank(ca_name, ca_name, ca_key, now)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs=True), critical=True)
         .sign(ca_key, hashes.SHA256())
     )
-    server = (
-        _blank(name, ca_name, server_key, now)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs=False), critical=True)
-        .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
-        .sign(ca_key, hashes.SHA256())
-    )
     pem = serialization.Encoding.PEM
-    secret = server_key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    number = os.open(directory / "server.key", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(number, "wb") as file:
-        file.write(secret)
-    (directory / "server.pem").write_bytes(server.public_bytes(pem) + ca.public_bytes(pem))
-    (directory / "ca.pem").write_bytes(ca.public_bytes(pem))
+    for name in names:
+        key = generate_private_key(SECP256R1())
+        alternative = [_host(host) for host in hosts] if name == "server" else [x509.DNSName(name)]
+        purpose = ExtendedKeyUsageOID.SERVER_AUTH if name == "server" else ExtendedKeyUsageOID.CLIENT_AUTH
+        made = (
+            _blank(_name(hosts[0] if name == "server" else name), ca_name, key, now)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs=False), critical=True)
+            .add_extension(x509.SubjectAlternativeName(alternative), critical=False)
+            .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+            .sign(ca_key, hashes.SHA256())
+        )
+        secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        write_secret(_key(directory, name), secret)
+        _pem(directory, name).write_bytes(made.public_bytes(pem) + ca.public_bytes(pem))
+    _pem(directory, "ca").write_bytes(ca.public_bytes(pem))
+    return [_pem(directory, "ca"), *(path for name in names for path in (_pem(directory, name), _key(directory, name)))]
+
+
+def _pem(directory: Path, name: str) -> Path:
+    return directory / f"{name}.pem"
+
+
+def _key(directory: Path, name: str) -> Path:
+    return directory / f"{name}.key"
 
 
 def _blank(
