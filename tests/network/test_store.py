@@ -16,7 +16,8 @@ from sqlalchemy.exc import IntegrityError
 from atoll.core.errors import PlanError, RunError
 from atoll.core.messages import Task
 from atoll.ledger.chain import EMPTY, add, start, verify
-from atoll.network.store import Stage, Status, Store
+from atoll.network.store import Store
+from atoll.network.tables import Stage, Status
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 TASKS = (Task(3, 0, 0), Task(5, 0, 0, 0.5), Task(9, 0, 0, 1.0, 0.25))
@@ -79,7 +80,7 @@ def test_runs_tasks_and_ledger_come_back(store: Store) -> None:
         book.add_tasks("run", TASKS)
         book.add_tasks("run", ())
     with store.change() as book:
-        book.arrived("run", TASKS[1], "u" * 64, {"loss": 0.5}, b"signed")
+        book.arrived("run", TASKS[1], "u" * 64, {"loss": 0.5}, b"signed", 1)
         second, later = add(head, "commit", {"version": 1}, KEY)
         book.add_line("run", second, later)
         book.set_run("run", state="s" * 64, machine='{"version": 1}')
@@ -89,17 +90,21 @@ def test_runs_tasks_and_ledger_come_back(store: Store) -> None:
         assert [row.task for row in book.tasks("run", 0)] == list(TASKS)
         assert [row.stage for row in book.tasks("run", 0)] == [Stage.ASKED, Stage.ARRIVED, Stage.ASKED]
         found = book.task("run", 0, 5)
-        assert found is not None and found[2:] == ("u" * 64, {"loss": 0.5}, b"signed")
+        assert found is not None and found[2:] == ("u" * 64, {"loss": 0.5}, b"signed", 1)
         assert book.task("run", 1, 5) is None and book.run("other") is None
-        assert book.asked(5) == [] and book.asked(9) == [("run", TASKS[2])]
         assert verify(book.lines("run")) is None and book.lines("run", 1) == [second]
-        assert book.objects() == {"u" * 64, "s" * 64}
-        assert book.last_counted("run", 5) is None
+        assert book.last_counted("run") == {}
     with store.change() as book:
+        book.failed("run", TASKS[2], "no time", 2)
+        assert [row.task for row in book.events("run", 0)] == [TASKS[1], TASKS[2]]
+        assert [row.report for row in book.events("run", 1)] == [{"why": "no time"}]
         book.set_stage("run", [TASKS[1]], Stage.COUNTED)
-        book.set_stage("run", [TASKS[0], TASKS[2]], Stage.CLOSED)
-        assert book.last_counted("run", 5) == 0 and book.asked(9) == []
-        assert book.objects() == {"s" * 64}
+        book.close_asked("run")
+        assert [row.stage for row in book.tasks("run", 0)] == [Stage.CLOSED, Stage.COUNTED, Stage.FAILED]
+        assert book.last_counted("run") == {5: 0}
+        for row in ({"round": 1, "loss": 3.0}, {"round": 2}, {"round": 1, "loss": 2.0}):
+            book.add_row("run", row)
+        assert book.rows("run") == [{"round": 1, "loss": 2.0}, {"round": 2}]
 
 
 def test_a_change_that_fails_leaves_nothing(store: Store) -> None:

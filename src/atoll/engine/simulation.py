@@ -36,10 +36,9 @@ from atoll.core.coordinator import (
 from atoll.core.devices import INSTANT, Devices, Load
 from atoll.core.eligibility import Eligibility
 from atoll.core.errors import PlanError, TrainingError
-from atoll.core.messages import Broadcast, Payload, Task, Update
+from atoll.core.messages import Payload, Task, Update
 from atoll.core.plan import Plan
 from atoll.core.seeds import generator
-from atoll.core.transform import Encoding
 from atoll.core.wire import packed_size
 from atoll.engine.base import Engine, Progress, silent
 from atoll.engine.guarding import Guard, must_fit
@@ -210,17 +209,9 @@ class Simulation:
 
     def _broadcast(self, state: RunState, clients: list[int]) -> tuple[RunState, list[int]]:
         """Send the newest version to clients; how many bytes that takes for each of them."""
-        job, machine = self.job, state.coordinator
-        if machine.version not in state.sent:
-            fresh = Broadcast(state.params_D, job.algorithm.broadcast(state.params_D, state.server))
-            rng = generator(self.plan.seed, "downlink", machine.attempt)
-            found, memory = job.downlink.send(fresh, state.downlink, Encoding(job.spec, machine.attempt, rng))
-            state = state._replace(
-                sent={**state.sent, machine.version: found.broadcast},
-                downlink=memory,
-                news=state.news + found.num_bytes,
-                last_news=found.num_bytes,
-            )
+        job = self.job
+        if state.coordinator.version not in state.sent:
+            state, _ = self.versions.broadcast(state)
         if not job.downlink.by_difference:
             return state, [state.last_news] * len(clients)
         whole = packed_size(Payload(state.downlink["known"]))

@@ -12,8 +12,11 @@ from atoll.core.aggregator import as_rows, rows_of
 from atoll.core.contribution import Contribution
 from atoll.core.coordinator import Committed, Coordinator
 from atoll.core.detection import Detector, Sight
+from atoll.core.downlink import Heard
 from atoll.core.errors import TrainingError
 from atoll.core.messages import SERVER, Aggregate, Broadcast, State, Task, Update, stack
+from atoll.core.seeds import generator
+from atoll.core.transform import Encoding
 from atoll.engine.guarding import Guard
 from atoll.engine.run_state import RunState
 from atoll.engine.secure import Added
@@ -56,6 +59,20 @@ class Versions:
                 "or take other server.samples"
             )
         return own
+
+    def broadcast(self, state: RunState) -> tuple[RunState, Heard]:
+        """Send the newest version: what clients hear of it."""
+        job, machine = self.job, state.coordinator
+        fresh = Broadcast(state.params_D, job.algorithm.broadcast(state.params_D, state.server))
+        rng = generator(job.seed, "downlink", machine.attempt)
+        found, memory = job.downlink.send(fresh, state.downlink, Encoding(job.spec, machine.attempt, rng))
+        state = state._replace(
+            sent={**state.sent, machine.version: found.broadcast},
+            downlink=memory,
+            news=state.news + found.num_bytes,
+            last_news=found.num_bytes,
+        )
+        return state, found
 
     def late_rows(self, state: RunState, updates: Iterable[tuple[Task, Update]]) -> State:
         """Updates of several versions as rows, each counted by how late it is; nothing if there are none."""

@@ -77,14 +77,17 @@ def read(line: str) -> tuple[Record, str]:
     return record, signature
 
 
-def verify(lines: Iterable[str], server_key: bytes | None = None, seen: Iterable[Head] = ()) -> Fault | None:
+def verify(
+    lines: Iterable[str], server_key: bytes | None = None, seen: Iterable[Head] = (), after: Head = EMPTY
+) -> Fault | None:
     """The first record that was changed, dropped or moved, or None if all are as they were written.
 
     Without `server_key` the key is taken from the first record, which proves only that one key signed all. Records at
-    the end can be dropped without a trace in the rest: `seen` holds heads that somebody noted, such as clients.
+    the end can be dropped without a trace in the rest: `seen` holds heads that somebody noted, such as clients. Who has
+    verified the records up to a head gives those that come `after` it, with the key and without `seen`.
     """
     entries: list[tuple[Record, str]] = []
-    for place, line in enumerate(lines):
+    for place, line in enumerate(lines, after.length):
         try:
             entries.append(read(line))
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -95,18 +98,19 @@ def verify(lines: Iterable[str], server_key: bytes | None = None, seen: Iterable
     if key is None:
         return Fault(0, "names no key: it was changed, or the first records were dropped")
     numbers = [record.number for record, _ in entries]
-    for place, (record, signature) in enumerate(entries):
-        digest = record.hash()
+    head = after
+    for record, signature in entries:
+        place, digest = head.length, record.hash()
         if not _holds(key, digest, signature):
             return Fault(place, "was changed: its signature does not hold")
         if record.number != place:
-            if place in numbers[place:]:
+            if place in numbers[place - after.length :]:
                 return Fault(place, f"was moved: record {record.number} stands in its place")
             return Fault(place, f"was dropped: record {record.number} stands in its place")
-        before = entries[place - 1][0].hash() if place else NOTHING
-        if record.previous != before:
+        if record.previous != head.hash:
             return Fault(place, "does not follow the one before: one of the two is from another ledger")
-    return next((fault for head in seen if (fault := _unlike(entries, head)) is not None), None)
+        head = Head(place + 1, digest)
+    return next((fault for noted in seen if (fault := _unlike(entries, noted)) is not None), None)
 
 
 def _holds(key: bytes, digest: str, signature: str) -> bool:

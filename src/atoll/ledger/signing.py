@@ -30,7 +30,9 @@ def client_id(public_key: bytes) -> str:
     return hashlib.sha256(public_key).hexdigest()[:32]
 
 
-def update_text(run: str, attempt: int, version: int, name: str, num_samples: int, loss: float, weight: float) -> bytes:
+def update_text(
+    run: str, attempt: int, version: int, name: str, num_samples: int, loss: float | None, weight: float
+) -> bytes:
     """What a client signs when it delivers the update in the object `name`; the ledger keeps the signature."""
     return b"atoll update 1\0" + msgspec.json.encode([run, attempt, version, name, num_samples, loss, weight])
 

@@ -11,19 +11,22 @@ from http import HTTPStatus
 
 from atoll.core.errors import AtollError
 from atoll.network.identity import MAX_AGE, Seen, Stamp, client_id, holds, signed_by
-from atoll.network.store import ClientRow, Status, Store
+from atoll.network.store import Store
+from atoll.network.tables import ClientRow, Status
 
 NONCE_SECONDS = 60
 """How long a client has to answer a challenge."""
 MAX_NAME = 100
+APPROVAL_SECONDS = 10.0
+"""How long a client that waits for approval should wait before it asks again."""
 
 
 class Refused(AtollError):
-    """A request that is not served; `status` is HTTP's word for why."""
+    """A request that is not served; `status` is HTTP's word for why, `retry` when to try again if that may help."""
 
-    def __init__(self, status: HTTPStatus, text: str) -> None:
+    def __init__(self, status: HTTPStatus, text: str, retry: float | None = None) -> None:
         super().__init__(text)
-        self.status = status
+        self.status, self.retry = status, retry
 
 
 class Gate:
@@ -35,6 +38,7 @@ class Gate:
         self._lock = threading.Lock()
         self._sessions: dict[str, tuple[int, Seen]] = {}
         self._answered: dict[str, float] = {}
+        self._known: dict[str, ClientRow] = {}
 
     def enrol(self, token: str, name: str, key: bytes, signature: bytes) -> str:
         """Write down a client that has a token and the private half of its key; its id. It still must be approved."""
@@ -63,13 +67,15 @@ class Gate:
         made, _, rest = nonce.partition("-")
         ours = self._nonce(client, made, rest.partition("-")[0])
         if not hmac.compare_digest(nonce.encode(), ours.encode()) or self._now() - int(made) > NONCE_SECONDS:
-            raise Refused(HTTPStatus.UNAUTHORIZED, "the challenge is old, or for somebody else: ask for another")
+            raise Refused(
+                HTTPStatus.UNAUTHORIZED, "the challenge is old, or for somebody else: ask for another", retry=0.0
+            )
         if not holds(known.key, session_request(client, nonce), signature):
             raise Refused(HTTPStatus.UNAUTHORIZED, "the answer to the challenge is not signed with this client's key")
         with self._lock:
             self._answered = {used: until for used, until in self._answered.items() if until > self._now()}
             if nonce in self._answered:
-                raise Refused(HTTPStatus.CONFLICT, "this challenge was answered before: ask for another")
+                raise Refused(HTTPStatus.CONFLICT, "this challenge was answered before: ask for another", retry=0.0)
             self._answered[nonce] = self._now() + NONCE_SECONDS + 1
             with self._store.change() as book:
                 epoch = book.begin_session(client)
@@ -96,9 +102,13 @@ class Gate:
                 )
             after = seen.with_counter(stamp.counter)
             if after is None:
-                raise Refused(HTTPStatus.CONFLICT, "this request was made before: count on")
+                raise Refused(HTTPStatus.CONFLICT, "this request was made before: count on", retry=0.0)
             self._sessions[stamp.client] = (epoch, after)
         return known
+
+    def forget(self) -> None:
+        """Look clients up again: somebody was let in or shut out."""
+        self._known.clear()
 
     def end(self, client: str) -> None:
         """Forget a client's session, such as that of one who was revoked."""
@@ -106,13 +116,19 @@ class Gate:
             self._sessions.pop(client, None)
 
     def _approved(self, client: str) -> ClientRow:
-        with self._store.look() as book:
-            known = book.client(client)
+        known = self._known.get(client)
+        if known is None:
+            with self._store.look() as book:
+                known = book.client(client)
+            if known is not None and known.status is Status.APPROVED:
+                self._known[client] = known
         if known is None:
             raise Refused(HTTPStatus.UNAUTHORIZED, "this server does not know this client: enrol it")
         if known.status is Status.PENDING:
-            raise Refused(HTTPStatus.FORBIDDEN, "the operator has not approved this client yet: ask them to")
-        if known.status is Status.REVOKED:
+            raise Refused(
+                HTTPStatus.FORBIDDEN, "the operator has not approved this client yet: ask them to", APPROVAL_SECONDS
+            )
+        if known.status is not Status.APPROVED:
             raise Refused(HTTPStatus.FORBIDDEN, "this client was shut out: ask the operator why")
         return known
 

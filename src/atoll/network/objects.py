@@ -83,8 +83,15 @@ class Objects:
         self.root = root
         for kind in ("chunks", "manifests", "new"):
             (root / kind).mkdir(parents=True, exist_ok=True)
-        for left in (root / "new").iterdir():  # of a process that was killed
+
+    def sweep(self) -> None:
+        """Remove what a process that was killed left half written; nobody else may be writing."""
+        for left in (self.root / "new").iterdir():
             left.unlink(missing_ok=True)
+
+    def num_bytes(self) -> int:
+        """How many bytes all chunks take."""
+        return sum(entry.stat().st_size for entry in os.scandir(self.root / "chunks"))
 
     def put(self, data: bytes | memoryview) -> str:
         """Keep an object; return its name."""
@@ -109,9 +116,9 @@ class Objects:
         name = manifest.name()
         path = self.root / "manifests" / name
         if not path.exists():
-            _sync(self.root / "chunks")
+            sync_names(self.root / "chunks")
             self._write(path, msgspec.msgpack.encode(manifest))
-            _sync(path.parent)
+            sync_names(path.parent)
         return name
 
     def has_chunk(self, digest: bytes) -> bool:
@@ -140,6 +147,13 @@ class Objects:
         if hashlib.sha256(data).digest() != digest:
             raise ObjectError(f"the file of chunk {digest.hex()} was changed: restore it from a copy")
         return data
+
+    def part(self, name: str, index: int) -> bytes:
+        """One chunk of an object."""
+        chunks = self.manifest(name).chunks
+        if index >= len(chunks):
+            raise ObjectError(f"object {name} has {len(chunks)} chunks: there is no chunk {index}")
+        return self.chunk(chunks[index])
 
     def get(self, name: str) -> bytearray:
         """A whole object."""
@@ -171,22 +185,36 @@ class Objects:
         return self.root / "chunks" / digest.hex()
 
     def _write(self, path: Path, data: bytes | memoryview) -> None:
-        new = self.root / "new" / secrets.token_hex(8)
-        try:
-            with new.open("wb") as file:
+        written(path, data, self.root / "new" / secrets.token_hex(8))
+
+
+def written(path: Path, data: bytes | memoryview, beside: Path, mode: int = 0o666) -> None:
+    """Write a file beside its place, sync it and put it there: at no moment is there half a file of its name."""
+    try:
+        with room_in(path.parent):
+            with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            new.rename(path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                new.unlink(missing_ok=True)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise DiskFull(f"no room is left in {self.root}: free some, and it goes on by itself") from error
-            raise
+            beside.rename(path)
+    except (OSError, DiskFull):
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
 
 
-def _sync(directory: Path) -> None:
+@contextlib.contextmanager
+def room_in(folder: Path) -> Iterator[None]:
+    """Say so where a disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(f"no room is left in {folder}: free some, and it goes on by itself") from error
+        raise
+
+
+def sync_names(directory: Path) -> None:
     """Make sure that names in a directory outlive a loss of power."""
     number = os.open(directory, os.O_RDONLY)
     try:

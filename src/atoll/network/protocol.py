@@ -35,10 +35,15 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Problem(Message, frozen=True):
-    """Why a request was not served, and what to do; `retry` is in seconds, where trying again may help."""
+    """Why a request was not served, and what to do.
+
+    The status says what kind of problem it is. 401: begin a session. 409: another process has this client's session.
+    410: nobody waits for this task any more. 426: another version of the protocol. 429 and 5xx: try again later.
+    """
 
     error: str
     retry: float | None = None
+    """Try again after so many seconds, whatever the status; else a 4xx is the last word on this request."""
 
 
 class About(Message, frozen=True):
@@ -128,14 +133,16 @@ class Order(Message, frozen=True):
     attempt: Count
     version: Count
     model: Ref
-    """The broadcast of this version as a packed payload: whole, or through the downlink's chain."""
+    """The broadcast of this version as a packed payload: whole and not compressed, or through the downlink's chain."""
     share: float = 1.0
     work: float = 1.0
     clip: float | None = None
     whole: bool = True
     """Whether `model` is the broadcast itself; else the downlink's chain must be undone."""
     news: tuple[News, ...] = ()
-    """Differences that lead to this version, oldest first: who knows the version before the first needs no `model`."""
+    """Differences that lead to this version, oldest first: who knows the version before the first needs no `model`.
+
+    The result has the name of `model` if it is right; who finds another takes `model`."""
     counted: int | None = None
     """The newest attempt of this run in which this client's update counted: what it remembered then holds."""
     seconds: float | None = None
@@ -149,7 +156,9 @@ class Orders(Message, frozen=True):
 
     orders: tuple[Order, ...] = ()
     ended: tuple[str, ...] = ()
-    """Runs that this client took part in and that are over."""
+    """Runs that are over."""
+    open: int = 0
+    """How many runs are not over."""
     retry: float = 0.0
     spread: float = 1.0
 
@@ -166,6 +175,8 @@ class RunInfo(Message, frozen=True):
     """Of how many a version is made at least."""
     num_bytes: Count
     """Of the model, as it is sent whole."""
+    max_samples: Count
+    """How many samples the largest client has: what weights are shares of, where updates are added in secret."""
     epsilon: float | None = None
     """What the whole run may spend, where it is private."""
     peers: dict[str, Key] = {}
@@ -183,7 +194,8 @@ class Delivery(Message, frozen=True):
 
     manifest: bytes
     num_samples: Annotated[int, Meta(ge=1, le=1 << 53)]
-    loss: float
+    loss: float | None
+    """None if it is not a number, which JSON cannot say."""
     weight: float
     signature: Signature
 

@@ -88,26 +88,30 @@ class Trainer:
     def train(self, tasks: list[Task], sent: Mapping[int, Broadcast], states: Mapping[int, State]) -> Work:
         """Do the tasks of one group; `sent` holds the broadcast of each version."""
         before = [states.get(task.client, {}) for task in tasks]
-        memories = [self._algorithm_state(state, sent[task.version]) for task, state in zip(tasks, before, strict=True)]
         broadcasts = [sent[task.version] for task in tasks]
-        first = self._first_losses(tasks, sent)
         if self._stacked is not None:
-            done = self._stacked.train(tasks, broadcasts, memories, first)
+            memories = [self._algorithm_state(*each) for each in zip(before, broadcasts, strict=True)]
+            done = self._stacked.train(tasks, broadcasts, memories, self._first_losses(tasks, sent))
             updates, losses = done.update, done.loss_G.tolist()
             after = [{name: rows[i] for name, rows in done.states.items()} for i in range(len(tasks))]
         else:
-            each = zip(tasks, broadcasts, memories, first, strict=True)
-            with explained():
-                ones = [self._train_one(*one) for one in each]
+            ones = [self.train_one(*each) for each in zip(tasks, broadcasts, before, strict=True)]
             updates, losses = stack([one.update for one in ones]), [one.loss for one in ones]
             after = [one.state for one in ones]
         return self._send(tasks, broadcasts, before, updates, losses, after)
 
+    def train_one(self, task: Task, sent: Broadcast, before: State) -> Trained:
+        """Do one task by the plain loop; `before` is all that the client remembers."""
+        [first] = self._first_losses([task], {task.version: sent})
+        memory = self._algorithm_state(before, sent)
+        with explained():
+            if self._own is not None:
+                return self._own.train(task, sent, memory)
+            return train_client(self.job, self.space, task, sent, memory, first)
+
     def own_update(self, task: Task, sent: Broadcast) -> Update:
         """What the server's own samples make of a version, by the plain loop, so that all engines agree."""
-        [first] = self._first_losses([task], {task.version: sent})
-        with explained():
-            return train_client(self.job, self.space, task, sent, self._algorithm_state({}, sent), first).update
+        return self.train_one(task, sent, {}).update
 
     def own_scores(self, params_D: Tensor) -> tuple[float, float]:
         """Accuracy and mean loss on the server's own samples, which are made ready once."""
@@ -129,11 +133,6 @@ class Trainer:
         """Evaluate the model that a client keeps on the test set."""
         assert self._own is not None
         return self._own.test(client, state)
-
-    def _train_one(self, task: Task, sent: Broadcast, state: State, first_loss: float) -> Trained:
-        if self._own is not None:
-            return self._own.train(task, sent, state)
-        return train_client(self.job, self.space, task, sent, state, first_loss)
 
     def _first_losses(self, tasks: list[Task], sent: Mapping[int, Broadcast]) -> list[float]:
         """The loss of the model that each client got, on its own training data, if the algorithm asks for it."""

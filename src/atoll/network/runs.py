@@ -1,0 +1,300 @@
+"""One run on the server: what is made in it, and kept in its directory. Shapes: D parameters.
+
+The directory holds plan.toml, metrics.jsonl, ledger.jsonl and the report's files as any run does; what counts is in the
+store, from which they are written again after a kill. Only the hub decides when something is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from atoll.core.aggregator import rows_of
+from atoll.core.coordinator import Committed, CoordinatorState, Phase, Reason
+from atoll.core.messages import Payload, Task
+from atoll.core.params import load
+from atoll.core.plan import Plan
+from atoll.core.wire import pack, packed_size
+from atoll.engine.measuring import measured
+from atoll.engine.run_state import RunState, why_stop
+from atoll.engine.versions import valid_of
+from atoll.network.agreement import plan_for_clients
+from atoll.network.objects import Objects, written
+from atoll.network.protocol import News, Ref, RunInfo
+from atoll.network.remote import Arrival, Parts, build_parts, open_ledger
+from atoll.network.tables import TaskRow
+from atoll.privacy.ledger import NAME as PRIVACY_LEDGER
+from atoll.report.reading import model_text
+from atoll.report.record import RunDirectory, encode_state, read_state
+from atoll.train.exchange import Told
+from atoll.train.job import build_model
+
+NEWS = 20
+"""So many differences are kept for clients that missed some."""
+
+
+class Model(NamedTuple):
+    """A version as clients can have it."""
+
+    ref: Ref
+    whole: bool
+
+
+class Made(NamedTuple):
+    """What came of a commit, before anybody is told."""
+
+    state: RunState
+    row: dict[str, Any] | None
+    """What the metrics say of the round; None if nothing was made of it."""
+    event: Committed
+    counted: tuple[Task, ...]
+    reason: Reason | None
+    """Why the run ends here, if it does."""
+    state_file: str
+    epsilon: float | None
+
+
+class Run:
+    """What a run is made of; `machine` and `seq` are the hub's to change."""
+
+    def __init__(self, name: str, plan: Plan, home: Path, machine: CoordinatorState, seq: int = 0) -> None:
+        self.name, self.plan, self.machine, self.seq = name, plan, machine, seq
+        self.directory = home / "runs" / name
+        begun = (self.directory / "plan.toml").exists()
+        self.files = RunDirectory.reopen(self.directory) if begun else RunDirectory.create(self.directory, plan)
+        self.objects = Objects(self.directory / "objects")
+        self.objects.sweep()
+        self.told_plan = plan_for_clients(plan)
+        self.plan_hash = hashlib.sha256(json.dumps(self.told_plan, sort_keys=True).encode()).hexdigest()
+        self.status = "running"
+        self.parts: Parts | None = None
+        self.sizes: tuple[int, ...] = ()
+        self.state: RunState | None = None
+        self.models: dict[int, Model] = {}
+        self.news: tuple[News, ...] = ()
+        self.counted: dict[int, int] = {}
+        self.began = 0.0
+        self.not_before = 0.0
+        """When the next attempt may begin, after one that came to nothing."""
+        self.busy = False
+        """Whether something is being made."""
+        self.bytes_down = 0
+        """Sent to clients since the last commit."""
+        self.last_row: dict[str, Any] | None = None
+
+    def build(self, sizes: Sequence[int], state_file: str) -> None:
+        """Build the plan for clients of these sizes, and take up the state in a file, or begin."""
+        ledger = open_ledger(self.plan, self.directory / PRIVACY_LEDGER, begun=bool(state_file))
+        if ledger is not None:
+            ledger.check(self.machine.attempt if self.machine.phase is Phase.READY else 0)
+        parts = build_parts(self.plan, sizes, ledger)
+        job, guard = parts.job, parts.guard
+        if state_file:
+            state = read_state(self.directory / state_file, self.plan.identity())
+        elif self.state is not None:  # others have joined since
+            state = self.state
+        else:
+            first_D = job.first_D.clone()
+            rule = job.aggregator.init() if guard is None else guard.init()
+            state = RunState(first_D, job.algorithm.init_server(first_D), rule, upload=first_D.nbytes)
+        self.parts, self.sizes, self.state = parts, tuple(sizes), state
+
+    def info(self, keys: Mapping[int, bytes]) -> RunInfo:
+        """What a client must know to agree."""
+        assert self.parts is not None
+        job, guard, coordinator = self.parts.job, self.parts.guard, self.parts.coordinator
+        epsilon = None
+        if guard is not None:
+            whole = guard.spent(self.plan.rounds).epsilon
+            epsilon = whole if guard.mechanism.epsilon is None else min(whole, guard.mechanism.epsilon)
+        return RunInfo(
+            run=self.name,
+            plan=self.told_plan,
+            plan_hash=self.plan_hash,
+            num_clients=coordinator.num_clients,
+            cohort=max(coordinator.policy.min_reports, 1),
+            num_bytes=packed_size(Payload(job.first_D)),
+            epsilon=epsilon,
+            max_samples=job.federation.max_samples,
+            peers={str(number): key for number, key in keys.items()} if job.secure is not None else {},
+        )
+
+    def prepare(self, machine: CoordinatorState) -> str:
+        """Make the newest version ready to be sent; the file of the state, if that must be kept before it is."""
+        assert self.parts is not None and self.state is not None
+        state = self.state._replace(coordinator=machine)
+        known = {task.version for task in (*machine.in_flight.values(), *machine.arrived, *machine.committing)}
+        changed = ""
+        for number in sorted(known & state.sent.keys()):
+            if number not in self.models:
+                self.models[number] = self._stored(state.sent[number].packed(), None)
+        if machine.version not in self.models:
+            if machine.version in state.sent:
+                self.models[machine.version] = self._stored(state.sent[machine.version].packed(), None)
+            else:
+                self.state, heard = self.parts.versions.broadcast(state)
+                self.models[machine.version] = self._heard(machine.version, heard.broadcast.packed(), heard.payload)
+                if self.parts.job.downlink.chain.transforms:  # what it remembers must not be made twice
+                    changed = self.save(self.state)
+        self.models = {number: self.models[number] for number in self.models if number in known | {machine.version}}
+        self.objects.keep_only(
+            {*(model.ref.name for model in self.models.values()), *(n.object.name for n in self.news)}
+        )
+        return changed
+
+    def _heard(self, number: int, vector: Tensor, payload: Payload | None) -> Model:
+        if payload is None:
+            return self._stored(vector, None)
+        if not self.parts or not self.parts.job.downlink.by_difference:
+            return self._stored(vector, payload)
+        news = News(version=number, object=self._stored(vector, payload).ref)
+        self.news = (*self.news, news)[-NEWS:]
+        return self._stored(vector, None)
+
+    def _stored(self, vector: Tensor, payload: Payload | None) -> Model:
+        data = pack(Payload(vector) if payload is None else payload, compress=payload is not None)
+        return Model(Ref(name=self.objects.put(data), num_bytes=len(data)), payload is None)
+
+    def uploads(self, attempt: int, client: int) -> Objects:
+        """Where what a client sends for an attempt is kept."""
+        return Objects(self._upload(attempt, client))
+
+    def _upload(self, attempt: int, client: int) -> Path:
+        return self.directory / "uploads" / str(attempt) / str(client)
+
+    def make(self, machine: CoordinatorState, rows: Mapping[Task, TaskRow], now: float) -> Made:
+        """Make the next version of what was delivered."""
+        parts = self.parts
+        assert parts is not None and self.state is not None
+        tasks, policy = machine.committing, parts.coordinator.policy
+        state = self.state._replace(coordinator=machine, bytes_down=self.state.bytes_down + self.bytes_down)
+        self.bytes_down = 0
+        own = parts.versions.own_update(state)
+        by_client = {task.client: task for task in tasks}
+        parts.engine.read = lambda task: self._arrival(parts, rows[by_client[task.client]])
+        done = list(tasks) if parts.guard is None else parts.guard.orders(list(tasks), state.rule)
+        work = parts.engine.train(done, state.sent, {})
+        if policy.keeps_tasks:
+            late = enumerate(by_client[report.client] for report in valid_of(work))
+            each = rows_of(work.folded)
+            work = work._replace(folded=parts.versions.late_rows(state, [(task, each.rows(i)) for i, task in late]))
+        state, row, event = parts.versions.settle(state, tasks, work, own)
+        after, commands = parts.coordinator.step(machine, event)
+        state = self._forget(state._replace(coordinator=after), keep=policy.keeps_tasks)
+        if commands or not row:
+            return Made(state, None, event, (), None, self.save(state), None)
+        valid = {report.client for report in valid_of(work)} - set(state.quarantined)
+        counters = {"failed": after.failed, "rejected": after.rejected, "abandoned": after.abandoned}
+        row = {"round": after.version, **row, **counters}
+        if policy.keeps_tasks:
+            row["staleness"] = sum(machine.version - task.version for task in tasks) / len(tasks)
+        if parts.guard is not None:
+            row = parts.guard.told(row, after.attempt)
+        took = max(0.0, now - self.began)
+        state = state._replace(seconds=state.seconds + took)
+        so_far = {**row, "round_seconds": round(took, 6), "seconds": round(state.seconds, 6)}
+        last = after.version >= parts.coordinator.rounds
+        reason = why_stop(self.plan.stop, so_far)
+        found = measured(self.plan, parts.engine, after.version, state, last=last or reason is not None)
+        row = {**so_far, **found.row}
+        reason = reason or why_stop(self.plan.stop, row)
+        counted = tuple(task for task in tasks if task.client in valid)
+        epsilon = row.get("privacy", {}).get("epsilon")
+        return Made(state, row, event, counted, reason, self.save(state), epsilon)
+
+    def _arrival(self, parts: Parts, row: TaskRow) -> Arrival:
+        data = self.uploads(row.task.attempt, row.task.client).get(row.update)
+        told = Told(row.report["samples"], row.report["loss"], len(data))
+        return Arrival(parts.opened(data, row.report["counts"]), told)
+
+    def _forget(self, state: RunState, *, keep: bool) -> RunState:
+        """Drop broadcasts that nobody works on."""
+        machine = state.coordinator
+        needed = {task.version for task in (*machine.in_flight.values(), *machine.arrived)} if keep else set()
+        return state._replace(sent={number: sent for number, sent in state.sent.items() if number in needed})
+
+    def save(self, state: RunState) -> str:
+        """Write the state to a file of its own; nothing refers to it until the store does."""
+        data = encode_state(state, self.plan.identity())
+        name = f"state-{state.coordinator.attempt}-{hashlib.sha256(data).hexdigest()[:16]}.safetensors"
+        written(self.directory / name, data, self.directory / f".{name}.new")
+        return name
+
+    def drop(self, tasks: Sequence[Task], state_file: str) -> None:
+        """Remove what nobody needs any more: updates of these tasks, and states but this one."""
+        for task in tasks:
+            shutil.rmtree(self._upload(task.attempt, task.client), ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self._upload(task.attempt, task.client).parent.rmdir()
+        for path in self.directory.glob("state-*.safetensors"):
+            if path.name != state_file:
+                path.unlink(missing_ok=True)
+
+    def write_down(self, rows: list[dict[str, Any]], lines: list[str]) -> None:
+        """Write the files for people as the store has them."""
+        self.files.write_text("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        self.files.write_text("ledger.jsonl", "".join(f"{line}\n" for line in lines))
+        self.last_row = rows[-1] if rows else None
+
+    def describe(self) -> None:
+        """Write what is known before the first round."""
+        if self.parts is not None:
+            self.files.write_json("run.json", self._description(self.parts))
+
+    def note(self, row: dict[str, Any] | None, line: str) -> None:
+        """Add a round and a line of the ledger to the files; a kill in between is made good at the next start."""
+        if row is not None:
+            self.files.append("metrics.jsonl", json.dumps(row))
+            self.last_row = row
+        self.files.append("ledger.jsonl", line)
+
+    def finish(self, reason: str) -> None:
+        """Write the model and the result."""
+        if self.parts is None or self.state is None:
+            return
+        job, rows = self.parts.job, self.files.rows()
+        model = load(build_model(self.plan, job.federation), job.spec, self.state.params_D)
+        self.files.save_model({name: tensor.clone() for name, tensor in model.state_dict().items()})
+        last: dict[str, Any] = rows[-1] if rows else {}
+        summary = {
+            "reason": reason,
+            "rounds": last.get("round", 0),
+            "seconds": last.get("seconds", 0.0),
+            "test": next((row["test"] for row in reversed(rows) if "test" in row), None),
+        }
+        self.files.write_json("result.json", summary)
+
+    def _description(self, parts: Parts) -> dict[str, Any]:
+        dataset = parts.job.federation.dataset
+        info = {
+            "atoll": version("atoll"),
+            "name": self.plan.name or self.name,
+            "identity": self.plan.identity(),
+            "engine": parts.engine.describe(),
+            "setup_seconds": 0.0,
+            "model": {"name": model_text(self.plan), "num_params": parts.job.spec.num_params},
+            "data": {
+                "name": dataset.name,
+                "num_train": int(sum(self.sizes)),
+                "num_test": dataset.num_test,
+                "num_classes": dataset.num_classes,
+                "class_names": list(dataset.class_names),
+            },
+            "num_clients": len(self.sizes),
+            "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        }
+        return info | ({"privacy": parts.guard.statement()} if parts.guard is not None else {})
+
+
+def hash_of(params_D: Tensor) -> str:
+    """The name of a model in the ledger: SHA-256 of its parameters as they lie in memory."""
+    return hashlib.sha256(params_D.contiguous().numpy().data).hexdigest()
