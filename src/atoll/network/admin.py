@@ -46,22 +46,22 @@ class Operated(Protocol):
     def clients(self) -> list[dict[str, Any]]:
         """Everybody who is, or wants to be, part of the federation."""
 
-    def approve(self, names: list[str]) -> list[int]:
+    def approve(self, names: list[str], /) -> list[int]:
         """Let clients in, by name or id; their numbers, in this order."""
 
-    def revoke(self, name: str) -> None:
+    def revoke(self, name: str, /) -> None:
         """Shut a client out."""
 
-    def token(self, seconds: float) -> str:
+    def token(self, seconds: float, /) -> str:
         """Something that lets one client enrol within so many seconds."""
 
-    def add_run(self, run: str, plan: Plan) -> None:
+    def add_run(self, run: str, plan: Plan, /) -> None:
         """Begin another run."""
 
-    def stop_run(self, run: str) -> None:
+    def stop_run(self, run: str, /) -> None:
         """End a run with what it has."""
 
-    def lines(self, run: str) -> list[str]:
+    def lines(self, run: str, /) -> list[str]:
         """The ledger of a run."""
 
     def shut_down(self) -> None:
@@ -120,6 +120,12 @@ def _revoke(hub: Operated, told: Names, path: dict[str, str]) -> None:
         hub.revoke(name)
 
 
+def _known(hub: Operated, run: str) -> str:
+    if all(run != each["run"] for each in hub.status()["runs"]):
+        raise RunError(f"there is no run {run!r:.80}: see atoll runs list")
+    return run
+
+
 COMMANDS = (
     Command("GET", "/status", lambda hub, told, path: hub.status()),
     Command("GET", "/clients", lambda hub, told, path: {"clients": hub.clients()}),
@@ -127,8 +133,8 @@ COMMANDS = (
     Command("POST", "/clients/revoke", _revoke, Names),
     Command("POST", "/clients/token", lambda hub, told, path: {"token": hub.token(told.seconds)}, TokenFor),
     Command("POST", "/runs", _add_run, NewRun),
-    Command("POST", "/runs/stop", lambda hub, told, path: hub.stop_run(told.run), RunName),
-    Command("GET", "/runs/{run}/ledger", lambda hub, told, path: {"lines": hub.lines(path["run"])}),
+    Command("POST", "/runs/stop", lambda hub, told, path: hub.stop_run(_known(hub, told.run)), RunName),
+    Command("GET", "/runs/{run}/ledger", lambda hub, told, path: {"lines": hub.lines(_known(hub, path["run"]))}),
     Command("POST", "/stop", lambda hub, told, path: hub.shut_down()),
 )
 

@@ -325,7 +325,7 @@ class Conductor:
     def _made(self, draft: Draft, run: Run, made: Made, rows: list[TaskRow]) -> None:
         assert run.parts is not None and run.state is not None
         machine, seq = draft.machine(run)
-        done, before = machine.committing, hash_of(run.state.params_D)
+        done, attempt, before = machine.committing, machine.attempt, hash_of(run.state.params_D)
         machine, commands = run.parts.coordinator.step(machine, made.event)
         left_out = [task for task in done if task not in made.counted]
         draft.book.set_stage(run.name, made.counted, Stage.COUNTED)
@@ -334,14 +334,14 @@ class Conductor:
         if made.row is not None:
             draft.book.add_row(run.name, made.row)
             counted = set(made.counted)
-            attempt = max(task.attempt for task in done)
+            known = {client.number: client for client in draft.book.clients()}  # also who was shut out since
             body = {
                 "version": machine.version,
                 "attempt": attempt,
                 "model": hash_of(made.state.params_D),
                 "before": before,
                 "rule": run.plan.aggregator.name,
-                "cohort": [self._entry(row) for row in rows if row.task in counted],
+                "cohort": [_entry(row, known[row.task.client]) for row in rows if row.task in counted],
                 "rejected": self._rejected(rows) + [{"client": task.client, "why": "left out"} for task in left_out],
                 "epsilon": made.epsilon,
                 "seconds": int(self.now()),
@@ -370,20 +370,6 @@ class Conductor:
         line, head = chain.start(body, self._key) if first else chain.add(known.head, kind, body, self._key)
         draft.book.add_line(run.name, line, head)
         draft.then(lambda: run.note(row, line))
-
-    def _entry(self, row: TaskRow) -> dict[str, Any]:
-        """What the ledger says of an update that counted."""
-        client = next((c for c in self.clients.values() if c.number == row.task.client), None)
-        return {
-            "client": row.task.client,
-            "id": client.id if client else "",
-            "key": client.key.hex() if client else "",
-            "object": row.update,
-            "signature": row.signature.hex(),
-            **{name: row.report[name] for name in ("num_samples", "loss", "weight")},
-            "version": row.task.version,
-            "attempt": row.task.attempt,
-        }
 
     def _rejected(self, rows: list[TaskRow]) -> list[dict[str, Any]]:
         return [{"client": row.task.client, "why": row.report["why"]} for row in rows if row.stage is Stage.FAILED]
@@ -423,3 +409,17 @@ class Conductor:
             if old.name not in kept:
                 shutil.rmtree(old, ignore_errors=True)
         return run
+
+
+def _entry(row: TaskRow, client: ClientRow) -> dict[str, Any]:
+    """What the ledger says of an update that counted."""
+    return {
+        "client": row.task.client,
+        "id": client.id,
+        "key": client.key.hex(),
+        "object": row.update,
+        "signature": row.signature.hex(),
+        **{name: row.report[name] for name in ("num_samples", "loss", "weight")},
+        "version": row.task.version,
+        "attempt": row.task.attempt,
+    }

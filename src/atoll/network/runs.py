@@ -27,6 +27,7 @@ from atoll.core.wire import pack, packed_size
 from atoll.engine.measuring import measured
 from atoll.engine.run_state import RunState, why_stop
 from atoll.engine.versions import valid_of
+from atoll.ledger.signing import plan_hash
 from atoll.network.agreement import plan_for_clients
 from atoll.network.objects import Objects, written
 from atoll.network.protocol import News, Ref, RunInfo
@@ -74,7 +75,7 @@ class Run:
         self.objects = Objects(self.directory / "objects")
         self.objects.sweep()
         self.told_plan = plan_for_clients(plan)
-        self.plan_hash = hashlib.sha256(json.dumps(self.told_plan, sort_keys=True).encode()).hexdigest()
+        self.plan_hash = plan_hash(self.told_plan)
         self.status = "running"
         self.parts: Parts | None = None
         self.sizes: tuple[int, ...] = ()
