@@ -30,7 +30,7 @@ from atoll.network.gate import Refused
 from atoll.network.metrics import Metrics
 from atoll.network.operator import TOKEN, operator_token, write_address
 from atoll.network.protocol import MAX_CONTROL, is_run_name
-from atoll.network.web import TooLarge, read_body, server_of
+from atoll.network.web import TooLarge, listener_of, read_body, server_of
 
 MAX_TOKEN_SECONDS = 30 * 86400
 
@@ -172,10 +172,7 @@ def open_admin(hub: Operated, home: Path, port: int, host: str = "127.0.0.1") ->
     With port 0 the system chooses one.
     """
     server: uvicorn.Server = server_of(admin_app(hub, operator_token(home)), host, port, None)
-    try:
-        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        raise RunError(f"the operator's address {host}:{port} cannot be used ({error}): choose --admin-port") from error
+    listener = listener_of(host, port)
     write_address(home, *listener.getsockname()[:2])
     return server, listener
 

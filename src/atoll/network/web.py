@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Awaitable, Callable
@@ -23,6 +24,8 @@ IDLE_SECONDS = 75
 """How long a connection without a request is kept: longer than a client waits between two polls."""
 TLS_BUFFER = 16 * 1024
 """Bytes of asyncio's TLS buffer; its default of 256 KiB is most of what a waiting connection costs."""
+BACKLOG = 2048
+"""How many connections may wait to be taken."""
 GOODBYE_SECONDS = 5
 """How long a shutdown waits for answers that are on their way."""
 
@@ -104,6 +107,23 @@ def server_of(app: App, host: str, port: int, tls: ssl.SSLContext | None, second
         ssl_context_factory=None if tls is None else (lambda config, default: tls),
     )
     return uvicorn.Server(config)
+
+
+def listener_of(host: str, port: int) -> socket.socket:
+    """A socket that listens at an address; with port 0 the system chooses one.
+
+    It says that it is TCP: asyncio sends at once what is written only where a socket says so, and all others wait 40 ms
+    for the acknowledgement of a header before its body is sent.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise RunError(f"the address {host}:{port} cannot be used ({error}): choose another port or host") from error
+    return listener
 
 
 class TooLarge(RunError):
