@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atoll.cli.join import enrol, join
 from atoll.cli.ledger import ledger_app
 from atoll.cli.operator import certs, clients_app, runs_app, status, stop
 from atoll.cli.plans import PlanArgument, SetOption, read_plan, read_settings
@@ -329,7 +330,7 @@ def _slug(plan: Plan) -> str:
     return "".join(c if c.isalnum() or c in "-_" else "-" for c in text).strip("-") or "run"
 
 
-for command in (status, stop, certs):
+for command in (enrol, join, status, stop, certs):
     app.command()(command)
 
 

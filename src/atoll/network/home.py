@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from atoll.core.errors import RunError
+from atoll.core.errors import PlanError, RunError
 from atoll.core.messages import State
 from atoll.ledger import chain
 from atoll.network.identity import load_key, make_key
@@ -107,9 +107,12 @@ class Home:
         return derived(self._secret, "run", run)
 
     def runs(self) -> list[str]:
-        """The runs that this client took part in."""
-        folder = self.path / "runs"
-        return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        """The runs that this client agreed to take part in."""
+        return sorted(path.parent.name for path in self.path.glob("runs/*/info.json"))
+
+    def unfinished(self) -> list[str]:
+        """Those that are not over, as far as is known here."""
+        return [name for name in self.runs() if not (self.path / "runs" / name / "over").exists()]
 
     def run(self, name: str) -> RunHome:
         """What the client remembers of a run."""
@@ -133,13 +136,8 @@ class RunHome:
         """Remember what the run is; one that is another than before is refused. It may only become longer."""
         path = self.path / "info.json"
         if path.exists() and _lasting(_read(path, RunInfo)) != _lasting(info):
-            raise RunError(f"run {info.run} has another plan than it had before: ask the operator for another name")
+            raise PlanError(f"run {info.run} has another plan than it had before: give the other plan another name")
         _write(path, msgspec.json.encode(info))
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the run has ended, and its ledger is whole here."""
-        return (self.path / "over").exists()
 
     def end(self) -> None:
         """Note that the run has ended; nothing but its ledger is needed any more."""

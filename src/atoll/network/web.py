@@ -37,8 +37,9 @@ class PromptProtocol(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Expect a request."""
+        """Expect a request; answers leave at once, which asyncio sees to only on sockets that it made itself."""
         super().connection_made(transport)
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._await_request()
 
     def data_received(self, data: bytes) -> None:
@@ -110,20 +111,12 @@ def server_of(app: App, host: str, port: int, tls: ssl.SSLContext | None, second
 
 
 def listener_of(host: str, port: int) -> socket.socket:
-    """A socket that listens at an address; with port 0 the system chooses one.
-
-    It says that it is TCP: asyncio sends at once what is written only where a socket says so, and all others wait 40 ms
-    for the acknowledgement of a header before its body is sent.
-    """
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    """A socket that listens at an address; with port 0 the system chooses one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        listener.close()
         raise RunError(f"the address {host}:{port} cannot be used ({error}): choose another port or host") from error
-    return listener
 
 
 class TooLarge(RunError):
