@@ -15,6 +15,7 @@ from atoll.cli.ledger import ledger_app
 from atoll.cli.operator import certs, clients_app, runs_app, status, stop
 from atoll.cli.plans import PlanArgument, SetOption, read_plan, read_settings
 from atoll.cli.privacy import privacy_app
+from atoll.cli.serve import serve
 from atoll.core.errors import AtollError, PlanError, RunError, TrainingError
 
 if TYPE_CHECKING:
@@ -330,8 +331,8 @@ def _slug(plan: Plan) -> str:
     return "".join(c if c.isalnum() or c in "-_" else "-" for c in text).strip("-") or "run"
 
 
-for command in (enrol, join, status, stop, certs):
-    app.command()(command)
+for _command in (serve, enrol, join, status, stop, certs):
+    app.command()(_command)
 
 
 def main() -> None:

@@ -72,6 +72,7 @@ class Clerk:
     def __init__(self, store: Store, tick: Callable[[], None], trouble: Callable[[str], None]) -> None:
         self._store, self._tick, self._trouble = store, tick, trouble
         self._inbox: queue.SimpleQueue[tuple[Change, Future[Any]] | None] = queue.SimpleQueue()
+        self._going = True
         self.lock = threading.RLock()
         self._thread = threading.Thread(target=self._work, name="clerk")
 
@@ -79,9 +80,14 @@ class Clerk:
         """Begin."""
         self._thread.start()
 
+    def nudge(self) -> None:
+        """Look at the clock now."""
+        self._inbox.put(None)
+
     def stop(self) -> None:
         """Finish what was asked for, and end."""
-        self._inbox.put(None)
+        self._going = False
+        self.nudge()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -96,17 +102,14 @@ class Clerk:
         return self.submit(change).result()
 
     def _work(self) -> None:
-        going = True
-        while going:
+        while self._going or not self._inbox.empty():
             batch: list[tuple[Change, Future[Any]]] = []
             try:
                 item = self._inbox.get(timeout=TICK)
-                while item is not None:
+                while item is not None and len(batch) < MOST - 1:
                     batch.append(item)
-                    if len(batch) == MOST:
-                        break
                     item = self._inbox.get_nowait()
-                going = item is not None
+                batch += [item] if item is not None else []
             except queue.Empty:
                 pass
             if batch:

@@ -177,6 +177,7 @@ class Conductor:
             self.clerk.submit(lambda draft: self._set_status(draft, run, status))
         finally:
             run.busy = False
+            self.clerk.nudge()
 
     def _set_status(self, draft: Draft, run: Run, status: str) -> None:
         draft.book.set_run(run.name, status=status)

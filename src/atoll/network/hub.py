@@ -243,37 +243,51 @@ class Hub:
         self._clerk.make(lambda draft: draft.book.add_token(token_hash(token), self.now() + seconds))
         return token
 
-    def add_run(self, name: str, plan: Plan) -> None:
+    def begin_with(self, run: str, plan: Plan) -> None:
+        """Begin a run before the server starts, unless it has begun already."""
+        known = self._runs.get(run)
+        if known is not None and known.plan != plan:
+            raise RunError(f"there is a run {run} with another plan: choose another --name, or serve without a plan")
+        if known is None:
+            made = self._new_run(run, plan)
+            with self._store.change() as book:
+                book.add_run(run, plan.to_toml(), json.dumps(made.machine.to_plain()))
+            self._runs[run] = made
+
+    def add_run(self, run: str, plan: Plan) -> None:
         """Begin another run as soon as there are enough clients."""
-        if not is_run_name(name):
-            raise RunError(f"a run is called by small letters, digits and hyphens, at most 64 of them: got {name!r}")
-        if name in self._runs:
-            raise RunError(f"there is a run {name} already: choose another name")
-        build_parts(
-            plan, [1000] * max(self._wanted, len(self.conductor.clients), 1), None
-        )  # refuse early what cannot be right
-        run = Run(name, plan, self.conductor.home, CoordinatorState())
+        if run in self._runs:
+            raise RunError(f"there is a run {run} already: choose another name")
+        made = self._new_run(run, plan)
 
         def change(draft: Draft) -> None:
-            draft.book.add_run(name, plan.to_toml(), json.dumps(run.machine.to_plain()))
-            draft.then(lambda: self._runs.update({name: run}))
+            draft.book.add_run(run, plan.to_toml(), json.dumps(made.machine.to_plain()))
+            draft.then(lambda: self._runs.update({run: made}))
 
         self._clerk.make(change)
 
-    def stop_run(self, name: str) -> None:
+    def _new_run(self, run: str, plan: Plan) -> Run:
+        if not is_run_name(run):
+            raise RunError(f"a run is called by small letters, digits and hyphens, at most 64 of them: got {run!r}")
+        build_parts(
+            plan, [1000] * max(self._wanted, len(self.conductor.clients), 1), None
+        )  # refuse early what is wrong
+        return Run(run, plan, self.conductor.home, CoordinatorState())
+
+    def stop_run(self, run: str) -> None:
         """End a run with the last version that was made."""
-        run = self._run(name)
+        found = self._run(run)
 
         def change(draft: Draft) -> None:
-            machine, seq = draft.machine(run)
-            if run.status != RUNNING:
+            machine, seq = draft.machine(found)
+            if found.status != RUNNING:
                 return
             commands: list[Command] = [Finish(Reason.INTERRUPTED)]
             machine = machine._replace(phase=Phase.FINISHED)
-            if run.parts is not None:
-                machine, commands = run.parts.coordinator.step(draft.machine(run)[0], Halt(Reason.INTERRUPTED))
-            draft.move(run, machine, seq)
-            self.conductor.follow(draft, run, commands)
+            if found.parts is not None:
+                machine, commands = found.parts.coordinator.step(draft.machine(found)[0], Halt(Reason.INTERRUPTED))
+            draft.move(found, machine, seq)
+            self.conductor.follow(draft, found, commands)
 
         self._clerk.make(change)
 
