@@ -117,8 +117,9 @@ def test_certificates_are_made_once(cli: Any, tmp_path: Path) -> None:
     assert cli("certs", "other").code == 2
 
 
-def test_commands_of_operators_start_quickly(shell: Any) -> None:
-    """No torch is loaded to say that no server is there."""
-    began = time.monotonic()
-    said = shell("status", "--home", "nowhere")
-    assert said.code == 5 and time.monotonic() - began < 1.5
+def test_commands_of_operators_load_no_torch(tmp_path: Path) -> None:
+    """They start in a third of a second, not in three."""
+    check = "import sys; from atoll.cli.main import app; sys.argv = ['atoll', 'status']\n"
+    check += "try: app()\nexcept Exception as error: print(type(error).__name__, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", check], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "RunError False\n", done.stderr
