@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 import socket
 import ssl
@@ -61,7 +62,7 @@ LONGEST_POLL = 0.05
 CUT_BEFORE, CUT_AFTER = "cut before", "cut after"
 """A request that is never heard, and one that is heard but whose answer is lost."""
 
-Trouble = Callable[[str, str], str | int | bytes | Message | None]
+Trouble = Callable[[str, str], str | int | bytes | Message | tuple[int, Problem] | None]
 
 
 def no_trouble(method: str, path: str) -> None:
@@ -71,9 +72,9 @@ def no_trouble(method: str, path: str) -> None:
 class SmallServer:
     """Knows clients and their orders; a test puts orders in and takes deliveries out."""
 
-    def __init__(self, path: Path) -> None:
-        self.store = Store(f"sqlite:///{path}/store.db")
-        self.gate = Gate(self.store, time.time)
+    def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
+        self.store, self.now = Store(f"sqlite:///{path}/store.db"), now
+        self.restart()
         self.objects, self.key = Objects(path / "objects"), Ed25519PrivateKey.generate()
         self.infos: dict[str, RunInfo] = {}
         self.orders: dict[int, list[Order]] = {}
@@ -88,9 +89,13 @@ class SmallServer:
         self.log: list[tuple[str, str, int]] = []
         self.trouble: Trouble = no_trouble
 
+    def restart(self) -> None:
+        """Forget all sessions, as a server does that is started anew."""
+        self.gate = Gate(self.store, self.now)
+
     def token(self, text: str = "token") -> str:
         with self.store.change() as book:
-            book.add_token(token_hash(text), time.time() + 1000)
+            book.add_token(token_hash(text), self.now() + 1000)
         return text
 
     def approve_all(self) -> None:
@@ -118,7 +123,9 @@ class SmallServer:
         trouble = self.trouble(method, path)
         status, answer = 200, b""
         if isinstance(trouble, int):
-            status, answer = trouble, msgspec.json.encode(Problem("trouble"))
+            status, answer = trouble, b"<html>something between the two speaks</html>"
+        elif isinstance(trouble, tuple):
+            status, answer = trouble[0], msgspec.json.encode(trouble[1])
         elif isinstance(trouble, bytes):
             answer = trouble
         elif isinstance(trouble, Message):
@@ -139,7 +146,7 @@ class SmallServer:
     async def _answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Message | bytes:
         match method, path:
             case "GET", "/v1/about":
-                return About((1,), public_bytes(self.key), int(time.time()))
+                return About((1,), public_bytes(self.key), int(self.now()))
             case "POST", "/v1/enrol":
                 asked = msgspec.json.decode(body, type=Enrol)
                 return Enrolled(self.gate.enrol(asked.token, asked.name, asked.key, asked.signature))
@@ -152,8 +159,6 @@ class SmallServer:
                 return Welcome(epoch, row.number, row.name)
         stamp = read_stamp(headers)
         assert stamp is not None
-        import hashlib
-
         row = self.gate.check(stamp, method, path, hashlib.sha256(body).hexdigest())
         assert row.number is not None
         if path == "/v1/poll":

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import random
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,20 +13,21 @@ from typing import Any
 import pytest
 import torch
 from helpers import normed
-from network.small_server import SmallServer, WireEngine, serving
+from network.small_server import CUT_AFTER, CUT_BEFORE, SmallServer, WireEngine, serving
 
 from atoll.core.plan import Plan
 from atoll.engine.build import build_coordinator
 from atoll.engine.guarding import guarded
 from atoll.engine.inline import inline
 from atoll.engine.simulation import Simulation
+from atoll.ledger import chain
 from atoll.network.agreement import plan_for_clients
 from atoll.network.app import ClientApp
 from atoll.network.client import Client, Voice
 from atoll.network.connection import Connection
 from atoll.network.home import Home, Server
 from atoll.network.identity import public_bytes
-from atoll.network.protocol import RunInfo
+from atoll.network.protocol import Problem, RunInfo
 from atoll.privacy.ledger import Ledger
 from atoll.train.federation import Federation, build_federation
 from atoll.train.job import build_job
@@ -42,6 +46,33 @@ class Crash(BaseException):
     """A process is killed here."""
 
 
+class Deaths:
+    """Kills the client that is at work at some of the moments when it writes or has just been answered."""
+
+    def __init__(self, world: World, seed: int, chance: float) -> None:
+        self.world, self.rng, self.chance, self.num = world, random.Random(seed), chance, 0
+
+    def maybe(self) -> None:
+        if threading.current_thread() is self.world.at_work and self.rng.random() < self.chance:
+            self.num += 1
+            raise Crash
+
+    def watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        sync, once = os.fsync, Connection._once
+
+        def deadly_sync(number: int) -> None:
+            self.maybe()
+            sync(number)
+
+        def deadly_once(*args: Any, **options: Any) -> tuple[int, bytes]:
+            found = once(*args, **options)
+            self.maybe()
+            return found
+
+        monkeypatch.setattr(os, "fsync", deadly_sync)
+        monkeypatch.setattr(Connection, "_once", deadly_once)
+
+
 class World:
     """A server, three clients with the samples of a simulation's, and a simulation that they work for."""
 
@@ -52,6 +83,8 @@ class World:
         self.server = SmallServer(path)
         self.url = self.stack.enter_context(serving(self.server))
         self.said: list[str] = []
+        self.at_work: threading.Thread | None = None
+        """The thread of the client that has its turn."""
         self.clients: list[Client] = []
         self.homes = [self._enrolled(number) for number in range(self.federation.num_clients)]
         self.server.approve_all()
@@ -96,11 +129,14 @@ class World:
         """Let every client have a turn; those who are killed are started again."""
         for number in range(len(self.clients)):
             try:
+                self.at_work = threading.current_thread()
                 self.clients[number].turn()
             except Crash:
+                self.at_work = None
                 self.homes[number].close()
                 self.homes[number] = Home.open(self.path / f"client-{number}")
                 self.start(number)
+        self.at_work = None
 
     def result(self) -> torch.Tensor:
         """The parameters after all rounds, trained by the clients."""
@@ -145,3 +181,67 @@ def test_clients_train_as_a_simulation_does_to_the_bit(tmp_path: Path, settings:
     with world.stack:
         found_D = world.result()
     assert torch.equal(found_D, simulated(plan, world.federation))
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 40))])
+def test_clients_that_are_killed_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    plan = SMALL.replace({"algorithm": "scaffold", "uplink": [{"name": "top_k", "fraction": 0.1}], "rounds": 4})
+    world = World(tmp_path / "world", plan)
+    deaths = Deaths(world, seed, 0.08)
+    with world.stack:
+        deaths.watch(monkeypatch)
+        found_D = world.result()
+    monkeypatch.undo()
+    assert deaths.num > 10
+    assert torch.equal(found_D, simulated(plan, world.federation))
+    assert all(len(names) == 1 for names in world.server.objects_of.values())
+
+
+def test_an_update_is_never_made_twice_with_other_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = SMALL.replace({"privacy": {**LOCAL, "test_noise": False, "sigma": 1.0}})
+    world = World(tmp_path / "world", plan)
+    deaths = Deaths(world, 5, 0.1)
+    with world.stack:
+        deaths.watch(monkeypatch)
+        world.result()
+    monkeypatch.undo()
+    assert deaths.num > 10
+    assert [len(names) for names in world.server.objects_of.values()] == [1] * 9
+    assert len({name for names in world.server.objects_of.values() for name in names}) == 9
+    told = [told for _, told in world.server.deliveries.values()]
+    assert {(each.num_samples, each.loss, each.weight) for each in told} == {(1, 0.0, 1.0)}  # nothing unprotected
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))])
+def test_lost_answers_and_a_server_in_trouble_change_nothing(tmp_path: Path, seed: int) -> None:
+    world, rng = World(tmp_path / "world", SMALL), random.Random(seed)
+    kinds = [CUT_BEFORE, CUT_AFTER, 500, 502, 503, 429, (503, Problem("full", 3.0)), b"rubbish"]
+
+    def trouble(method: str, path: str) -> Any:
+        if rng.random() < 0.03:
+            world.server.restart()
+        return rng.choice(kinds) if rng.random() < 0.3 and "/objects/" not in path else None
+
+    with world.stack:
+        world.server.trouble = trouble
+        found_D = world.result()
+    assert torch.equal(found_D, simulated(SMALL, world.federation))
+    assert all(len(names) == 1 for names in world.server.objects_of.values())
+    assert sum(status != 200 for _, _, status in world.server.log) > 10
+
+
+def test_clients_keep_receipts_and_take_leave(tmp_path: Path) -> None:
+    world = World(tmp_path / "world", SMALL)
+    with world.stack:
+        world.result()
+        world.server.ended = (RUN, "../elsewhere", "another")
+        assert [client.turn() for client in world.clients] == [True] * 3
+    for number, home in enumerate(world.homes):
+        lines = home.run(RUN).lines()
+        assert lines == world.server.ledgers[RUN]
+        assert chain.verify(lines, public_bytes(world.server.key)) is None
+        assert home.unfinished() == [] and home.runs() == [RUN]
+        assert not list((home.path / "runs" / RUN / "objects" / "chunks").iterdir())
+        sent = [each for each in world.server.deliveries if each[2] == number]
+        assert len(sent) == 3
+    assert world.said.count(f"{RUN}: version 2 counts this client's update") == 3
