@@ -7,7 +7,6 @@ is made again: of the same updates, to the same bits.
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -414,11 +413,6 @@ class Conductor:
                 run.lost_sum = run.parts.job.secure is not None and run.machine.phase is Phase.COMMITTING
         run.write_down(book.rows(name), book.lines(name))
         self._metrics.at_round(name, run.machine.version)
-        kept = {
-            str(task.attempt)
-            for task in (*run.machine.in_flight.values(), *run.machine.arrived, *run.machine.committing)
-        }
-        for old in (run.directory / "uploads").glob("*"):
-            if old.name not in kept:
-                shutil.rmtree(old, ignore_errors=True)
+        now = run.machine
+        run.uploads.keep_only({task.attempt for task in (*now.in_flight.values(), *now.arrived, *now.committing)})
         return run
