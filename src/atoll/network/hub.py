@@ -47,7 +47,8 @@ class Hub:
     ) -> None:
         home.mkdir(parents=True, exist_ok=True)
         self.now = now
-        self.key = load_key(home / "server.key") if (home / "server.key").exists() else make_key(home / "server.key")
+        path = home / "ledger.key"  # not to be mistaken for the key of a certificate
+        self.key = load_key(path) if path.exists() else make_key(path)
         self.server_key = public_bytes(self.key)
         self.gate, self.metrics = Gate(store, now), Metrics()
         self.on_shut_down: Callable[[], None] = lambda: None
