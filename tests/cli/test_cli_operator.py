@@ -46,7 +46,7 @@ def test_runs_are_begun_shown_and_ended(cli: Any, hub: Hub, tmp_path: Path) -> N
     assert cli("runs", "add", "plan.toml", "--name", "one", "--set", "algorithm.mu=0.5").code == 0
     assert hub.conductor.runs["one"].plan.algorithm.options == {"mu": 0.5}
     said = cli("status").out
-    assert "server   up " in said and "0 approved: 0 online" in said
+    assert f", key {hub.server_key.hex()}\n" in said and "0 approved: 0 online" in said
     header, row = (line.split() for line in said.splitlines()[-2:])
     assert header[:3] == ["run", "status", "round"]
     assert row == ["one", "running", "0", "of", "9", "0", "ready", "0", "of", "0", "0", "s", "-", "-"]

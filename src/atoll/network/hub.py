@@ -207,6 +207,7 @@ class Hub:
             "seconds_up": round(self.now() - self._started, 1),
             "read_only": bool(self.conductor.why),
             "why": self.conductor.why,
+            "key": self.server_key.hex(),
         }
         return {"server": server, "runs": runs, "clients": {**counts, "online": self.conductor.num_online()}}
 

@@ -25,7 +25,7 @@ LOOK = 0.5
 @contextlib.contextmanager
 def locked(home: Path) -> Iterator[None]:
     """Have a home for oneself; the lock goes with the process, however it ends."""
-    home.mkdir(parents=True, exist_ok=True)
+    home.mkdir(0o700, parents=True, exist_ok=True)
     with (home / ".lock").open("w") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
