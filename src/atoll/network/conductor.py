@@ -41,6 +41,7 @@ from atoll.network.gate import Refused
 from atoll.network.logs import log
 from atoll.network.metrics import Metrics
 from atoll.network.objects import DiskFull
+from atoll.network.records import cohort_of, rejected_of, told
 from atoll.network.runs import Made, Run, hash_of
 from atoll.network.secrecy import STEP_SECONDS, Secret
 from atoll.network.store import Book, Store
@@ -300,8 +301,8 @@ class Conductor:
             run.parts.guard.charge(attempt)
         if not run.parts.coordinator.policy.keeps_tasks:
             draft.book.close_asked(run.name)
-        rejected = self._rejected(draft.book.tasks(run.name, attempt))
-        self._note(draft, run, "abandon", {"attempt": attempt, "why": str(reason), "rejected": rejected})
+        people = told(run.parts.guard, attempt, {"rejected": rejected_of(draft.book.tasks(run.name, attempt))})
+        self._note(draft, run, "abandon", {"attempt": attempt, "why": str(reason), **people})
         pause = min(LONGEST_PAUSE, 0.5 * 2.0 ** min(machine.abandoned_in_a_row, 10))
         draft.then(lambda: setattr(run, "not_before", self.now() + pause))
         self._metrics.abandoned(run.name)
@@ -338,7 +339,7 @@ class Conductor:
     def _made(self, draft: Draft, run: Run, made: Made, rows: list[TaskRow]) -> None:
         assert run.parts is not None and run.state is not None
         machine, seq = draft.machine(run)
-        done, before = machine.committing, hash_of(run.state.params_D)
+        done, attempt, before = machine.committing, machine.attempt, hash_of(run.state.params_D)
         machine, commands = run.parts.coordinator.step(machine, made.event)
         left_out = [task for task in done if task not in made.counted]
         draft.book.set_stage(run.name, made.counted, Stage.COUNTED)
@@ -347,15 +348,17 @@ class Conductor:
         if made.row is not None:
             draft.book.add_row(run.name, made.row)
             counted = set(made.counted)
-            attempt = max(task.attempt for task in done)
+            people = {
+                "cohort": cohort_of(rows, made.counted, draft.book.clients()),
+                "rejected": rejected_of(rows, left_out),
+            }
             body = {
                 "version": machine.version,
                 "attempt": attempt,
                 "model": hash_of(made.state.params_D),
                 "before": before,
                 "rule": run.plan.aggregator.name,
-                "cohort": [self._entry(row) for row in rows if row.task in counted],
-                "rejected": self._rejected(rows) + [{"client": task.client, "why": "left out"} for task in left_out],
+                **told(run.parts.guard, attempt, people),
                 "epsilon": made.epsilon,
                 "seconds": int(self.now()),
             }
@@ -383,25 +386,6 @@ class Conductor:
         line, head = chain.start(body, self._key) if first else chain.add(known.head, kind, body, self._key)
         draft.book.add_line(run.name, line, head)
         draft.then(lambda: run.note(row, line))
-
-    def _entry(self, row: TaskRow) -> dict[str, Any]:
-        """What the ledger says of an update that counted."""
-        client = next((c for c in self.clients.values() if c.number == row.task.client), None)
-        return {
-            "client": row.task.client,
-            "id": client.id if client else "",
-            "key": client.key.hex() if client else "",
-            **({} if not row.update else self._told_of(row)),
-            "version": row.task.version,
-            "attempt": row.task.attempt,
-        }
-
-    def _told_of(self, row: TaskRow) -> dict[str, Any]:
-        told = {name: row.report[name] for name in ("num_samples", "loss", "weight")}
-        return {"object": row.update, "signature": row.signature.hex(), **told}
-
-    def _rejected(self, rows: list[TaskRow]) -> list[dict[str, Any]]:
-        return [{"client": row.task.client, "why": row.report["why"]} for row in rows if row.stage is Stage.FAILED]
 
     def trouble(self, why: str) -> None:
         """Say when nothing can be written, and when it can again."""

@@ -47,7 +47,8 @@ class Hub:
     ) -> None:
         home.mkdir(parents=True, exist_ok=True)
         self.now = now
-        self.key = load_key(home / "server.key") if (home / "server.key").exists() else make_key(home / "server.key")
+        path = home / "ledger.key"  # not to be mistaken for the key of a certificate
+        self.key = load_key(path) if path.exists() else make_key(path)
         self.server_key = public_bytes(self.key)
         self.gate, self.metrics = Gate(store, now), Metrics()
         self.on_shut_down: Callable[[], None] = lambda: None
@@ -206,6 +207,7 @@ class Hub:
             "seconds_up": round(self.now() - self._started, 1),
             "read_only": bool(self.conductor.why),
             "why": self.conductor.why,
+            "key": self.server_key.hex(),
         }
         return {"server": server, "runs": runs, "clients": {**counts, "online": self.conductor.num_online()}}
 
