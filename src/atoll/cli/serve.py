@@ -53,7 +53,6 @@ def serve(
         )
         if chosen is not None:
             hub.begin_with(name or _name(chosen.name or f"{chosen.data.name}-{chosen.algorithm.name}"), chosen)
-        print(f"serving {'https' if tls else 'http'}://{host}:{port}, home {home}", flush=True)
         serve_hub(hub, home, host=host, port=port, tls=tls, admin_port=admin_port, once=once)
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from atoll.data.dataset import Array, Dataset
 from atoll.network.agreement import NO_MODELS, Floors
 
@@ -48,6 +50,8 @@ class ClientApp:
     """What the device says of itself before it takes work: idle, charging, unmetered, battery, memory."""
 
     def __post_init__(self) -> None:
+        for name in ("train_x", "train_y"):  # how numbers lie in memory must not change what is computed
+            object.__setattr__(self, name, np.ascontiguousarray(getattr(self, name)))
         self.dataset()
 
     def dataset(self) -> Dataset:

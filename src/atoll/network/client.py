@@ -74,22 +74,22 @@ class Client:
         """Ask for work and do it; with `once` until all runs that it agreed to are over."""
         welcome = self._connection.welcome()
         self._voice.say(f"joined as {welcome.name}, client {welcome.number}; {len(self._app.train_y):,} samples")
-        while True:
-            if not at_work(self._floors.hours, time.localtime().tm_hour):
-                self._warn_once("", "resting: outside the hours of the floors")
-                self._sleep(SHORT_REST)
-                continue
-            told = self._poll()
-            done = [self._do(order) for order in told.orders]
-            self._end([name for name in told.ended if is_run_name(name)])
-            if once and not told.orders and self._home.runs() and not self._home.unfinished():
-                return
-            if not any(done):
-                self._sleep(told.retry + random.uniform(0, told.spread))  # noqa: S311
+        while not (self.turn() and once):
+            pass
 
-    def _poll(self) -> Orders:
+    def turn(self) -> bool:
+        """Ask for work once and do what there is; True if all runs that it agreed to are over."""
+        if not at_work(self._floors.hours, time.localtime().tm_hour):
+            self._warn_once("", "resting: outside the hours of the floors")
+            self._sleep(SHORT_REST)
+            return False
         poll = Poll(len(self._app.train_y), MAX_WAIT, dict(self._app.attributes()))
-        return self._connection.ask("POST", "/v1/poll", Orders, poll, wait=MAX_WAIT)
+        told = self._connection.ask("POST", "/v1/poll", Orders, poll, wait=MAX_WAIT)
+        done = [self._do(order) for order in told.orders]
+        self._end([name for name in told.ended if is_run_name(name)])
+        if not any(done):
+            self._sleep(told.retry + random.uniform(0, told.spread))  # noqa: S311
+        return not told.orders and bool(self._home.runs()) and not self._home.unfinished()
 
     def _do(self, order: Order) -> bool:
         """Do an order, or tell the server why not."""

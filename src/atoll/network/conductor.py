@@ -43,6 +43,7 @@ from atoll.network.logs import log
 from atoll.network.metrics import Metrics
 from atoll.network.objects import DiskFull
 from atoll.network.runs import Made, Run, hash_of
+from atoll.network.secrecy import STEP_SECONDS, Secret
 from atoll.network.store import Book, Store
 from atoll.network.tables import ClientRow, Stage, Status, TaskRow
 
@@ -88,9 +89,15 @@ class Conductor:
             for row in book.runs():
                 self.runs[row.id] = self._take_up(book, row.id)
 
+    def ring(self, numbers: set[int]) -> None:
+        """There is news for these clients."""
+        self.wake(numbers)
+
     def close(self) -> None:
         """End politely: what is being made is finished, and everything is written down."""
         self._stopping = True
+        for run in self.runs.values():
+            run.post.close()
         self._makers.shutdown(wait=True, cancel_futures=True)
         self.clerk.stop()
         self.store.close()
@@ -317,7 +324,11 @@ class Conductor:
         with self.store.look() as book:
             attempts = {task.attempt for task in machine.committing}
             rows = [row for attempt in attempts for row in book.tasks(run.name, attempt)]
-        made = run.make(machine, {row.task: row for row in rows}, self.now())
+        secret = None
+        if run.parts is not None and run.parts.job.secure is not None:
+            keys = {number: client.key for number, client in self.clients.items()}
+            secret = Secret(self._key, keys, run.post, run.parts.coordinator.policy.deadline or STEP_SECONDS)
+        made = run.make(machine, {row.task: row for row in rows}, self.now(), secret)
         self.clerk.make(lambda draft: self._made(draft, run, made, rows))
         run.drop(machine.committing, made.state_file)
         if made.row is not None:
@@ -379,12 +390,14 @@ class Conductor:
             "client": row.task.client,
             "id": client.id if client else "",
             "key": client.key.hex() if client else "",
-            "object": row.update,
-            "signature": row.signature.hex(),
-            **{name: row.report[name] for name in ("num_samples", "loss", "weight")},
+            **({} if not row.update else self._told_of(row)),
             "version": row.task.version,
             "attempt": row.task.attempt,
         }
+
+    def _told_of(self, row: TaskRow) -> dict[str, Any]:
+        told = {name: row.report[name] for name in ("num_samples", "loss", "weight")}
+        return {"object": row.update, "signature": row.signature.hex(), **told}
 
     def _rejected(self, rows: list[TaskRow]) -> list[dict[str, Any]]:
         return [{"client": row.task.client, "why": row.report["why"]} for row in rows if row.stage is Stage.FAILED]
@@ -403,7 +416,7 @@ class Conductor:
         row = book.run(name)
         assert row is not None
         machine = CoordinatorState.from_plain(json.loads(row.machine))
-        run = Run(name, Plan.from_toml(row.plan), self.home, machine, row.seq)
+        run = Run(name, Plan.from_toml(row.plan), self.home, self.ring, machine, row.seq)
         run.status, run.began, run.counted = row.status, row.began, book.last_counted(name)
         if row.sizes:
             run.build(row.sizes, row.state)
@@ -414,6 +427,7 @@ class Conductor:
                 run.seq = event.seq
             if run.status == RUNNING and run.machine.phase is not Phase.FINISHED:
                 run.prepare(run.machine)
+                run.lost_sum = run.parts.job.secure is not None and run.machine.phase is Phase.COMMITTING
         run.write_down(book.rows(name), book.lines(name))
         self._metrics.at_round(name, run.machine.version)
         kept = {

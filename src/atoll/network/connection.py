@@ -98,9 +98,10 @@ class Connection:
         self._key, self._server_key, self._say, self._sleep, self._patient = key, server_key, say, sleep, patient
         self._welcome: Welcome | None = None
         self._counter, self._ahead = 0, 0.0
+        url = _checked(url)
         self._http = httpx2.Client(
-            base_url=_checked(url),
-            verify=tls or tls_context(),
+            base_url=url,
+            verify=tls or (url.startswith("https") and tls_context()),
             headers={VERSION_HEADER: str(VERSION), "accept-encoding": "identity"},
             limits=httpx2.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=60),
         )

@@ -12,7 +12,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from atoll.core.coordinator import Command, CoordinatorState, Finish, Halt, Phase, Reason
+from atoll.core.coordinator import Command, Finish, Halt, Phase, Reason
 from atoll.core.errors import RunError
 from atoll.core.messages import Task
 from atoll.core.plan import Plan
@@ -101,11 +101,13 @@ class Hub:
         with self._store.look() as book:
             return book.lines(run, start, most)
 
-    def readable(self, run: str, name: str) -> tuple[Run, Objects]:
-        """Where an object is that clients may have."""
+    def readable(self, client: ClientRow, run: str, name: str) -> tuple[Run, Objects]:
+        """Where an object is that a client may have: versions are for all, its post is its own."""
         found = self._run(run)
+        mine = found.post.waiting(client.number) if client.number is not None else None
         with self._clerk.lock:
             known = {model.ref.name for model in found.models.values()} | {news.object.name for news in found.news}
+        known |= set() if mine is None else {mine.name}
         if name not in known:
             raise Refused(HTTPStatus.GONE, "there is no such object any more: poll again")
         return found, found.objects
@@ -141,8 +143,10 @@ class Hub:
         """Take an update that is here in chunks; once this returns it is safe."""
         found = self._run(run)
         number = client.number
-        assert number is not None and found.parts is not None
+        assert number is not None
         manifest = self._manifest(found, told.manifest)
+        if found.parts is None or found.parts.job.secure is not None:
+            raise Refused(HTTPStatus.CONFLICT, "updates of this run are added in secret: do not send one", RETRY)
         name = manifest.name()
         with self._store.look() as book:
             row = book.task(run, attempt, number)
@@ -168,6 +172,29 @@ class Hub:
             raise Refused(HTTPStatus.GONE, late)
         self.metrics.arrived()
         return Delivered(name)
+
+    def ready(self, client: ClientRow, run: str, attempt: int) -> None:
+        """A client has trained, and waits for the others to add in secret."""
+        found = self._run(run)
+        if found.parts is None or found.parts.job.secure is None:
+            raise Refused(HTTPStatus.CONFLICT, "nothing is added in secret in this run: deliver the update")
+        number = client.number
+        assert number is not None
+        with self._store.look() as book:
+            row = book.task(run, attempt, number)
+        if row is None:
+            raise Refused(HTTPStatus.NOT_FOUND, "this client was not asked that: poll for work")
+        late = self._clerk.make(lambda draft: self.conductor.arrived(draft, found, row.task, "", {}, b""))
+        if late:
+            raise Refused(HTTPStatus.GONE, late)
+
+    def answer(self, client: ClientRow, run: str, attempt: int, manifest: bytes) -> None:
+        """A client answers a message of secure aggregation."""
+        found, task = self._waited_for(client, run, attempt)
+        announced, objects = self._manifest(found, manifest), found.uploads(attempt, task.client)
+        data = bytes(objects.get(objects.put_manifest(announced)))
+        if not found.post.answer(task.client, data):
+            raise Refused(HTTPStatus.GONE, "nobody waits for this answer any more: poll for work")
 
     def refuse(self, client: ClientRow, run: str, attempt: int, reason: str) -> None:
         """A client will not do a task."""
@@ -272,7 +299,7 @@ class Hub:
         build_parts(
             plan, [1000] * max(self._wanted, len(self.conductor.clients), 1), None
         )  # refuse early what is wrong
-        return Run(run, plan, self.conductor.home, CoordinatorState())
+        return Run(run, plan, self.conductor.home, self.conductor.ring)
 
     def stop_run(self, run: str) -> None:
         """End a run with the last version that was made."""
@@ -322,7 +349,9 @@ class Hub:
         self._clerk.make(change)
 
     def _order(self, run: Run, number: int) -> Order | None:
-        task = run.machine.in_flight.get(number)
+        task, mail = run.machine.in_flight.get(number), run.post.waiting(number)
+        if mail is not None:
+            task = next((each for each in run.machine.committing if each.client == number), None)
         if run.status != RUNNING or task is None or run.parts is None or run.state is None:
             return None
         model = run.models.get(task.version)
@@ -341,6 +370,7 @@ class Hub:
             news=tuple(news for news in run.news if news.version <= task.version),
             counted=run.counted.get(number),
             seconds=None if deadline is None else max(0.0, run.began + deadline - self.now()),
+            secure=mail,
         )
 
     def _run(self, name: str) -> Run:
@@ -352,8 +382,11 @@ class Hub:
     def _waited_for(self, client: ClientRow, run: str, attempt: int) -> tuple[Run, Task]:
         """The task of a client that is still waited for."""
         found = self._run(run)
+        number = -1 if client.number is None else client.number
         with self._clerk.lock:
-            task = found.machine.in_flight.get(client.number) if client.number is not None else None
+            task = found.machine.in_flight.get(number)
+            if task is None and found.post.waiting(number) is not None:
+                task = next((each for each in found.machine.committing if each.client == number), None)
         if task is None or task.attempt != attempt or found.parts is None:
             raise Refused(HTTPStatus.GONE, "nobody waits for this any more: poll for work")
         return found, task

@@ -259,6 +259,7 @@ ENDPOINTS = (
     Endpoint("PUT", TASK + "/chunks/{digest}", "Send a chunk", Done),
     Endpoint("POST", TASK + "/update", "Deliver an update", Delivered, Delivery),
     Endpoint("POST", TASK + "/secure", "Answer in secure aggregation", Done, Answer),
+    Endpoint("POST", TASK + "/ready", "The update is trained: let it be added in secret", Done),
     Endpoint("POST", TASK + "/refuse", "Refuse a task", Done, Refusal),
 )
 

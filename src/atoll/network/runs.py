@@ -11,7 +11,7 @@ import datetime
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,18 +26,22 @@ from atoll.core.plan import Plan
 from atoll.core.wire import pack, packed_size
 from atoll.engine.measuring import measured
 from atoll.engine.run_state import RunState, why_stop
+from atoll.engine.secure import Added
 from atoll.engine.versions import valid_of
+from atoll.ledger.signing import plan_hash
 from atoll.network.agreement import plan_for_clients
 from atoll.network.objects import Objects, written
 from atoll.network.protocol import News, Ref, RunInfo
 from atoll.network.remote import Arrival, Parts, build_parts, open_ledger
+from atoll.network.secrecy import Post, Secret, add_with_clients
 from atoll.network.tables import TaskRow
 from atoll.privacy.ledger import NAME as PRIVACY_LEDGER
 from atoll.report.reading import model_text
 from atoll.report.record import RunDirectory, encode_state, read_state
-from atoll.train.exchange import Told
+from atoll.train.exchange import Report, Told, Work
 from atoll.train.job import build_model
 
+FIRST = CoordinatorState()
 NEWS = 20
 """So many differences are kept for clients that missed some."""
 
@@ -66,7 +70,15 @@ class Made(NamedTuple):
 class Run:
     """What a run is made of; `machine` and `seq` are the hub's to change."""
 
-    def __init__(self, name: str, plan: Plan, home: Path, machine: CoordinatorState, seq: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        plan: Plan,
+        home: Path,
+        wake: Callable[[set[int]], None],
+        machine: CoordinatorState = FIRST,
+        seq: int = 0,
+    ) -> None:
         self.name, self.plan, self.machine, self.seq = name, plan, machine, seq
         self.directory = home / "runs" / name
         begun = (self.directory / "plan.toml").exists()
@@ -74,7 +86,7 @@ class Run:
         self.objects = Objects(self.directory / "objects")
         self.objects.sweep()
         self.told_plan = plan_for_clients(plan)
-        self.plan_hash = hashlib.sha256(json.dumps(self.told_plan, sort_keys=True).encode()).hexdigest()
+        self.plan_hash = plan_hash(self.told_plan)
         self.status = "running"
         self.parts: Parts | None = None
         self.sizes: tuple[int, ...] = ()
@@ -90,6 +102,10 @@ class Run:
         self.bytes_down = 0
         """Sent to clients since the last commit."""
         self.last_row: dict[str, Any] | None = None
+        self.post = Post(self.objects, wake)
+        """Messages of secure aggregation."""
+        self.lost_sum = False
+        """Whether what is to be committed was being added in secret by a process that is gone."""
 
     def build(self, sizes: Sequence[int], state_file: str) -> None:
         """Build the plan for clients of these sizes, and take up the state in a file, or begin."""
@@ -171,10 +187,14 @@ class Run:
     def _upload(self, attempt: int, client: int) -> Path:
         return self.directory / "uploads" / str(attempt) / str(client)
 
-    def make(self, machine: CoordinatorState, rows: Mapping[Task, TaskRow], now: float) -> Made:
+    def make(self, machine: CoordinatorState, rows: Mapping[Task, TaskRow], now: float, secret: Secret | None) -> Made:
         """Make the next version of what was delivered."""
         parts = self.parts
         assert parts is not None and self.state is not None
+        if self.lost_sum:
+            self.lost_sum = False
+            state = self._forget(self.state._replace(coordinator=machine), keep=False)
+            return Made(state, None, Committed(0), (), None, self.save(state), None)
         tasks, policy = machine.committing, parts.coordinator.policy
         state = self.state._replace(coordinator=machine, bytes_down=self.state.bytes_down + self.bytes_down)
         self.bytes_down = 0
@@ -182,12 +202,19 @@ class Run:
         by_client = {task.client: task for task in tasks}
         parts.engine.read = lambda task: self._arrival(parts, rows[by_client[task.client]])
         done = list(tasks) if parts.guard is None else parts.guard.orders(list(tasks), state.rule)
-        work = parts.engine.train(done, state.sent, {})
+        added: Added | None = None
+        if secret is not None:
+            run = self.plan.identity()
+            added = add_with_clients(parts.job, run, state.params_D, tasks, parts.layout, secret)
+            reports = [Report(client, 0, 0, 0.0, 0.0, 0, valid=True) for client in sorted(added.clients)]
+            work = Work(added.folded or {}, reports, {})
+        else:
+            work = parts.engine.train(done, state.sent, {})
         if policy.keeps_tasks:
             late = enumerate(by_client[report.client] for report in valid_of(work))
             each = rows_of(work.folded)
             work = work._replace(folded=parts.versions.late_rows(state, [(task, each.rows(i)) for i, task in late]))
-        state, row, event = parts.versions.settle(state, tasks, work, own)
+        state, row, event = parts.versions.settle(state, tasks, work, own, added)
         after, commands = parts.coordinator.step(machine, event)
         state = self._forget(state._replace(coordinator=after), keep=policy.keeps_tasks)
         if commands or not row:

@@ -107,6 +107,7 @@ class Server:
             "/v1/runs/{run}/tasks/{attempt}/chunks/{digest}": self._put,
             "/v1/runs/{run}/tasks/{attempt}/update": self._update,
             "/v1/runs/{run}/tasks/{attempt}/secure": self._secure,
+            "/v1/runs/{run}/tasks/{attempt}/ready": self._ready,
             "/v1/runs/{run}/tasks/{attempt}/refuse": self._refuse,
         }
         routes = [Route(each.path, self._serve(each, answers[each.path]), methods=[each.method]) for each in ENDPOINTS]
@@ -233,11 +234,11 @@ class Server:
         return Lines(_within(lines))
 
     async def _manifest(self, call: Call) -> bytes:
-        _, objects = self._hub.readable(call.path["run"], call.path["name"])
+        _, objects = self._hub.readable(call.who, call.path["run"], call.path["name"])
         return msgspec.msgpack.encode(await run_sync(objects.manifest, call.path["name"]))
 
     async def _chunk(self, call: Call) -> bytes:
-        run, objects = self._hub.readable(call.path["run"], call.path["name"])
+        run, objects = self._hub.readable(call.who, call.path["run"], call.path["name"])
         data = await run_sync(objects.part, call.path["name"], _number(call.path["index"]))
         self._hub.sent(run, len(data))
         return data
@@ -256,7 +257,13 @@ class Server:
         return await run_sync(self._hub.deliver, call.who, call.path["run"], call.attempt, told)
 
     async def _secure(self, call: Call) -> Message:
-        raise Refused(HTTPStatus.NOT_FOUND, "nothing is added in secret here: poll for work")
+        manifest = call.read(Answer).manifest
+        await run_sync(self._hub.answer, call.who, call.path["run"], call.attempt, manifest)
+        return Done()
+
+    async def _ready(self, call: Call) -> Message:
+        await run_sync(self._hub.ready, call.who, call.path["run"], call.attempt)
+        return Done()
 
     async def _refuse(self, call: Call) -> Message:
         reason = call.read(Refusal).reason

@@ -54,6 +54,7 @@ def serve(
     except OSError as error:
         raise RunError(f"{host}:{port} cannot be used ({error}): choose another --port") from error
     admin, admin_listener = open_admin(hub, home, admin_port)
+    print(f"serving {'http' if tls is None else 'https'}://{host}:{listener.getsockname()[1]}, home {home}", flush=True)
     asyncio.run(_serve(hub, face, [(public, listener), (admin, admin_listener)], once))
 
 

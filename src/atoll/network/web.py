@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Awaitable, Callable
@@ -34,8 +35,9 @@ class PromptProtocol(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Expect a request."""
+        """Expect a request; answers leave at once, which asyncio sees to only on sockets that it made itself."""
         super().connection_made(transport)
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._await_request()
 
     def data_received(self, data: bytes) -> None:
