@@ -337,7 +337,7 @@ class Conductor:
     def _made(self, draft: Draft, run: Run, made: Made, rows: list[TaskRow]) -> None:
         assert run.parts is not None and run.state is not None
         machine, seq = draft.machine(run)
-        done, before = machine.committing, hash_of(run.state.params_D)
+        done, attempt, before = machine.committing, machine.attempt, hash_of(run.state.params_D)
         machine, commands = run.parts.coordinator.step(machine, made.event)
         left_out = [task for task in done if task not in made.counted]
         draft.book.set_stage(run.name, made.counted, Stage.COUNTED)
@@ -346,7 +346,6 @@ class Conductor:
         if made.row is not None:
             draft.book.add_row(run.name, made.row)
             counted = set(made.counted)
-            attempt = max(task.attempt for task in done)
             body = {
                 "version": machine.version,
                 "attempt": attempt,
