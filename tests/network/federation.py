@@ -22,6 +22,8 @@ from atoll import Plan, run
 from atoll.cli.join import enrol
 from atoll.ledger.audit import Findings, audit
 from atoll.network.certs import make_certificates
+from atoll.network.home import RunHome
+from atoll.network.identity import load_key, public_bytes
 from atoll.network.operator import Address, ask, is_there, read_token
 
 RUN = "law"
@@ -67,10 +69,10 @@ class Federation:
         """Say what is served, and what clients' samples are dealt by."""
         (self.root / "plan.toml").write_text(plan.to_toml())
 
-    def serve(self, *options: str, ready: bool = True) -> Child:
-        """Start the server, or start it again; wait until it answers if it is to be `ready`."""
-        argv = ["serve", "plan.toml", "--name", RUN, "--home", str(self.home), "--host", "localhost"]
-        argv += ["--port", str(self.port), "--admin-port", str(self.admin_port)]
+    def serve(self, *options: str, plan: bool = True, ready: bool = True) -> Child:
+        """Start the server, or start it again, with the plan or without; wait until it is `ready` to answer."""
+        argv = ["serve", *(["plan.toml", "--name", RUN] if plan else []), "--home", str(self.home)]
+        argv += ["--host", "localhost", "--port", str(self.port), "--admin-port", str(self.admin_port)]
         argv += ["--cert", str(self.certs / "server.pem"), "--key", str(self.certs / "server.key"), *options]
         argv += ["--store", self.store] if self.store else []
         self.server = self._start(argv, "server.out")
@@ -120,10 +122,22 @@ class Federation:
             self.clients[number] = child
         return child
 
-    def status(self) -> dict[str, Any]:
-        """Where the run stands."""
-        found: dict[str, Any] = self.operate("GET", "/status")["runs"][0]
+    def add(self, run: str, plan: Plan) -> None:
+        """Begin another run."""
+        self.operate("POST", "/runs", {"run": run, "plan": plan.to_dict()})
+
+    def status(self, run: str = RUN) -> dict[str, Any]:
+        """Where a run stands."""
+        found: dict[str, Any] = next(each for each in self.operate("GET", "/status")["runs"] if each["run"] == run)
         return found
+
+    def wait_for(self, run: str, seconds: float) -> str:
+        """Wait until a run is over; why it is."""
+        end = time.monotonic() + seconds
+        while (status := self.status(run))["status"] == "running":
+            assert time.monotonic() < end, f"{status} after {seconds} s\n{self.said()}"
+            time.sleep(0.05)
+        return str(status["status"])
 
     def wait(self, seconds: float) -> None:
         """Wait until server and clients end by themselves, as they do with --once when the run is over."""
@@ -141,27 +155,32 @@ class Federation:
             self.join(number)
         self.wait(seconds)
 
-    @property
-    def directory(self) -> Path:
-        """The directory of the run."""
-        return self.home / "runs" / RUN
+    def directory(self, run: str = RUN) -> Path:
+        """The directory of a run."""
+        return self.home / "runs" / run
 
-    def model(self) -> bytes:
-        """The model that the run ended with."""
-        return (self.directory / "model.safetensors").read_bytes()
+    def model(self, run: str = RUN) -> bytes:
+        """The model that a run ended with."""
+        return (self.directory(run) / "model.safetensors").read_bytes()
 
-    def lines(self) -> list[str]:
-        """The run's ledger, from its file."""
-        return (self.directory / "ledger.jsonl").read_text().splitlines()
+    def rows(self, run: str = RUN) -> list[dict[str, Any]]:
+        """The metrics of a run."""
+        return [json.loads(line) for line in (self.directory(run) / "metrics.jsonl").read_text().splitlines()]
 
-    def commits(self) -> list[dict[str, Any]]:
+    def lines(self, run: str = RUN) -> list[str]:
+        """A run's ledger, from its file."""
+        return (self.directory(run) / "ledger.jsonl").read_text().splitlines()
+
+    def commits(self, run: str = RUN) -> list[dict[str, Any]]:
         """What the ledger says of every version."""
-        bodies = [json.loads(line) for line in self.lines()]
+        bodies = [json.loads(line) for line in self.lines(run)]
         return [record["body"] for record in bodies if record["kind"] == "commit"]
 
-    def audited(self) -> Findings:
-        """The ledger's own account, once it was checked with the heads that clients have seen."""
-        found = audit(self.lines())
+    def audited(self, run: str = RUN) -> Findings:
+        """The ledger's own account, once it holds, also against the heads that clients have seen."""
+        homes = [RunHome(path) for path in self.root.glob(f"c*/runs/{run}")]
+        key = public_bytes(load_key(self.home / "server.key"))
+        found = audit(self.lines(run), key, [home.head for home in homes])
         assert isinstance(found, Findings), found
         return found
 
