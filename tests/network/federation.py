@@ -24,7 +24,7 @@ from atoll.ledger.audit import Findings, audit
 from atoll.network.certs import make_certificates
 from atoll.network.home import RunHome
 from atoll.network.identity import load_key, public_bytes
-from atoll.network.operator import Address, ask, is_there, read_token
+from atoll.network.operator import Address, ask, read_token
 
 RUN = "law"
 """What runs are called here."""
@@ -69,23 +69,28 @@ class Federation:
         """Say what is served, and what clients' samples are dealt by."""
         (self.root / "plan.toml").write_text(plan.to_toml())
 
-    def serve(self, *options: str, plan: bool = True, ready: bool = True) -> Child:
+    def serve(self, *options: str, plan: bool = True, ready: bool = True, die_at: int = 0) -> Child:
         """Start the server, or start it again, with the plan or without; wait until it is `ready` to answer."""
         argv = ["serve", *(["plan.toml", "--name", RUN] if plan else []), "--home", str(self.home)]
         argv += ["--host", "localhost", "--port", str(self.port), "--admin-port", str(self.admin_port)]
         argv += ["--cert", str(self.certs / "server.pem"), "--key", str(self.certs / "server.key"), *options]
         argv += ["--store", self.store] if self.store else []
-        self.server = self._start(argv, "server.out")
+        self.server = self._start(argv, "server.out", die_at=die_at)
         if ready:
             self.ready()
         return self.server
 
     def ready(self) -> None:
-        """Wait until the server answers its operator."""
-        assert self.server is not None
-        address = Address(f"http://127.0.0.1:{self.admin_port}", "nobody")
+        """Wait until the server takes requests."""
         server = self.server
-        until(lambda: server.code is not None or is_there(address), 60, "the server")
+        assert server is not None
+
+        def listens() -> bool:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.admin_port)):
+                return True
+            return False
+
+        until(lambda: server.code is not None or listens(), 60, "the server")
         assert server.code is None, server.said
 
     def operate(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -111,13 +116,19 @@ class Federation:
             assert self.operate("POST", "/clients/approve", {"names": names})["numbers"] == list(range(num))
 
     def join(
-        self, number: int, *options: str, app: str = "network.apps:client", home: str = "", once: bool = True
+        self,
+        number: int,
+        *options: str,
+        app: str = "network.apps:client",
+        home: str = "",
+        once: bool = True,
+        die_at: int = 0,
     ) -> Child:
         """Start a client, or start it again."""
         name = home or f"c{number}"
         argv = ["join", "--home", str(self.root / name), "--app", app, *(["--once"] if once else []), *options]
         env = {PLAN: str(self.root / "plan.toml"), NUMBER: str(number)}
-        child = self._start(argv, f"{name}.out", env)
+        child = self._start(argv, f"{name}.out", env, die_at)
         if not home:
             self.clients[number] = child
         return child
@@ -197,8 +208,8 @@ class Federation:
         for child in self._all:
             child.wait(30)
 
-    def _start(self, argv: list[str], out: str, env: dict[str, str] | None = None) -> Child:
-        child = self.nursery.start(argv, self.root / out, self.root, env)
+    def _start(self, argv: list[str], out: str, env: dict[str, str] | None = None, die_at: int = 0) -> Child:
+        child = self.nursery.start(argv, self.root / out, self.root, env, die_at)
         self._all.append(child)
         return child
 

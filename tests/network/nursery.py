@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -68,11 +67,11 @@ class Nursery:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def start(
-        self, argv: Sequence[str], out: Path, cwd: Path, env: Mapping[str, str] | None = None, main: str = "atoll"
+        self, argv: Sequence[str], out: Path, cwd: Path, env: Mapping[str, str] | None = None, die_at: int = 0
     ) -> Child:
-        """Run `atoll` with these arguments, or another `package.module:function` without any."""
+        """Run `atoll` with these arguments. With `die_at` it kills itself when it changes files for that time."""
         assert self._process.stdin is not None
-        request = {"argv": list(argv), "out": str(out), "cwd": str(cwd), "env": dict(env or {}), "main": main}
+        request = {"argv": list(argv), "out": str(out), "cwd": str(cwd), "env": dict(env or {}), "die_at": die_at}
         with self._one_at_a_time:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
@@ -132,15 +131,12 @@ def _child(request: dict[str, Any]) -> int:
     os.closerange(3, 1000)
     sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
     sys.argv = ["atoll", *request["argv"]]
+    if request["die_at"]:
+        _die_at(request["die_at"], request["cwd"])
     try:
-        if request["main"] == "atoll":
-            from atoll.cli.main import main
+        from atoll.cli.main import main
 
-            main()
-        else:
-            from atoll.core.parts import imported
-
-            imported(request["main"])()
+        main()
     except SystemExit as end:
         code = end.code
         return code if isinstance(code, int) else 0 if code is None else 1
@@ -151,6 +147,22 @@ def _child(request: dict[str, Any]) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
     return 0
+
+
+def _die_at(number: int, folder: str) -> None:
+    """Die when Python is about to open for writing, rename, remove or make something in a folder for that time."""
+    left = number
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        nonlocal left
+        changes = event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate")
+        changes |= event == "open" and isinstance(args[2], int) and bool(args[2] & (os.O_WRONLY | os.O_RDWR))
+        if changes and str(args[0]).startswith(folder):
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
 
 
 def _load() -> None:
@@ -194,12 +206,6 @@ def _serve() -> None:
                     os._exit(_child(json.loads(line)))
                 children[os.pidfd_open(pid)] = pid
                 print("started", pid, flush=True)
-
-
-def sleeper() -> None:
-    """A command that tests of the nursery start."""
-    print("asleep", flush=True)
-    time.sleep(600)
 
 
 if __name__ == "__main__":
