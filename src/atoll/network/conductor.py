@@ -52,6 +52,7 @@ ONLINE_SECONDS = 90.0
 LONGEST_PAUSE = 60.0
 """Seconds after many attempts in a row that came to nothing."""
 RUNNING = "running"
+ANYBODY = Eligibility()
 
 
 class Presence(NamedTuple):
@@ -117,6 +118,7 @@ class Conductor:
         """Who may be asked: with a deadline those who are there; else all, and they are waited for."""
         assert run.parts is not None and run.state is not None
         deadline, rule = run.parts.coordinator.policy.deadline, run.plan.eligibility
+        anybody = rule == ANYBODY
         shut_out, now = set(run.state.quarantined), self.now()
 
         def may(client: int) -> bool:
@@ -125,7 +127,7 @@ class Conductor:
             seen = self.present.get(client)
             if deadline is not None and (seen is None or now - seen.heard > ONLINE_SECONDS):
                 return False
-            return rule == Eligibility() or (seen is not None and rule.why_not(seen.attributes) is None)
+            return anybody or (seen is not None and rule.why_not(seen.attributes) is None)
 
         return may
 

@@ -22,7 +22,7 @@ REQUEST_SECONDS = 60.0
 """How long a client may take to send a request."""
 IDLE_SECONDS = 75
 """How long a connection without a request is kept: longer than a client waits between two polls."""
-TLS_BUFFER = 16 * 1024
+TLS_BUFFER = 64 * 1024
 """Bytes of asyncio's TLS buffer; its default of 256 KiB is most of what a waiting connection costs."""
 BACKLOG = 2048
 """How many connections may wait to be taken."""
