@@ -114,6 +114,7 @@ class Server:
         document = msgspec.json.encode(openapi())
         routes.append(Route("/v1/openapi.json", lambda request: Response(document, media_type="application/json")))
         self.app = Starlette(routes=routes)
+        self.app.router.redirect_slashes = False  # a path is as it was signed, or it is nothing
 
     def end(self) -> None:
         """Answer all who wait, so that the process can end."""
@@ -126,7 +127,7 @@ class Server:
         most = CHUNK if endpoint.method == "PUT" else MAX_CONTROL
 
         async def served(request: Request) -> Response:
-            received, problem = 0, Problem("")
+            received, problem, headers = 0, Problem(""), dict[str, str]()
             try:
                 call = await self._let_in(endpoint, request, most)
                 received = len(call.body)
@@ -138,6 +139,7 @@ class Server:
                 problem, status = Problem(str(refused), refused.retry), refused.status
             except TooLarge as error:
                 problem, status = Problem(str(error)), HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+                headers["connection"] = "close"  # the rest is not even read
             except ObjectError as error:
                 problem, status = Problem(str(error)), HTTPStatus.UNPROCESSABLE_ENTITY
             except Exception as error:  # a defect here is no reason to tell strangers about it
@@ -145,7 +147,8 @@ class Server:
                 problem, status = Problem("the server met a defect of its own", 5.0), HTTPStatus.INTERNAL_SERVER_ERROR
             if problem.error:
                 content = msgspec.json.encode(problem)
-                headers = {} if problem.retry is None else {"retry-after": str(int(problem.retry) + 1)}
+                if problem.retry is not None:
+                    headers["retry-after"] = str(int(problem.retry) + 1)
                 response = Response(content, status, headers, media_type="application/json")
             self._hub.metrics.request(endpoint.path, response.status_code, received, len(response.body))
             return response
