@@ -59,6 +59,8 @@ from atoll.train.trainer import Trainer
 
 MOST = 1 << 21
 LONGEST_POLL = 0.05
+MOST_TURNS = 200
+"""Turns in which all clients should have delivered, whatever happens to them."""
 CUT_BEFORE, CUT_AFTER = "cut before", "cut after"
 """A request that is never heard, and one that is heard but whose answer is lost."""
 
@@ -102,6 +104,7 @@ class SmallServer:
         with self.store.change() as book:
             for client in book.clients():
                 book.approve(client.id)
+        self.gate.forget()
 
     def add_run(self, info: RunInfo) -> None:
         self.infos[info.run] = info
@@ -211,7 +214,8 @@ class SmallServer:
         until = time.monotonic() + min(poll.wait, LONGEST_POLL)
         while not self.orders.get(client) and not self.ended and time.monotonic() < until:
             await asyncio.sleep(0.002)
-        return Orders(tuple(self.orders.get(client, ())), self.ended, retry=0.0, spread=0.0)
+        still = len(self.infos) - len(set(self.infos) & set(self.ended))
+        return Orders(tuple(self.orders.get(client, ())), self.ended, still, retry=0.0, spread=0.0)
 
 
 @contextmanager
@@ -256,8 +260,12 @@ class WireEngine(InProcess):
                 counted=self.counted.get(task.client),
             )
             server.orders.setdefault(task.client, []).append(order)
-        while any((self.run, task.attempt, task.client) not in server.deliveries for task in tasks):
+        for _ in range(MOST_TURNS):
+            if all((self.run, task.attempt, task.client) in server.deliveries for task in tasks):
+                break
             self.step()
+        else:
+            raise AssertionError(f"clients do not deliver: {server.refusals}")
         cohort = []
         for task in tasks:
             name, told = server.deliveries[self.run, task.attempt, task.client]

@@ -33,7 +33,7 @@ WITH_TASK = Order("run", 0, 0, Ref("0" * 64, 0))
 @pytest.fixture
 def server(tmp_path: Path) -> SmallServer:
     made = SmallServer(tmp_path)
-    made.add_run(RunInfo("run", {}, "", 1, 1, 0))
+    made.add_run(RunInfo("run", {}, "", 1, 1, 0, 1))
     return made
 
 
@@ -86,6 +86,7 @@ def test_who_is_unknown_or_shut_out_is_told_so(server: SmallServer, url: str) ->
         poll(connection)
         with server.store.change() as book:
             book.revoke(connection.client)
+        server.gate.forget()
         with pytest.raises(RunError, match="shut out"):
             poll(connection)
     with Connection(url, Ed25519PrivateKey.generate()) as stranger, pytest.raises(RunError, match="token"):
@@ -115,7 +116,7 @@ def test_a_request_that_was_doubled_is_made_again(server: SmallServer, url: str)
         poll(connection)
         answers = iter([(409, Problem("this request was made before: count on", 0.0)), None])
         server.trouble = lambda method, path: next(answers)
-        assert poll(connection) == Orders(spread=0.0)
+        assert poll(connection) == Orders(open=1, spread=0.0)
 
 
 def test_pauses_grow_to_a_minute_and_no_further(server: SmallServer, url: str) -> None:

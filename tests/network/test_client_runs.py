@@ -145,7 +145,8 @@ class World:
 
 def info_of(plan: Plan, federation: Federation) -> RunInfo:
     num = federation.num_clients
-    return RunInfo(RUN, plan_for_clients(plan), plan.identity(), num, num, 100_000, 1.0 if plan.privacy else None)
+    sizes, epsilon = federation.partition.sizes(), 1.0 if plan.privacy else None
+    return RunInfo(RUN, plan_for_clients(plan), plan.identity(), num, num, 100_000, int(sizes.max()), epsilon)
 
 
 def simulated(plan: Plan, federation: Federation, engine: Callable[[Any], Any] = inline) -> torch.Tensor:

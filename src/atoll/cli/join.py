@@ -58,7 +58,7 @@ def join(
     ] = None,
     cert: CertOption = None,
     key: KeyOption = None,
-    once: Annotated[bool, typer.Option("--once", help="End when all runs that it took part in are over.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="End when all runs are over.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; problems only.")] = False,
 ) -> None:
     """Work for the server that this client is enrolled with. Ctrl-C stops and keeps everything."""

@@ -18,7 +18,6 @@ from atoll.network.connection import Connection, Declined
 from atoll.network.home import Home, Pending, RunHome
 from atoll.network.objects import DiskFull
 from atoll.network.protocol import (
-    LINES,
     MAX_WAIT,
     TASK,
     Delivered,
@@ -40,7 +39,7 @@ from atoll.report.reading import human_bytes, human_seconds
 COMMIT = "commit"
 """The kind of record that says what a version was made of."""
 SHORT_REST = 60.0
-"""Seconds until somebody looks again whether there is room on the disk, or whether it is time to work."""
+"""Seconds until somebody looks again whether there is room on the disk, a time to work, or another run."""
 
 
 class Voice(NamedTuple):
@@ -71,14 +70,18 @@ class Client:
         torch.set_num_threads(1)  # as in a simulation: sums then never depend on the number of cores
 
     def run(self, *, once: bool = False) -> None:
-        """Ask for work and do it; with `once` until all runs that it agreed to are over."""
+        """Ask for work and do it; with `once` until all runs are over."""
         welcome = self._connection.welcome()
         self._voice.say(f"joined as {welcome.name}, client {welcome.number}; {len(self._app.train_y):,} samples")
-        while not (self.turn() and once):
-            pass
+        while True:
+            over = self.turn()
+            if over and once:
+                return
+            if over:
+                self._sleep(SHORT_REST * random.random())  # noqa: S311
 
     def turn(self) -> bool:
-        """Ask for work once and do what there is; True if all runs that it agreed to are over."""
+        """Ask for work once and do what there is; True if all runs are over."""
         if not at_work(self._floors.hours, time.localtime().tm_hour):
             self._warn_once("", "resting: outside the hours of the floors")
             self._sleep(SHORT_REST)
@@ -87,9 +90,11 @@ class Client:
         told = self._connection.ask("POST", "/v1/poll", Orders, poll, wait=MAX_WAIT)
         done = [self._do(order) for order in told.orders]
         self._end([name for name in told.ended if is_run_name(name)])
+        if told.ended and not told.open and not told.orders:
+            return True
         if not any(done):
             self._sleep(told.retry + random.uniform(0, told.spread))  # noqa: S311
-        return not told.orders and bool(self._home.runs()) and not self._home.unfinished()
+        return False
 
     def _do(self, order: Order) -> bool:
         """Do an order, or tell the server why not."""
@@ -201,26 +206,24 @@ class Client:
         except Declined as declined:  # nobody waits for it any more
             self._voice.say(f"{order.run}: {declined}")
 
-    def _read_ledger(self, run: str, home: RunHome) -> None:
-        """Get the ledger's new records, and keep them if they follow and say nothing false of this client."""
-        number = self._connection.welcome().number
-        more = True
-        while more:
-            lines = self._connection.ask("GET", f"/v1/runs/{run}/ledger/{home.head.length}", Lines).lines
-            more = len(lines) == LINES
-            if not lines:
-                return
-            fault = chain.verify(lines, self._server_key, after=home.head)
-            if fault is not None:
-                raise RunError(f"record {fault.number} of the ledger of {run} {fault.what}; do not trust this server")
-            records = [chain.read(line)[0] for line in lines]
-            for record in records:
-                if record.kind == COMMIT:
-                    self._check_receipt(run, home, record, number)
-            home.add_lines(lines, chain.Head(home.head.length + len(lines), records[-1].hash()))
+    def _read_ledger(self, run: str, home: RunHome) -> bool:
+        """Get some of the ledger's new records, and keep them if they follow and say nothing false of this client."""
+        lines = self._connection.ask("GET", f"/v1/runs/{run}/ledger/{home.head.length}", Lines).lines
+        if not lines:
+            return False
+        fault = chain.verify(lines, self._server_key, after=home.head)
+        if fault is not None:
+            raise RunError(f"record {fault.number} of the ledger of {run} {fault.what}; do not trust this server")
+        records = [chain.read(line)[0] for line in lines]
+        for record in records:
+            if record.kind == COMMIT:
+                self._check_receipt(run, home, record)
+        home.add_lines(lines, chain.Head(home.head.length + len(lines), records[-1].hash()))
+        return True
 
-    def _check_receipt(self, run: str, home: RunHome, record: chain.Record, number: int) -> None:
+    def _check_receipt(self, run: str, home: RunHome, record: chain.Record) -> None:
         """A commit may count of this client what it delivered, and nothing else."""
+        number = self._connection.welcome().number
         for each in record.body.get("cohort", ()):
             if each.get("client") != number:
                 continue
@@ -236,7 +239,8 @@ class Client:
         for run in set(names) & set(self._home.unfinished()):
             work = self._works.pop(run, None)
             home = self._home.run(run) if work is None else work.home
-            self._read_ledger(run, home)
+            while self._read_ledger(run, home):
+                pass
             home.end()
             self._voice.say(f"{run}: is over")
 

@@ -47,7 +47,8 @@ class Hub:
     ) -> None:
         home.mkdir(parents=True, exist_ok=True)
         self.now = now
-        self.key = load_key(home / "server.key") if (home / "server.key").exists() else make_key(home / "server.key")
+        path = home / "ledger.key"  # not to be mistaken for the key of a certificate
+        self.key = load_key(path) if path.exists() else make_key(path)
         self.server_key = public_bytes(self.key)
         self.gate, self.metrics = Gate(store, now), Metrics()
         self.on_shut_down: Callable[[], None] = lambda: None
@@ -121,23 +122,17 @@ class Hub:
         """Which chunks of an update are not here."""
         found, task = self._waited_for(client, run, attempt)
         announced = self._manifest(found, manifest)
-        return Missing(tuple(digest.hex() for digest in found.uploads(attempt, task.client).missing(announced)))
+        return Missing(tuple(digest.hex() for digest in found.uploads.missing(task, announced)))
 
-    def put_chunk(self, client: ClientRow, run: str, attempt: int, digest: str, data: bytes) -> None:
-        """Keep a chunk of an update; nobody may send more than an update can be long."""
+    def put_chunk(self, client: ClientRow, run: str, attempt: int, digest: str, data: bytes, hashed: str) -> None:
+        """Keep a chunk of an update, whose hash is known; nobody may send more than an update can be long."""
         found, task = self._waited_for(client, run, attempt)
         assert found.parts is not None
-        objects = found.uploads(attempt, task.client)
-        try:
-            name = bytes.fromhex(digest)
-        except ValueError as error:
-            raise Refused(HTTPStatus.BAD_REQUEST, "a chunk is named by its SHA-256 in hexadecimal digits") from error
-        if objects.num_bytes() + len(data) > 2 * found.parts.max_bytes:
+        if digest != hashed:
+            raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "a chunk is named by its SHA-256, and this one is not")
+        if found.uploads.num_bytes(task) + len(data) > 2 * found.parts.max_bytes:
             raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "more was sent for this task than an update can be")
-        try:
-            objects.put_chunk(name, data)
-        except ObjectError as error:
-            raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from error
+        found.uploads.put(task, bytes.fromhex(digest), data)
 
     def deliver(self, client: ClientRow, run: str, attempt: int, told: Delivery) -> Delivered:
         """Take an update that is here in chunks; once this returns it is safe."""
@@ -191,8 +186,7 @@ class Hub:
     def answer(self, client: ClientRow, run: str, attempt: int, manifest: bytes) -> None:
         """A client answers a message of secure aggregation."""
         found, task = self._waited_for(client, run, attempt)
-        announced, objects = self._manifest(found, manifest), found.uploads(attempt, task.client)
-        data = bytes(objects.get(objects.put_manifest(announced)))
+        data = bytes(found.uploads.settle(task, self._manifest(found, manifest)))
         if not found.post.answer(task.client, data):
             raise Refused(HTTPStatus.GONE, "nobody waits for this answer any more: poll for work")
 
@@ -213,6 +207,7 @@ class Hub:
             "seconds_up": round(self.now() - self._started, 1),
             "read_only": bool(self.conductor.why),
             "why": self.conductor.why,
+            "key": self.server_key.hex(),
         }
         return {"server": server, "runs": runs, "clients": {**counts, "online": self.conductor.num_online()}}
 
@@ -406,12 +401,12 @@ class Hub:
             raise BadUpdate("the training loss is not a number: check the client's data and learning rate")
         if not (math.isfinite(told.weight) and told.weight >= 0):
             raise BadUpdate(f"a weight of {told.weight} makes no sense: it must be finite, and 0 or more")
-        objects = run.uploads(task.attempt, task.client)
         weight = min(told.weight, float(self._max_samples))
-        run.parts.opened(objects.get(objects.put_manifest(manifest)), weight)
+        run.parts.opened(run.uploads.settle(task, manifest), weight)
         # the client signed what it told; what counts is cut to what one client may weigh
         signed = {"num_samples": told.num_samples, "loss": told.loss, "weight": told.weight}
-        return {**signed, "counts": weight, "samples": min(told.num_samples, self._max_samples)}
+        counts = {"counts": weight, "samples": min(told.num_samples, self._max_samples)}
+        return {**signed, **counts, "manifest": told.manifest.hex()}
 
     def _reject(self, client: ClientRow, run: Run, task: Task, why: str) -> None:
         """Leave a client's update out, and blame the client; who does it again and again is shut out."""

@@ -6,16 +6,15 @@ store, from which they are written again after a kill. Only the hub decides when
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from torch import Tensor
 
 from atoll.core.aggregator import rows_of
@@ -30,11 +29,12 @@ from atoll.engine.secure import Added
 from atoll.engine.versions import valid_of
 from atoll.ledger.signing import plan_hash
 from atoll.network.agreement import plan_for_clients
-from atoll.network.objects import Objects, written
+from atoll.network.objects import Manifest, Objects, written
 from atoll.network.protocol import News, Ref, RunInfo
 from atoll.network.remote import Arrival, Parts, build_parts, open_ledger
 from atoll.network.secrecy import Post, Secret, add_with_clients
 from atoll.network.tables import TaskRow
+from atoll.network.uploads import Uploads
 from atoll.privacy.ledger import NAME as PRIVACY_LEDGER
 from atoll.report.reading import model_text
 from atoll.report.record import RunDirectory, encode_state, read_state
@@ -85,6 +85,7 @@ class Run:
         self.files = RunDirectory.reopen(self.directory) if begun else RunDirectory.create(self.directory, plan)
         self.objects = Objects(self.directory / "objects")
         self.objects.sweep()
+        self.uploads = Uploads(self.directory / "uploads")
         self.told_plan = plan_for_clients(plan)
         self.plan_hash = plan_hash(self.told_plan)
         self.status = "running"
@@ -180,13 +181,6 @@ class Run:
         data = pack(Payload(vector) if payload is None else payload, compress=payload is not None)
         return Model(Ref(name=self.objects.put(data), num_bytes=len(data)), payload is None)
 
-    def uploads(self, attempt: int, client: int) -> Objects:
-        """Where what a client sends for an attempt is kept."""
-        return Objects(self._upload(attempt, client))
-
-    def _upload(self, attempt: int, client: int) -> Path:
-        return self.directory / "uploads" / str(attempt) / str(client)
-
     def make(self, machine: CoordinatorState, rows: Mapping[Task, TaskRow], now: float, secret: Secret | None) -> Made:
         """Make the next version of what was delivered."""
         parts = self.parts
@@ -239,7 +233,8 @@ class Run:
         return Made(state, row, event, counted, reason, self.save(state), epsilon)
 
     def _arrival(self, parts: Parts, row: TaskRow) -> Arrival:
-        data = self.uploads(row.task.attempt, row.task.client).get(row.update)
+        manifest = msgspec.msgpack.decode(bytes.fromhex(row.report["manifest"]), type=Manifest)
+        data = self.uploads.get(row.task, manifest)
         told = Told(row.report["samples"], row.report["loss"], len(data))
         return Arrival(parts.opened(data, row.report["counts"]), told)
 
@@ -256,12 +251,9 @@ class Run:
         written(self.directory / name, data, self.directory / f".{name}.new")
         return name
 
-    def drop(self, tasks: Sequence[Task], state_file: str) -> None:
+    def drop(self, tasks: tuple[Task, ...], state_file: str) -> None:
         """Remove what nobody needs any more: updates of these tasks, and states but this one."""
-        for task in tasks:
-            shutil.rmtree(self._upload(task.attempt, task.client), ignore_errors=True)
-            with contextlib.suppress(OSError):
-                self._upload(task.attempt, task.client).parent.rmdir()
+        self.uploads.drop(tasks)
         for path in self.directory.glob("state-*.safetensors"):
             if path.name != state_file:
                 path.unlink(missing_ok=True)
