@@ -145,9 +145,7 @@ class Light:
     def begin(self) -> Said:
         """Begin a session."""
         nonce = json.loads(self.plain("POST", "/v1/challenge", Challenge(self.id)).body)["nonce"]
-        said = self.plain(
-            "POST", "/v1/session", Hello(self.id, nonce, self.key.sign(session_request(self.id, nonce)))
-        )
+        said = self.plain("POST", "/v1/session", Hello(self.id, nonce, self.key.sign(session_request(self.id, nonce))))
         if said.status == 200:
             welcome = json.loads(said.body)
             self.epoch, self.number, self.counter = welcome["epoch"], welcome["number"], 0
@@ -240,5 +238,3 @@ def _context(certs: Path) -> ssl.SSLContext:
 
 def _bytes(body: bytes | Message) -> bytes:
     return body if isinstance(body, bytes) else msgspec.json.encode(body)
-
-
