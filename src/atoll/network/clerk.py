@@ -13,10 +13,9 @@ from concurrent.futures import Future
 from http import HTTPStatus
 from typing import Any
 
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from atoll.core.coordinator import CoordinatorState
-from atoll.core.errors import AtollError
 from atoll.network.gate import Refused
 from atoll.network.logs import log
 from atoll.network.objects import DiskFull
@@ -29,6 +28,8 @@ RETRY = 5.0
 """Seconds after which those try again who could not be served."""
 MOST = 256
 """So many changes go into one transaction at most."""
+PASSING = (OperationalError, InterfaceError, DiskFull)
+"""What is wrong with the disk or the database, and passes: they are full, away or busy."""
 
 
 class Draft:
@@ -59,7 +60,7 @@ class Draft:
         for effect in self._effects:
             try:
                 effect()
-            except (OSError, AtollError) as error:  # files for people: written anew at the next start
+            except Exception as error:  # what is written down is so, whatever becomes of the rest
                 log("read_only", why=str(error))
 
 
@@ -117,6 +118,7 @@ class Clerk:
             self._tick()
 
     def _write(self, batch: list[tuple[Change, Future[Any]]]) -> None:
+        """Make changes in one transaction; if one of them fails, each in one of its own, so that none harms another."""
         answers: list[tuple[Future[Any], Any, Refused | None]] = []
         try:
             with self._store.change() as book:
@@ -126,22 +128,28 @@ class Clerk:
                         answers.append((future, change(draft), None))
                     except Refused as refused:  # before it has written anything
                         answers.append((future, None, refused))
-            with self.lock:
-                draft.take_effect()
-        except (DBAPIError, DiskFull) as error:
-            why = " ".join(str(error.orig if isinstance(error, DBAPIError) else error).split())
-            self._trouble(why)
-            busy = Refused(HTTPStatus.SERVICE_UNAVAILABLE, f"nothing can be written just now ({why})", RETRY)
+        except Exception as error:
+            busy = self._busy(error)
+            if busy is None and len(batch) > 1:
+                for each in batch:
+                    self._write([each])
+                return
             for _, future in batch:
-                future.set_exception(busy)
+                future.set_exception(busy or error)
             return
-        except Exception as error:  # a defect: nothing was written
-            for _, future in batch:
-                future.set_exception(error)
-            return
+        with self.lock:
+            draft.take_effect()
         self._trouble("")
         for future, answer, problem in answers:
             if problem is not None:
                 future.set_exception(problem)
             else:
                 future.set_result(answer)
+
+    def _busy(self, error: Exception) -> Refused | None:
+        """What everybody is told while nothing can be written; None if that is not what is wrong."""
+        if not isinstance(error, PASSING):
+            return None
+        why = " ".join(str(error.orig if isinstance(error, DBAPIError) else error).split())
+        self._trouble(why)
+        return Refused(HTTPStatus.SERVICE_UNAVAILABLE, f"nothing can be written just now ({why})", RETRY)

@@ -86,7 +86,7 @@ class Conductor:
         self.clerk = Clerk(store, self._tick, self.trouble)
         self._makers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="maker")
         with store.look() as book:
-            self.know_clients(book)
+            self.know_clients(book.clients())
             for row in book.runs():
                 self.runs[row.id] = self._take_up(book, row.id)
 
@@ -105,9 +105,9 @@ class Conductor:
         for run in self.runs.values():
             run.files.close()
 
-    def know_clients(self, book: Book) -> None:
-        """Look up who is let in."""
-        self.clients = {c.number: c for c in book.clients() if c.status is Status.APPROVED and c.number is not None}
+    def know_clients(self, known: list[ClientRow]) -> None:
+        """Remember who is let in."""
+        self.clients = {c.number: c for c in known if c.status is Status.APPROVED and c.number is not None}
 
     def num_online(self) -> int:
         """How many clients were heard a moment ago."""

@@ -238,7 +238,7 @@ class Hub:
         def change(draft: Draft) -> list[int]:
             known = draft.book.clients()
             numbers = [draft.book.approve(_called(known, name).id) for name in names]
-            draft.then(self._know_clients_again)
+            self._know_clients(draft)
             return numbers
 
         numbers: list[int] = self._clerk.make(change)
@@ -255,7 +255,7 @@ class Hub:
                 if task is not None:
                     self.conductor.fail(draft, run, [task], f"client {status}")
             draft.then(lambda: self.gate.end(client.id))
-            draft.then(self._know_clients_again)
+            self._know_clients(draft)
 
         self._clerk.make(change)
 
@@ -278,11 +278,14 @@ class Hub:
 
     def add_run(self, run: str, plan: Plan) -> None:
         """Begin another run as soon as there are enough clients."""
+        taken = f"there is a run {run} already: choose another name"
         if run in self._runs:
-            raise RunError(f"there is a run {run} already: choose another name")
+            raise RunError(taken)
         made = self._new_run(run, plan)
 
         def change(draft: Draft) -> None:
+            if run in self._runs:  # somebody was faster
+                raise RunError(taken)
             draft.book.add_run(run, plan.to_toml(), json.dumps(made.machine.to_plain()))
             draft.then(lambda: self._runs.update({run: made}))
 
@@ -323,10 +326,11 @@ class Hub:
             }
             return over and there <= self._told_end
 
-    def _know_clients_again(self) -> None:
-        with self._store.look() as book:
-            self.conductor.know_clients(book)
-        self.gate.forget()
+    def _know_clients(self, draft: Draft) -> None:
+        """Somebody was let in or shut out."""
+        known = draft.book.clients()
+        draft.then(lambda: self.conductor.know_clients(known))
+        draft.then(self.gate.forget)
 
     def _hear(self, client: ClientRow, number: int, poll: Poll) -> None:
         """Note that a client is there, and how much it has."""

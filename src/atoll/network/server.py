@@ -120,6 +120,7 @@ class Server:
         document = msgspec.json.encode(openapi())
         routes.append(Route("/v1/openapi.json", lambda request: Response(document, media_type="application/json")))
         self.app = Starlette(routes=routes)
+        self.app.router.redirect_slashes = False  # a path is as it was signed, or it is nothing
 
     def end(self) -> None:
         """Answer all who wait, so that the process can end."""
@@ -132,7 +133,7 @@ class Server:
         most = CHUNK if endpoint.method == "PUT" else MAX_CONTROL
 
         async def served(request: Request) -> Response:
-            received, problem = 0, Problem("")
+            received, problem, headers = 0, Problem(""), dict[str, str]()
             try:
                 stamp = self._stamp(endpoint, request)
                 body = await read_body(dict(request.headers), request.receive, most)
@@ -149,6 +150,7 @@ class Server:
                 problem, status = Problem(str(refused), refused.retry), refused.status
             except TooLarge as error:
                 problem, status = Problem(str(error)), HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+                headers["connection"] = "close"  # the rest is not even read
             except ObjectError as error:
                 problem, status = Problem(str(error)), HTTPStatus.UNPROCESSABLE_ENTITY
             except Exception as error:  # a defect here is no reason to tell strangers about it
@@ -156,7 +158,8 @@ class Server:
                 problem, status = Problem("the server met a defect of its own", 5.0), HTTPStatus.INTERNAL_SERVER_ERROR
             if problem.error:
                 content = msgspec.json.encode(problem)
-                headers = {} if problem.retry is None else {"retry-after": str(int(problem.retry) + 1)}
+                if problem.retry is not None:
+                    headers["retry-after"] = str(int(problem.retry) + 1)
                 response = Response(content, status, headers, media_type="application/json")
             self._hub.metrics.request(endpoint.path, response.status_code, received, len(response.body))
             return response
