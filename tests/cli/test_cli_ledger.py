@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ledger.telling import RUN, SERVER, public, told, written
+
+from atoll.network.home import Server
 
 LINES, HEADS = written(told())
 
@@ -54,6 +57,17 @@ def test_another_key_and_another_history_are_found(cli: Any, run: Path, tmp_path
     (copy / "ledger.jsonl").write_text("\n".join(LINES[:4]) + "\n")
     assert "record 3 was dropped" in cli("ledger", "verify", run, "--head", copy).err
     assert cli("ledger", "verify", copy, "--head", run).code == 0
+
+
+def test_in_a_clients_home_the_key_is_known(cli: Any, run: Path, tmp_path: Path) -> None:
+    home = tmp_path / "client"
+    (home / "runs").mkdir(parents=True)
+    run.rename(home / "runs" / RUN)
+    for key, says in ((SERVER, "signed by server"), (Ed25519PrivateKey.generate(), "record 0 was changed")):
+        server = Server(url="https://x", server_key=public(key), client="ab" * 16, name="north")
+        (home / "server.json").write_bytes(msgspec.json.encode(server))
+        said = cli("ledger", "verify", home / "runs" / RUN)
+        assert says in said.out + said.err and "compare it" not in said.out
 
 
 def test_no_ledger_steers_a_terminal(cli: Any, run: Path) -> None:

@@ -13,21 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from network.operated import StandIn, operated
+from network.operated import enrol, operated
+
+from atoll.network.hub import Hub
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[StandIn]:
+def hub(tmp_path: Path) -> Iterator[Hub]:
     """A server whose home is where commands look for it."""
     with operated(tmp_path / "atoll-server") as hub:
         yield hub
 
 
-def test_a_client_is_let_in_and_shut_out(cli: Any, hub: StandIn) -> None:
+def test_a_client_is_let_in_and_shut_out(cli: Any, hub: Hub) -> None:
     token = cli("clients", "token", "--hours", "1").out.strip()
-    id = hub.enrol("north", token)
+    id = enrol(hub, "north", token)
     told = json.loads(cli("clients", "token", "--format", "json").out)
-    hub.enrol("south", told["token"])
+    enrol(hub, "south", told["token"])
     said = cli("clients", "approve", "south", id)
     assert said.code == 0 and said.out == f"south is client 0\n{id} is client 1\n"
     assert cli("clients", "revoke", "south").out == ""
@@ -39,33 +41,35 @@ def test_a_client_is_let_in_and_shut_out(cli: Any, hub: StandIn) -> None:
     assert [row["status"] for row in rows] == ["approved", "revoked"]
 
 
-def test_runs_are_begun_shown_and_ended(cli: Any, hub: StandIn, tmp_path: Path) -> None:
+def test_runs_are_begun_shown_and_ended(cli: Any, hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text('rounds = 9\nalgorithm = "fedprox"\n')
     assert cli("runs", "add", "plan.toml", "--name", "one", "--set", "algorithm.mu=0.5").code == 0
-    assert hub.plans["one"].algorithm.options == {"mu": 0.5}
+    assert hub.conductor.runs["one"].plan.algorithm.options == {"mu": 0.5}
     said = cli("status").out
-    assert "up 1 min 15 s" in said and "0 approved: 0 online" in said
+    assert f", key {hub.server_key.hex()}\n" in said and "0 approved: 0 online" in said
     header, row = (line.split() for line in said.splitlines()[-2:])
     assert header[:3] == ["run", "status", "round"]
-    assert row == ["one", "running", "3", "of", "9", "4", "collecting", "1", "of", "2", "12.0", "s", "50.00", "%", "-"]
-    assert cli("runs", "stop", "one").code == 0 and hub.ended == {"one"}
+    assert row == ["one", "running", "0", "of", "9", "0", "ready", "0", "of", "0", "0", "s", "-", "-"]
+    assert cli("runs", "stop", "one").code == 0
     assert json.loads(cli("runs", "list", "--format", "json").out)[0]["status"] == "interrupted"
     assert "interrupted" in cli("runs", "list").out
-    hub.why = "no room is left"
+    hub.conductor.trouble("no room is left")
     assert "READ-ONLY: no room is left" in cli("status").out
     assert json.loads(cli("status", "--format", "json").out)["server"]["read_only"] is True
 
 
-def test_what_a_server_refuses_is_one_line(cli: Any, hub: StandIn) -> None:
+def test_what_a_server_refuses_is_one_line(cli: Any, hub: Hub) -> None:
+    Path("plan.toml").write_text("rounds = 9")
     for argv, says in (
         (["clients", "approve", "nobody"], "no client nobody"),
-        (["runs", "stop", "../x"], "there is no run ../x"),
-        (["runs", "add", "--name", "UP"], "choose another name"),
-        (["runs", "add", "network.operated:StandIn", "--name", "x"], "atoll.Plan"),
+        (["runs", "stop", "../x"], "there is no run '../x'"),
+        (["runs", "add", "plan.toml", "--name", "UP"], "choose another name"),
+        (["runs", "add", "network.operated:operated", "--name", "x"], "atoll.Plan"),
         (["clients", "token", "--hours", "-1"], "seconds"),
     ):
         said = cli(*argv)
-        assert said.code != 0 and says in said.err and said.err.count("\n") == 1 and said.out == ""
+        [line] = [line for line in said.err.splitlines() if not line.startswith("{")]  # what the server logs
+        assert said.code != 0 and says in line and said.out == ""
 
 
 def test_a_home_elsewhere_and_an_address_of_its_own(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,9 +102,9 @@ def test_a_server_that_is_not_there_is_said(cli: Any, tmp_path: Path) -> None:
     assert "no server answers" in cli("status", "--admin", "nonsense").err
 
 
-def test_stop_returns_when_the_server_is_gone(cli: Any, hub: StandIn) -> None:
+def test_stop_returns_when_the_server_is_gone(cli: Any, hub: Hub) -> None:
     began = time.monotonic()
-    assert cli("stop").code == 0 and hub.stopped.is_set()
+    assert cli("stop").code == 0
     assert time.monotonic() - began < 10
     assert "no server answers" in cli("stop").err
 
@@ -113,8 +117,9 @@ def test_certificates_are_made_once(cli: Any, tmp_path: Path) -> None:
     assert cli("certs", "other").code == 2
 
 
-def test_commands_of_operators_start_quickly(shell: Any) -> None:
-    """No torch is loaded to say that no server is there."""
-    began = time.monotonic()
-    said = shell("status", "--home", "nowhere")
-    assert said.code == 5 and time.monotonic() - began < 1.5
+def test_commands_of_operators_load_no_torch(tmp_path: Path) -> None:
+    """They start in a third of a second, not in three."""
+    check = "import sys; from atoll.cli.main import app; sys.argv = ['atoll', 'status']\n"
+    check += "try: app()\nexcept Exception as error: print(type(error).__name__, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", check], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "RunError False\n", done.stderr

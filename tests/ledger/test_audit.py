@@ -169,6 +169,20 @@ def test_added_in_secret_there_are_no_single_updates() -> None:
     assert isinstance(fault, Fault) and fault.number == 1 and "in secret" in fault.what
 
 
+def test_who_took_part_may_be_sealed_where_privacy_rests_on_it() -> None:
+    seal = {"cohort": [], "rejected": [], "sealed": "ab" * 32}
+    story = [(kind, {**body, **seal} if kind == "commit" else body) for kind, body in told()]
+    fault = audit(written(story)[0], public(SERVER))
+    assert isinstance(fault, Fault) and fault.number == 1 and "does not ask" in fault.what
+    plan = {**story[0][1]["plan"], "privacy": {"name": "central"}}
+    story[0][1].update(plan=plan, plan_hash=plan_hash(plan))
+    found = audit(written(story)[0], public(SERVER))
+    assert isinstance(found, Findings) and found.signers == () and found.rounds == 4
+    story[2][1]["sealed"] = "ab" * 32
+    fault = audit(written(story)[0], public(SERVER))
+    assert isinstance(fault, Fault) and fault.number == 2 and "all the same" in fault.what
+
+
 def test_a_lie_before_a_break_is_the_first_bad_record() -> None:
     lines, _ = written(forged(3, lambda body: body.update(rule="median")))
     fault = audit([*lines[:5], lines[6]], public(SERVER))

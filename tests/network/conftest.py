@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from network.federation import certificates
+from network.nursery import Nursery, nursery
 
 
 @pytest.fixture(scope="session")
@@ -33,3 +35,16 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         connection.execute(text(f'CREATE DATABASE "{name}"'))
     engine.dispose()
     return str(request.getfixturevalue("postgres").replace("@/postgres", f"@/{name}", 1))
+
+
+@pytest.fixture(scope="session")
+def processes() -> Iterator[Nursery]:
+    """Starts commands of Atoll as processes, quickly; none outlives the tests."""
+    with nursery() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Certificates of a server on this machine."""
+    return certificates(tmp_path_factory.mktemp("certificates"))

@@ -1,136 +1,46 @@
-"""A server that an operator can be tried on: a real store and a real gate, and runs that nobody trains."""
+"""A server's hub at work, its operator's address, its address for clients, and clients, all within this process."""
 
 from __future__ import annotations
 
 import asyncio
-import secrets
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from atoll.core.errors import RunError
-from atoll.core.plan import Plan
 from atoll.network.admin import open_admin
-from atoll.network.gate import Gate, enrolment, token_hash
+from atoll.network.app import ClientApp
+from atoll.network.client import Client, Voice
+from atoll.network.connection import Connection
+from atoll.network.gate import enrolment
+from atoll.network.home import Home
+from atoll.network.home import Server as HomeServer
+from atoll.network.hub import Hub
 from atoll.network.identity import public_bytes
-from atoll.network.metrics import Metrics
+from atoll.network.server import Server
 from atoll.network.store import Store
+from atoll.network.web import listener_of, server_of
 
 
-class StandIn:
-    """Clients enrol and are approved for real; a run is what it was told to be."""
-
-    def __init__(self, home: Path) -> None:
-        home.mkdir(exist_ok=True)
-        self.metrics, self.store = Metrics(), Store(f"sqlite:///{home}/store.db")
-        self.gate = Gate(self.store, time.time)
-        self.plans: dict[str, Plan] = {}
-        self.ended: set[str] = set()
-        self.why = ""
-        self.stopped = threading.Event()
-
-    def enrol(self, name: str, token: str) -> str:
-        key = Ed25519PrivateKey.generate()
-        public = public_bytes(key)
-        return self.gate.enrol(token, name, public, key.sign(enrolment(token, name, public)))
-
-    def status(self) -> dict[str, Any]:
-        rows = [row["status"] for row in self.clients()]
-        counts = {status: rows.count(status) for status in ("approved", "pending", "revoked")}
-        return {
-            "server": {"seconds_up": 75.0, "read_only": bool(self.why), "why": self.why},
-            "runs": [self._run(name) for name in sorted(self.plans)],
-            "clients": {**counts, "quarantined": 0, "online": 0},
-        }
-
-    def clients(self) -> list[dict[str, Any]]:
-        with self.store.look() as book:
-            rows = book.clients()
-        return [
-            {
-                "id": row.id,
-                "name": row.name,
-                "number": row.number,
-                "status": str(row.status),
-                "offences": row.offences,
-                "online": False,
-                "seconds_since": None,
-            }
-            for row in rows
-        ]
-
-    def approve(self, names: list[str]) -> list[int]:
-        with self.store.change() as book:
-            return [book.approve(self._id(name)) for name in names]
-
-    def revoke(self, name: str) -> None:
-        with self.store.change() as book:
-            book.revoke(self._id(name))
-
-    def token(self, seconds: float) -> str:
-        made = secrets.token_urlsafe(16)
-        with self.store.change() as book:
-            book.add_token(token_hash(made), time.time() + seconds)
-        return made
-
-    def add_run(self, run: str, plan: Plan) -> None:
-        if run in self.plans:
-            raise RunError(f"there is a run {run} already: choose another name")
-        self.plans[run] = plan
-
-    def stop_run(self, run: str) -> None:
-        if run not in self.plans:
-            raise RunError(f"there is no run {run}: see atoll runs list")
-        self.ended.add(run)
-
-    def lines(self, run: str) -> list[str]:
-        with self.store.look() as book:
-            return book.lines(run)
-
-    def shut_down(self) -> None:
-        self.stopped.set()
-
-    def _id(self, name: str) -> str:
-        for row in self.clients():
-            if name in (row["name"], row["id"]):
-                return str(row["id"])
-        raise RunError(f"there is no client {name}: see atoll clients list")
-
-    def _run(self, name: str) -> dict[str, Any]:
-        return {
-            "run": name,
-            "status": "interrupted" if name in self.ended else "running",
-            "round": 3,
-            "rounds": self.plans[name].rounds,
-            "attempt": 4,
-            "phase": "collecting",
-            "asked": 2,
-            "arrived": 1,
-            "accuracy": 0.5,
-            "epsilon": None,
-            "seconds_waiting": 12.0,
-        }
+def enrol(hub: Hub, name: str, token: str) -> str:
+    """Let a new client ask to be let in; its id."""
+    key = Ed25519PrivateKey.generate()
+    public = public_bytes(key)
+    return hub.gate.enrol(token, name, public, key.sign(enrolment(token, name, public)))
 
 
 @contextmanager
-def operated(home: Path) -> Iterator[StandIn]:
-    """A server at work, whose operator's address is in its home; it ends when it is told to."""
-    hub = StandIn(home)
+def operated(home: Path, num_clients: int = 1) -> Iterator[Hub]:
+    """A hub at work; its operator's address is in its home, until it is told to shut down."""
+    home.mkdir(exist_ok=True)
+    hub = Hub(home, Store(f"sqlite:///{home}/store.db"), num_clients=num_clients)
     server, listener = open_admin(hub, home, 0)
-
-    async def serve() -> None:
-        work = asyncio.create_task(server.serve([listener]))
-        while not hub.stopped.is_set() and not server.should_exit:
-            await asyncio.sleep(0.01)
-        server.should_exit = True
-        await work
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    hub.on_shut_down = lambda: setattr(server, "should_exit", True)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
+    hub.start()
     thread.start()
     try:
         yield hub
@@ -138,4 +48,37 @@ def operated(home: Path) -> Iterator[StandIn]:
         server.should_exit = True
         thread.join()
         listener.close()
-        hub.store.close()
+        hub.close()
+
+
+@contextmanager
+def serving(hub: Hub) -> Iterator[str]:
+    """Let clients reach a hub that is at work; its address."""
+    face, listener = Server(hub), listener_of("127.0.0.1", 0)
+    server = server_of(face.app, "127.0.0.1", 0, None)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        face.end()
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+def client_of(hub: Hub, url: str, path: Path, app: ClientApp) -> threading.Thread:
+    """A client that enrols, is approved, and works in a thread of its own until all runs are over."""
+    home = Home.make(path)
+    with Connection(url, home.key, patient=False) as connection:
+        id = connection.enrol(hub.token(60), path.name)
+        home.enrolled(HomeServer(url, connection.about().server_key, id, path.name))
+    hub.approve([id])
+
+    def work() -> None:
+        quiet = Voice(lambda text: None, lambda text: None)
+        with Connection(url, home.key, server_key=home.server().server_key, say=quiet.say) as connection:
+            Client(app, home, connection, quiet, sleep=lambda seconds: time.sleep(min(seconds, 0.01))).run(once=True)
+        home.close()
+
+    return threading.Thread(target=work)

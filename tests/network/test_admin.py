@@ -10,21 +10,22 @@ from typing import Any
 
 import httpx2
 import pytest
-from network.operated import StandIn, operated
+from network.operated import enrol, operated
 
 from atoll.core.errors import RunError
 from atoll.network.admin import COMMANDS, open_admin
+from atoll.network.hub import Hub
 from atoll.network.operator import operator_token, read_token
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[StandIn]:
+def hub(tmp_path: Path) -> Iterator[Hub]:
     with operated(tmp_path / "home") as hub:
         yield hub
 
 
 @pytest.fixture
-def admin(hub: StandIn, tmp_path: Path) -> Iterator[httpx2.Client]:
+def admin(hub: Hub, tmp_path: Path) -> Iterator[httpx2.Client]:
     """A connection of the operator."""
     url = json.loads((tmp_path / "home" / "admin.json").read_text())["url"]
     token = (tmp_path / "home" / "operator.token").read_text().strip()
@@ -37,11 +38,11 @@ def told(response: Any, status: int = 200) -> Any:
     return response.json()
 
 
-def test_an_operator_lets_clients_in_and_out(hub: StandIn, admin: httpx2.Client) -> None:
+def test_an_operator_lets_clients_in_and_out(hub: Hub, admin: httpx2.Client) -> None:
     ids = {}
     for name in ("b", "a"):
         token = told(admin.post("/clients/token", json={"seconds": 60}))["token"]
-        ids[name] = hub.enrol(name, token)
+        ids[name] = enrol(hub, name, token)
     assert [row["status"] for row in told(admin.get("/clients"))["clients"]] == ["pending", "pending"]
     assert told(admin.post("/clients/approve", json={"names": ["b", ids["a"]]})) == {"numbers": [0, 1]}
     told(admin.post("/clients/revoke", json={"names": ["b"]}))
@@ -51,16 +52,20 @@ def test_an_operator_lets_clients_in_and_out(hub: StandIn, admin: httpx2.Client)
     assert "no client c" in told(admin.post("/clients/approve", json={"names": ["a", "c"]}), 400)["error"]
 
 
-def test_an_operator_begins_and_ends_runs(hub: StandIn, admin: httpx2.Client) -> None:
+def test_an_operator_begins_and_ends_runs(hub: Hub, admin: httpx2.Client) -> None:
     plan = {"rounds": 7, "name": "study: one", "algorithm": {"name": "fedprox", "mu": 0.1}}
     told(admin.post("/runs", json={"run": "one", "plan": plan}))
-    assert hub.plans["one"].rounds == 7 and hub.plans["one"].algorithm.options == {"mu": 0.1}
+    run = hub.conductor.runs["one"]
+    assert run.plan.rounds == 7 and run.plan.algorithm.options == {"mu": 0.1}
     assert told(admin.get("/status"))["runs"][0]["rounds"] == 7
+    assert "already" in told(admin.post("/runs", json={"run": "one", "plan": plan}), 400)["error"]
     told(admin.post("/runs/stop", json={"run": "one"}))
     assert told(admin.get("/status"))["runs"][0]["status"] == "interrupted"
     assert told(admin.get("/runs/one/ledger")) == {"lines": []}
     told(admin.post("/stop"))
-    assert hub.stopped.wait(5)
+    with pytest.raises(httpx2.HTTPError):
+        for _ in range(1000):
+            admin.get("/health")
 
 
 @pytest.mark.parametrize(
@@ -74,14 +79,14 @@ def test_an_operator_begins_and_ends_runs(hub: StandIn, admin: httpx2.Client) ->
         ("/clients/approve", {"names": ["a"], "more": 1}, "more"),
         ("/clients/token", {"seconds": -1}, "seconds"),
         ("/clients/token", [], "object"),
-        ("/runs/stop", {"run": "nothing"}, "no run nothing"),
+        ("/runs/stop", {"run": "nothing"}, "no run 'nothing'"),
     ],
 )
 def test_what_makes_no_sense_is_refused(admin: httpx2.Client, path: str, body: Any, says: str) -> None:
     assert says in told(admin.post(path, json=body), 400)["error"]
 
 
-def test_nobody_else_is_obeyed(hub: StandIn, admin: httpx2.Client) -> None:
+def test_nobody_else_is_obeyed(hub: Hub, admin: httpx2.Client) -> None:
     token = admin.headers["authorization"]
     for shown in (
         "",
@@ -96,15 +101,15 @@ def test_nobody_else_is_obeyed(hub: StandIn, admin: httpx2.Client) -> None:
             path = each.path.replace("{run}", "one")
             answer = admin.request(each.method, path, headers={"authorization": shown.encode("latin-1")})
             assert "operator's token" in told(answer, 401)["error"]
-    assert not hub.stopped.is_set()
+    assert admin.get("/health").text == "ok"
 
 
-def test_anybody_may_ask_whether_all_is_well(hub: StandIn, admin: httpx2.Client) -> None:
+def test_anybody_may_ask_whether_all_is_well(hub: Hub, admin: httpx2.Client) -> None:
     del admin.headers["authorization"]
-    hub.enrol("hospital-of-secrets", hub.token(60))
+    enrol(hub, "hospital-of-secrets", hub.token(60))
     assert (admin.get("/health").status_code, admin.get("/health").text) == (200, "ok")
-    hub.why = "no room is left in /srv: free some"
-    assert (admin.get("/health").status_code, admin.get("/health").text) == (503, hub.why)
+    hub.conductor.trouble("no room is left in /srv: free some")
+    assert (admin.get("/health").status_code, admin.get("/health").text) == (503, "no room is left in /srv: free some")
     hub.metrics.committed("one", 3, 0.1)
     answer = admin.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=")
@@ -135,9 +140,9 @@ def test_the_token_is_made_once_and_kept_private(tmp_path: Path) -> None:
         read_token(tmp_path / "nothing")
 
 
-def test_the_address_is_this_machine_and_free(hub: StandIn, tmp_path: Path) -> None:
+def test_the_address_is_this_machine_and_free(hub: Hub, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="certificate"):
         open_admin(hub, tmp_path, 0, host="0.0.0.0")
     url = json.loads((tmp_path / "home" / "admin.json").read_text())["url"]
-    with pytest.raises(RunError, match="--admin-port"):
+    with pytest.raises(RunError, match="another port"):
         open_admin(hub, tmp_path, int(url.rpartition(":")[2]))

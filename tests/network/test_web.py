@@ -17,7 +17,7 @@ import pytest
 
 from atoll.core.errors import RunError
 from atoll.network.certs import make_certificates
-from atoll.network.web import TooLarge, read_body, server_of, tls_context
+from atoll.network.web import TooLarge, listener_of, read_body, server_of, tls_context
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
@@ -35,7 +35,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 @contextmanager
 def serving(tls: ssl.SSLContext | None = None, seconds: float = 0.7) -> Iterator[int]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with listener_of("127.0.0.1", 0) as listener:
         server = server_of(echo, "127.0.0.1", 0, tls, seconds)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
         thread.start()
@@ -78,6 +78,15 @@ def test_requests_are_answered_one_after_another_on_one_connection() -> None:
         time.sleep(1.0)  # longer than a request may take: between two requests there is more time
         connection.sendall(post(999))
         assert answer(connection) == (200, b"999")
+
+
+def test_answers_are_not_held_back() -> None:
+    with serving() as port, say(port, b"") as connection:
+        began = time.monotonic()
+        for _ in range(20):
+            connection.sendall(post(5))
+            assert answer(connection) == (200, b"5")
+        assert time.monotonic() - began < 0.5  # 40 ms each, if a header waited for its acknowledgement
 
 
 def test_a_request_that_is_whole_may_wait_for_its_answer() -> None:

@@ -25,7 +25,7 @@ DirArgument = Annotated[Path, typer.Argument(metavar="DIR", help="A run's direct
 def verify(
     directory: DirArgument,
     key: Annotated[
-        str | None, typer.Option(metavar="HEX", help="The server's public key; the ledger's own word unless given.")
+        str | None, typer.Option(metavar="HEX", help="The server's public key; what the client knows unless given.")
     ] = None,
     head: Annotated[
         list[Path] | None,
@@ -38,7 +38,8 @@ def verify(
 
     path = _ledger_of(directory)
     seen = [each for file in head or [] for each in _heads(file)]
-    found = audit(_lines(path), None if key is None else _key(key), seen)
+    server_key = _pinned(path) if key is None else _key(key)
+    found = audit(_lines(path), server_key, seen)
     if isinstance(found, Fault):
         raise RunError(
             f"{path}: record {found.number} {found.what}; what comes before it holds, ask the server for the rest"
@@ -51,10 +52,8 @@ def verify(
     )
     for signer in found.signers:
         print(f"client {signer.client:<5} {signer.id}  {signer.num_updates} updates counted")
-    print(
-        f"signed by server {found.server_key}"
-        + ("" if key else "; compare it with the one that you know, or use --key")
-    )
+    unsure = "" if server_key else "; compare it with the one that you know, or use --key"
+    print(f"signed by server {found.server_key}{unsure}")
     print(f"last record {found.head.hash}")
 
 
@@ -114,6 +113,18 @@ def _key(text: str) -> bytes:
             f"--key wants 64 hexadecimal digits, got '{text}': it is in every ledger of the server, and at /v1/about"
         )
     return key
+
+
+def _pinned(path: Path) -> bytes | None:
+    """The key that a client noted when it enrolled, where the ledger is in a client's home."""
+    import base64
+    import json
+
+    server = path.absolute().parent.parent.parent / "server.json"
+    try:
+        return base64.b64decode(json.loads(server.read_bytes())["server_key"], validate=True)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _heads(path: Path) -> list[Head]:

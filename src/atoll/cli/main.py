@@ -41,8 +41,6 @@ data_app = typer.Typer(help="Data sets: list them, fetch them, look at how they 
 app.add_typer(data_app, name="data")
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(ledger_app, name="ledger")
-for _command in (serve, enrol, join, status, stop, certs):
-    app.command()(_command)
 app.add_typer(clients_app, name="clients")
 app.add_typer(runs_app, name="runs")
 
@@ -331,6 +329,10 @@ def _resumed(directory: Path, source: str | None, settings: dict[str, object]) -
 def _slug(plan: Plan) -> str:
     text = plan.name or f"{plan.data.name}-{plan.algorithm.name}"
     return "".join(c if c.isalnum() or c in "-_" else "-" for c in text).strip("-") or "run"
+
+
+for _command in (serve, enrol, join, status, stop, certs):
+    app.command()(_command)
 
 
 def main() -> None:

@@ -55,7 +55,7 @@ def status(
     from atoll.report.reading import human_seconds
 
     server, clients = told["server"], told["clients"]
-    print(f"server   up {human_seconds(server['seconds_up'])}")
+    print(f"server   up {human_seconds(server['seconds_up'])}, key {server['key']}")
     if server["read_only"]:
         print(f"         READ-ONLY: {server['why']}")
     counts = ", ".join(f"{clients[what]} {what}" for what in ("online", "pending", "revoked", "quarantined"))

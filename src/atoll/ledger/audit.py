@@ -72,6 +72,8 @@ class Commit(msgspec.Struct, frozen=True):
     seconds: int
     """Since 1970."""
     epsilon: float | None = None
+    sealed: Hash | None = None
+    """Stands for cohort and rejected, where privacy rests on nobody's knowing who took part."""
 
 
 class Abandon(msgspec.Struct, frozen=True):
@@ -80,6 +82,7 @@ class Abandon(msgspec.Struct, frozen=True):
     attempt: Number
     why: str
     rejected: tuple[Rejected, ...]
+    sealed: Hash | None = None
 
 
 class End(msgspec.Struct, frozen=True):
@@ -199,6 +202,8 @@ def _commit(story: _Story, told: Commit) -> str | None:
         return f"aggregates by {told.rule!r:.60}, but the others by {story.rule!r:.60}"
     if story.epsilon is not None and (told.epsilon is None or told.epsilon < story.epsilon):
         return f"says epsilon {told.epsilon}, but {story.epsilon:g} was spent before"
+    if told.sealed is not None and (told.cohort or told.rejected or not _may_seal(story)):
+        return "seals who took part, which its plan does not ask for, or tells it all the same"
     for each in told.cohort:
         wrong = _counted(story, told, each)
         if wrong is not None:
@@ -210,6 +215,10 @@ def _commit(story: _Story, told: Commit) -> str | None:
     story.rule, story.epsilon = told.rule, told.epsilon
     story.rejected += len(told.rejected)
     return None
+
+
+def _may_seal(story: _Story) -> bool:
+    return story.start is not None and "privacy" in story.start.plan
 
 
 def _counted(story: _Story, commit: Commit, told: Counted) -> str | None:
@@ -243,6 +252,8 @@ def _counted(story: _Story, commit: Commit, told: Counted) -> str | None:
 def _abandon(story: _Story, told: Abandon) -> str | None:
     if told.attempt <= story.attempt:
         return f"abandons attempt {told.attempt}, but {story.attempt} was over before"
+    if told.sealed is not None and (told.rejected or not _may_seal(story)):
+        return "seals who was rejected, which its plan does not ask for, or tells it all the same"
     story.attempt = told.attempt
     story.abandoned += 1
     story.rejected += len(told.rejected)

@@ -30,7 +30,7 @@ from atoll.network.gate import Refused
 from atoll.network.metrics import Metrics
 from atoll.network.operator import TOKEN, operator_token, write_address
 from atoll.network.protocol import MAX_CONTROL, is_run_name
-from atoll.network.web import TooLarge, read_body, server_of
+from atoll.network.web import TooLarge, listener_of, read_body, server_of
 
 MAX_TOKEN_SECONDS = 30 * 86400
 
@@ -46,22 +46,22 @@ class Operated(Protocol):
     def clients(self) -> list[dict[str, Any]]:
         """Everybody who is, or wants to be, part of the federation."""
 
-    def approve(self, names: list[str]) -> list[int]:
+    def approve(self, names: list[str], /) -> list[int]:
         """Let clients in, by name or id; their numbers, in this order."""
 
-    def revoke(self, name: str) -> None:
+    def revoke(self, name: str, /) -> None:
         """Shut a client out."""
 
-    def token(self, seconds: float) -> str:
+    def token(self, seconds: float, /) -> str:
         """Something that lets one client enrol within so many seconds."""
 
-    def add_run(self, run: str, plan: Plan) -> None:
+    def add_run(self, run: str, plan: Plan, /) -> None:
         """Begin another run."""
 
-    def stop_run(self, run: str) -> None:
+    def stop_run(self, run: str, /) -> None:
         """End a run with what it has."""
 
-    def lines(self, run: str) -> list[str]:
+    def lines(self, run: str, /) -> list[str]:
         """The ledger of a run."""
 
     def shut_down(self) -> None:
@@ -120,6 +120,12 @@ def _revoke(hub: Operated, told: Names, path: dict[str, str]) -> None:
         hub.revoke(name)
 
 
+def _known(hub: Operated, run: str) -> str:
+    if all(run != each["run"] for each in hub.status()["runs"]):
+        raise RunError(f"there is no run {run!r:.80}: see atoll runs list")
+    return run
+
+
 COMMANDS = (
     Command("GET", "/status", lambda hub, told, path: hub.status()),
     Command("GET", "/clients", lambda hub, told, path: {"clients": hub.clients()}),
@@ -127,8 +133,8 @@ COMMANDS = (
     Command("POST", "/clients/revoke", _revoke, Names),
     Command("POST", "/clients/token", lambda hub, told, path: {"token": hub.token(told.seconds)}, TokenFor),
     Command("POST", "/runs", _add_run, NewRun),
-    Command("POST", "/runs/stop", lambda hub, told, path: hub.stop_run(told.run), RunName),
-    Command("GET", "/runs/{run}/ledger", lambda hub, told, path: {"lines": hub.lines(path["run"])}),
+    Command("POST", "/runs/stop", lambda hub, told, path: hub.stop_run(_known(hub, told.run)), RunName),
+    Command("GET", "/runs/{run}/ledger", lambda hub, told, path: {"lines": hub.lines(_known(hub, path["run"]))}),
     Command("POST", "/stop", lambda hub, told, path: hub.shut_down()),
 )
 
@@ -166,10 +172,7 @@ def open_admin(hub: Operated, home: Path, port: int, host: str = "127.0.0.1") ->
     With port 0 the system chooses one.
     """
     server: uvicorn.Server = server_of(admin_app(hub, operator_token(home)), host, port, None)
-    try:
-        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        raise RunError(f"the operator's address {host}:{port} cannot be used ({error}): choose --admin-port") from error
+    listener = listener_of(host, port)
     write_address(home, *listener.getsockname()[:2])
     return server, listener
 

@@ -119,14 +119,14 @@ class Clerk:
     def _write(self, batch: list[tuple[Change, Future[Any]]]) -> None:
         answers: list[tuple[Future[Any], Any, Refused | None]] = []
         try:
+            with self._store.change() as book:
+                draft = Draft(book)
+                for change, future in batch:
+                    try:
+                        answers.append((future, change(draft), None))
+                    except Refused as refused:  # before it has written anything
+                        answers.append((future, None, refused))
             with self.lock:
-                with self._store.change() as book:
-                    draft = Draft(book)
-                    for change, future in batch:
-                        try:
-                            answers.append((future, change(draft), None))
-                        except Refused as refused:  # before it has written anything
-                            answers.append((future, None, refused))
                 draft.take_effect()
         except (DBAPIError, DiskFull) as error:
             why = " ".join(str(error.orig if isinstance(error, DBAPIError) else error).split())

@@ -7,7 +7,6 @@ is made again: of the same updates, to the same bits.
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -42,7 +41,9 @@ from atoll.network.gate import Refused
 from atoll.network.logs import log
 from atoll.network.metrics import Metrics
 from atoll.network.objects import DiskFull
+from atoll.network.records import cohort_of, rejected_of, told
 from atoll.network.runs import Made, Run, hash_of
+from atoll.network.secrecy import STEP_SECONDS, Secret
 from atoll.network.store import Book, Store
 from atoll.network.tables import ClientRow, Stage, Status, TaskRow
 
@@ -51,6 +52,7 @@ ONLINE_SECONDS = 90.0
 LONGEST_PAUSE = 60.0
 """Seconds after many attempts in a row that came to nothing."""
 RUNNING = "running"
+ANYBODY = Eligibility()
 
 
 class Presence(NamedTuple):
@@ -88,9 +90,15 @@ class Conductor:
             for row in book.runs():
                 self.runs[row.id] = self._take_up(book, row.id)
 
+    def ring(self, numbers: set[int]) -> None:
+        """There is news for these clients."""
+        self.wake(numbers)
+
     def close(self) -> None:
         """End politely: what is being made is finished, and everything is written down."""
         self._stopping = True
+        for run in self.runs.values():
+            run.post.close()
         self._makers.shutdown(wait=True, cancel_futures=True)
         self.clerk.stop()
         self.store.close()
@@ -110,6 +118,7 @@ class Conductor:
         """Who may be asked: with a deadline those who are there; else all, and they are waited for."""
         assert run.parts is not None and run.state is not None
         deadline, rule = run.parts.coordinator.policy.deadline, run.plan.eligibility
+        anybody = rule == ANYBODY
         shut_out, now = set(run.state.quarantined), self.now()
 
         def may(client: int) -> bool:
@@ -118,7 +127,7 @@ class Conductor:
             seen = self.present.get(client)
             if deadline is not None and (seen is None or now - seen.heard > ONLINE_SECONDS):
                 return False
-            return rule == Eligibility() or (seen is not None and rule.why_not(seen.attributes) is None)
+            return anybody or (seen is not None and rule.why_not(seen.attributes) is None)
 
         return may
 
@@ -292,8 +301,8 @@ class Conductor:
             run.parts.guard.charge(attempt)
         if not run.parts.coordinator.policy.keeps_tasks:
             draft.book.close_asked(run.name)
-        rejected = self._rejected(draft.book.tasks(run.name, attempt))
-        self._note(draft, run, "abandon", {"attempt": attempt, "why": str(reason), "rejected": rejected})
+        people = told(run.parts.guard, attempt, {"rejected": rejected_of(draft.book.tasks(run.name, attempt))})
+        self._note(draft, run, "abandon", {"attempt": attempt, "why": str(reason), **people})
         pause = min(LONGEST_PAUSE, 0.5 * 2.0 ** min(machine.abandoned_in_a_row, 10))
         draft.then(lambda: setattr(run, "not_before", self.now() + pause))
         self._metrics.abandoned(run.name)
@@ -317,7 +326,11 @@ class Conductor:
         with self.store.look() as book:
             attempts = {task.attempt for task in machine.committing}
             rows = [row for attempt in attempts for row in book.tasks(run.name, attempt)]
-        made = run.make(machine, {row.task: row for row in rows}, self.now())
+        secret = None
+        if run.parts is not None and run.parts.job.secure is not None:
+            keys = {number: client.key for number, client in self.clients.items()}
+            secret = Secret(self._key, keys, run.post, run.parts.coordinator.policy.deadline or STEP_SECONDS)
+        made = run.make(machine, {row.task: row for row in rows}, self.now(), secret)
         self.clerk.make(lambda draft: self._made(draft, run, made, rows))
         run.drop(machine.committing, made.state_file)
         if made.row is not None:
@@ -326,7 +339,7 @@ class Conductor:
     def _made(self, draft: Draft, run: Run, made: Made, rows: list[TaskRow]) -> None:
         assert run.parts is not None and run.state is not None
         machine, seq = draft.machine(run)
-        done, before = machine.committing, hash_of(run.state.params_D)
+        done, attempt, before = machine.committing, machine.attempt, hash_of(run.state.params_D)
         machine, commands = run.parts.coordinator.step(machine, made.event)
         left_out = [task for task in done if task not in made.counted]
         draft.book.set_stage(run.name, made.counted, Stage.COUNTED)
@@ -335,15 +348,17 @@ class Conductor:
         if made.row is not None:
             draft.book.add_row(run.name, made.row)
             counted = set(made.counted)
-            attempt = max(task.attempt for task in done)
+            people = {
+                "cohort": cohort_of(rows, made.counted, draft.book.clients()),
+                "rejected": rejected_of(rows, left_out),
+            }
             body = {
                 "version": machine.version,
                 "attempt": attempt,
                 "model": hash_of(made.state.params_D),
                 "before": before,
                 "rule": run.plan.aggregator.name,
-                "cohort": [self._entry(row) for row in rows if row.task in counted],
-                "rejected": self._rejected(rows) + [{"client": task.client, "why": "left out"} for task in left_out],
+                **told(run.parts.guard, attempt, people),
                 "epsilon": made.epsilon,
                 "seconds": int(self.now()),
             }
@@ -372,23 +387,6 @@ class Conductor:
         draft.book.add_line(run.name, line, head)
         draft.then(lambda: run.note(row, line))
 
-    def _entry(self, row: TaskRow) -> dict[str, Any]:
-        """What the ledger says of an update that counted."""
-        client = next((c for c in self.clients.values() if c.number == row.task.client), None)
-        return {
-            "client": row.task.client,
-            "id": client.id if client else "",
-            "key": client.key.hex() if client else "",
-            "object": row.update,
-            "signature": row.signature.hex(),
-            **{name: row.report[name] for name in ("num_samples", "loss", "weight")},
-            "version": row.task.version,
-            "attempt": row.task.attempt,
-        }
-
-    def _rejected(self, rows: list[TaskRow]) -> list[dict[str, Any]]:
-        return [{"client": row.task.client, "why": row.report["why"]} for row in rows if row.stage is Stage.FAILED]
-
     def trouble(self, why: str) -> None:
         """Say when nothing can be written, and when it can again."""
         if why and not self.why:
@@ -403,7 +401,7 @@ class Conductor:
         row = book.run(name)
         assert row is not None
         machine = CoordinatorState.from_plain(json.loads(row.machine))
-        run = Run(name, Plan.from_toml(row.plan), self.home, machine, row.seq)
+        run = Run(name, Plan.from_toml(row.plan), self.home, self.ring, machine, row.seq)
         run.status, run.began, run.counted = row.status, row.began, book.last_counted(name)
         if row.sizes:
             run.build(row.sizes, row.state)
@@ -414,13 +412,9 @@ class Conductor:
                 run.seq = event.seq
             if run.status == RUNNING and run.machine.phase is not Phase.FINISHED:
                 run.prepare(run.machine)
+                run.lost_sum = run.parts.job.secure is not None and run.machine.phase is Phase.COMMITTING
         run.write_down(book.rows(name), book.lines(name))
         self._metrics.at_round(name, run.machine.version)
-        kept = {
-            str(task.attempt)
-            for task in (*run.machine.in_flight.values(), *run.machine.arrived, *run.machine.committing)
-        }
-        for old in (run.directory / "uploads").glob("*"):
-            if old.name not in kept:
-                shutil.rmtree(old, ignore_errors=True)
+        now = run.machine
+        run.uploads.keep_only({task.attempt for task in (*now.in_flight.values(), *now.arrived, *now.committing)})
         return run

@@ -73,7 +73,7 @@ class Home:
     @classmethod
     def make(cls, path: Path) -> Home:
         """A home for a client that is about to enrol; keys that are there from an earlier try are kept."""
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(0o700, parents=True, exist_ok=True)
         lock = _locked(path)
         if (path / "server.json").exists():
             raise RunError(f"{path} is the home of an enrolled client: join with it, or name another --home")

@@ -12,7 +12,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from atoll.core.coordinator import Command, CoordinatorState, Finish, Halt, Phase, Reason
+from atoll.core.coordinator import Command, Finish, Halt, Phase, Reason
 from atoll.core.errors import RunError
 from atoll.core.messages import Task
 from atoll.core.plan import Plan
@@ -47,7 +47,8 @@ class Hub:
     ) -> None:
         home.mkdir(parents=True, exist_ok=True)
         self.now = now
-        self.key = load_key(home / "server.key") if (home / "server.key").exists() else make_key(home / "server.key")
+        path = home / "ledger.key"  # not to be mistaken for the key of a certificate
+        self.key = load_key(path) if path.exists() else make_key(path)
         self.server_key = public_bytes(self.key)
         self.gate, self.metrics = Gate(store, now), Metrics()
         self.on_shut_down: Callable[[], None] = lambda: None
@@ -101,11 +102,13 @@ class Hub:
         with self._store.look() as book:
             return book.lines(run, start, most)
 
-    def readable(self, run: str, name: str) -> tuple[Run, Objects]:
-        """Where an object is that clients may have."""
+    def readable(self, client: ClientRow, run: str, name: str) -> tuple[Run, Objects]:
+        """Where an object is that a client may have: versions are for all, its post is its own."""
         found = self._run(run)
+        mine = found.post.waiting(client.number) if client.number is not None else None
         with self._clerk.lock:
             known = {model.ref.name for model in found.models.values()} | {news.object.name for news in found.news}
+        known |= set() if mine is None else {mine.name}
         if name not in known:
             raise Refused(HTTPStatus.GONE, "there is no such object any more: poll again")
         return found, found.objects
@@ -119,30 +122,26 @@ class Hub:
         """Which chunks of an update are not here."""
         found, task = self._waited_for(client, run, attempt)
         announced = self._manifest(found, manifest)
-        return Missing(tuple(digest.hex() for digest in found.uploads(attempt, task.client).missing(announced)))
+        return Missing(tuple(digest.hex() for digest in found.uploads.missing(task, announced)))
 
-    def put_chunk(self, client: ClientRow, run: str, attempt: int, digest: str, data: bytes) -> None:
-        """Keep a chunk of an update; nobody may send more than an update can be long."""
+    def put_chunk(self, client: ClientRow, run: str, attempt: int, digest: str, data: bytes, hashed: str) -> None:
+        """Keep a chunk of an update, whose hash is known; nobody may send more than an update can be long."""
         found, task = self._waited_for(client, run, attempt)
         assert found.parts is not None
-        objects = found.uploads(attempt, task.client)
-        try:
-            name = bytes.fromhex(digest)
-        except ValueError as error:
-            raise Refused(HTTPStatus.BAD_REQUEST, "a chunk is named by its SHA-256 in hexadecimal digits") from error
-        if objects.num_bytes() + len(data) > 2 * found.parts.max_bytes:
+        if digest != hashed:
+            raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "a chunk is named by its SHA-256, and this one is not")
+        if found.uploads.num_bytes(task) + len(data) > 2 * found.parts.max_bytes:
             raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "more was sent for this task than an update can be")
-        try:
-            objects.put_chunk(name, data)
-        except ObjectError as error:
-            raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from error
+        found.uploads.put(task, bytes.fromhex(digest), data)
 
     def deliver(self, client: ClientRow, run: str, attempt: int, told: Delivery) -> Delivered:
         """Take an update that is here in chunks; once this returns it is safe."""
         found = self._run(run)
         number = client.number
-        assert number is not None and found.parts is not None
+        assert number is not None
         manifest = self._manifest(found, told.manifest)
+        if found.parts is None or found.parts.job.secure is not None:
+            raise Refused(HTTPStatus.CONFLICT, "updates of this run are added in secret: do not send one", RETRY)
         name = manifest.name()
         with self._store.look() as book:
             row = book.task(run, attempt, number)
@@ -169,6 +168,28 @@ class Hub:
         self.metrics.arrived()
         return Delivered(name)
 
+    def ready(self, client: ClientRow, run: str, attempt: int) -> None:
+        """A client has trained, and waits for the others to add in secret."""
+        found = self._run(run)
+        if found.parts is None or found.parts.job.secure is None:
+            raise Refused(HTTPStatus.CONFLICT, "nothing is added in secret in this run: deliver the update")
+        number = client.number
+        assert number is not None
+        with self._store.look() as book:
+            row = book.task(run, attempt, number)
+        if row is None:
+            raise Refused(HTTPStatus.NOT_FOUND, "this client was not asked that: poll for work")
+        late = self._clerk.make(lambda draft: self.conductor.arrived(draft, found, row.task, "", {}, b""))
+        if late:
+            raise Refused(HTTPStatus.GONE, late)
+
+    def answer(self, client: ClientRow, run: str, attempt: int, manifest: bytes) -> None:
+        """A client answers a message of secure aggregation."""
+        found, task = self._waited_for(client, run, attempt)
+        data = bytes(found.uploads.settle(task, self._manifest(found, manifest)))
+        if not found.post.answer(task.client, data):
+            raise Refused(HTTPStatus.GONE, "nobody waits for this answer any more: poll for work")
+
     def refuse(self, client: ClientRow, run: str, attempt: int, reason: str) -> None:
         """A client will not do a task."""
         found, task = self._waited_for(client, run, attempt)
@@ -186,6 +207,7 @@ class Hub:
             "seconds_up": round(self.now() - self._started, 1),
             "read_only": bool(self.conductor.why),
             "why": self.conductor.why,
+            "key": self.server_key.hex(),
         }
         return {"server": server, "runs": runs, "clients": {**counts, "online": self.conductor.num_online()}}
 
@@ -272,7 +294,7 @@ class Hub:
         build_parts(
             plan, [1000] * max(self._wanted, len(self.conductor.clients), 1), None
         )  # refuse early what is wrong
-        return Run(run, plan, self.conductor.home, CoordinatorState())
+        return Run(run, plan, self.conductor.home, self.conductor.ring)
 
     def stop_run(self, run: str) -> None:
         """End a run with the last version that was made."""
@@ -322,7 +344,9 @@ class Hub:
         self._clerk.make(change)
 
     def _order(self, run: Run, number: int) -> Order | None:
-        task = run.machine.in_flight.get(number)
+        task, mail = run.machine.in_flight.get(number), run.post.waiting(number)
+        if mail is not None:
+            task = next((each for each in run.machine.committing if each.client == number), None)
         if run.status != RUNNING or task is None or run.parts is None or run.state is None:
             return None
         model = run.models.get(task.version)
@@ -341,6 +365,7 @@ class Hub:
             news=tuple(news for news in run.news if news.version <= task.version),
             counted=run.counted.get(number),
             seconds=None if deadline is None else max(0.0, run.began + deadline - self.now()),
+            secure=mail,
         )
 
     def _run(self, name: str) -> Run:
@@ -352,8 +377,11 @@ class Hub:
     def _waited_for(self, client: ClientRow, run: str, attempt: int) -> tuple[Run, Task]:
         """The task of a client that is still waited for."""
         found = self._run(run)
+        number = -1 if client.number is None else client.number
         with self._clerk.lock:
-            task = found.machine.in_flight.get(client.number) if client.number is not None else None
+            task = found.machine.in_flight.get(number)
+            if task is None and found.post.waiting(number) is not None:
+                task = next((each for each in found.machine.committing if each.client == number), None)
         if task is None or task.attempt != attempt or found.parts is None:
             raise Refused(HTTPStatus.GONE, "nobody waits for this any more: poll for work")
         return found, task
@@ -373,12 +401,12 @@ class Hub:
             raise BadUpdate("the training loss is not a number: check the client's data and learning rate")
         if not (math.isfinite(told.weight) and told.weight >= 0):
             raise BadUpdate(f"a weight of {told.weight} makes no sense: it must be finite, and 0 or more")
-        objects = run.uploads(task.attempt, task.client)
         weight = min(told.weight, float(self._max_samples))
-        run.parts.opened(objects.get(objects.put_manifest(manifest)), weight)
+        run.parts.opened(run.uploads.settle(task, manifest), weight)
         # the client signed what it told; what counts is cut to what one client may weigh
         signed = {"num_samples": told.num_samples, "loss": told.loss, "weight": told.weight}
-        return {**signed, "counts": weight, "samples": min(told.num_samples, self._max_samples)}
+        counts = {"counts": weight, "samples": min(told.num_samples, self._max_samples)}
+        return {**signed, **counts, "manifest": told.manifest.hex()}
 
     def _reject(self, client: ClientRow, run: Run, task: Task, why: str) -> None:
         """Leave a client's update out, and blame the client; who does it again and again is shut out."""

@@ -259,6 +259,7 @@ ENDPOINTS = (
     Endpoint("PUT", TASK + "/chunks/{digest}", "Send a chunk", Done),
     Endpoint("POST", TASK + "/update", "Deliver an update", Delivered, Delivery),
     Endpoint("POST", TASK + "/secure", "Answer in secure aggregation", Done, Answer),
+    Endpoint("POST", TASK + "/ready", "The update is trained: let it be added in secret", Done),
     Endpoint("POST", TASK + "/refuse", "Refuse a task", Done, Refusal),
 )
 
@@ -280,7 +281,8 @@ def is_run_name(text: str) -> bool:
 def openapi() -> dict[str, Any]:
     """The protocol as an OpenAPI 3.1 document."""
     types = {kind for each in ENDPOINTS for kind in (each.answer, each.body) if kind is not None} | {Problem}
-    _, schemas = msgspec.json.schema_components(sorted(types, key=lambda kind: kind.__name__))
+    named = sorted(types, key=lambda kind: kind.__name__)
+    _, schemas = msgspec.json.schema_components(named, ref_template="#/components/schemas/{name}")
     paths: dict[str, dict[str, Any]] = {}
     for each in ENDPOINTS:
         names = re.findall(r"{(\w+)}", each.path)

@@ -34,7 +34,7 @@ from atoll.train.job import Job, build_job
 from atoll.train.server import empty_update
 from atoll.train.trainer import Trainer
 
-ROOM = 1 << 16
+ROOM = 1 << 20
 """Bytes that a delivered update may be longer than the plain vector: names, shapes, and what codecs keep beside it."""
 
 

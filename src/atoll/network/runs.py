@@ -6,16 +6,15 @@ store, from which they are written again after a kill. Only the hub decides when
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import hashlib
 import json
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from torch import Tensor
 
 from atoll.core.aggregator import rows_of
@@ -26,19 +25,23 @@ from atoll.core.plan import Plan
 from atoll.core.wire import pack, packed_size
 from atoll.engine.measuring import measured
 from atoll.engine.run_state import RunState, why_stop
+from atoll.engine.secure import Added
 from atoll.engine.versions import valid_of
 from atoll.ledger.signing import plan_hash
 from atoll.network.agreement import plan_for_clients
-from atoll.network.objects import Objects, written
+from atoll.network.objects import Manifest, Objects, written
 from atoll.network.protocol import News, Ref, RunInfo
 from atoll.network.remote import Arrival, Parts, build_parts, open_ledger
+from atoll.network.secrecy import Post, Secret, add_with_clients
 from atoll.network.tables import TaskRow
+from atoll.network.uploads import Uploads
 from atoll.privacy.ledger import NAME as PRIVACY_LEDGER
 from atoll.report.reading import model_text
 from atoll.report.record import RunDirectory, encode_state, read_state
-from atoll.train.exchange import Told
+from atoll.train.exchange import Report, Told, Work
 from atoll.train.job import build_model
 
+FIRST = CoordinatorState()
 NEWS = 20
 """So many differences are kept for clients that missed some."""
 
@@ -67,13 +70,22 @@ class Made(NamedTuple):
 class Run:
     """What a run is made of; `machine` and `seq` are the hub's to change."""
 
-    def __init__(self, name: str, plan: Plan, home: Path, machine: CoordinatorState, seq: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        plan: Plan,
+        home: Path,
+        wake: Callable[[set[int]], None],
+        machine: CoordinatorState = FIRST,
+        seq: int = 0,
+    ) -> None:
         self.name, self.plan, self.machine, self.seq = name, plan, machine, seq
         self.directory = home / "runs" / name
         begun = (self.directory / "plan.toml").exists()
         self.files = RunDirectory.reopen(self.directory) if begun else RunDirectory.create(self.directory, plan)
         self.objects = Objects(self.directory / "objects")
         self.objects.sweep()
+        self.uploads = Uploads(self.directory / "uploads")
         self.told_plan = plan_for_clients(plan)
         self.plan_hash = plan_hash(self.told_plan)
         self.status = "running"
@@ -91,6 +103,10 @@ class Run:
         self.bytes_down = 0
         """Sent to clients since the last commit."""
         self.last_row: dict[str, Any] | None = None
+        self.post = Post(self.objects, wake)
+        """Messages of secure aggregation."""
+        self.lost_sum = False
+        """Whether what is to be committed was being added in secret by a process that is gone."""
 
     def build(self, sizes: Sequence[int], state_file: str) -> None:
         """Build the plan for clients of these sizes, and take up the state in a file, or begin."""
@@ -165,17 +181,14 @@ class Run:
         data = pack(Payload(vector) if payload is None else payload, compress=payload is not None)
         return Model(Ref(name=self.objects.put(data), num_bytes=len(data)), payload is None)
 
-    def uploads(self, attempt: int, client: int) -> Objects:
-        """Where what a client sends for an attempt is kept."""
-        return Objects(self._upload(attempt, client))
-
-    def _upload(self, attempt: int, client: int) -> Path:
-        return self.directory / "uploads" / str(attempt) / str(client)
-
-    def make(self, machine: CoordinatorState, rows: Mapping[Task, TaskRow], now: float) -> Made:
+    def make(self, machine: CoordinatorState, rows: Mapping[Task, TaskRow], now: float, secret: Secret | None) -> Made:
         """Make the next version of what was delivered."""
         parts = self.parts
         assert parts is not None and self.state is not None
+        if self.lost_sum:
+            self.lost_sum = False
+            state = self._forget(self.state._replace(coordinator=machine), keep=False)
+            return Made(state, None, Committed(0), (), None, self.save(state), None)
         tasks, policy = machine.committing, parts.coordinator.policy
         state = self.state._replace(coordinator=machine, bytes_down=self.state.bytes_down + self.bytes_down)
         self.bytes_down = 0
@@ -183,12 +196,19 @@ class Run:
         by_client = {task.client: task for task in tasks}
         parts.engine.read = lambda task: self._arrival(parts, rows[by_client[task.client]])
         done = list(tasks) if parts.guard is None else parts.guard.orders(list(tasks), state.rule)
-        work = parts.engine.train(done, state.sent, {})
+        added: Added | None = None
+        if secret is not None:
+            run = self.plan.identity()
+            added = add_with_clients(parts.job, run, state.params_D, tasks, parts.layout, secret)
+            reports = [Report(client, 0, 0, 0.0, 0.0, 0, valid=True) for client in sorted(added.clients)]
+            work = Work(added.folded or {}, reports, {})
+        else:
+            work = parts.engine.train(done, state.sent, {})
         if policy.keeps_tasks:
             late = enumerate(by_client[report.client] for report in valid_of(work))
             each = rows_of(work.folded)
             work = work._replace(folded=parts.versions.late_rows(state, [(task, each.rows(i)) for i, task in late]))
-        state, row, event = parts.versions.settle(state, tasks, work, own)
+        state, row, event = parts.versions.settle(state, tasks, work, own, added)
         after, commands = parts.coordinator.step(machine, event)
         state = self._forget(state._replace(coordinator=after), keep=policy.keeps_tasks)
         if commands or not row:
@@ -213,7 +233,8 @@ class Run:
         return Made(state, row, event, counted, reason, self.save(state), epsilon)
 
     def _arrival(self, parts: Parts, row: TaskRow) -> Arrival:
-        data = self.uploads(row.task.attempt, row.task.client).get(row.update)
+        manifest = msgspec.msgpack.decode(bytes.fromhex(row.report["manifest"]), type=Manifest)
+        data = self.uploads.get(row.task, manifest)
         told = Told(row.report["samples"], row.report["loss"], len(data))
         return Arrival(parts.opened(data, row.report["counts"]), told)
 
@@ -230,12 +251,9 @@ class Run:
         written(self.directory / name, data, self.directory / f".{name}.new")
         return name
 
-    def drop(self, tasks: Sequence[Task], state_file: str) -> None:
+    def drop(self, tasks: tuple[Task, ...], state_file: str) -> None:
         """Remove what nobody needs any more: updates of these tasks, and states but this one."""
-        for task in tasks:
-            shutil.rmtree(self._upload(task.attempt, task.client), ignore_errors=True)
-            with contextlib.suppress(OSError):
-                self._upload(task.attempt, task.client).parent.rmdir()
+        self.uploads.drop(tasks)
         for path in self.directory.glob("state-*.safetensors"):
             if path.name != state_file:
                 path.unlink(missing_ok=True)

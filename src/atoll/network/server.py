@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import re
 from collections.abc import Awaitable, Callable
+from functools import partial
 from http import HTTPStatus
 from typing import NamedTuple, TypeVar
 
@@ -18,7 +19,7 @@ from starlette.routing import Route
 
 from atoll.network.gate import Refused
 from atoll.network.hub import Hub
-from atoll.network.identity import read_stamp
+from atoll.network.identity import Stamp, read_stamp
 from atoll.network.logs import log
 from atoll.network.objects import CHUNK, ObjectError
 from atoll.network.protocol import (
@@ -51,6 +52,7 @@ from atoll.network.web import TooLarge, read_body
 
 M = TypeVar("M", bound=Message)
 MAX_PATH = 400
+POLL = "/v1/poll"
 
 
 class Call(NamedTuple):
@@ -59,6 +61,7 @@ class Call(NamedTuple):
     client: ClientRow | None
     path: dict[str, str]
     body: bytes
+    body_hash: str
 
     @property
     def who(self) -> ClientRow:
@@ -81,7 +84,8 @@ class Call(NamedTuple):
             ) from error
 
 
-Answering = Callable[[Call], Awaitable[Message | bytes]]
+Answering = Callable[[Call], Message | bytes]
+"""Runs in a thread of its own: it may wait for the disk."""
 
 
 class Server:
@@ -98,7 +102,6 @@ class Server:
             "/v1/enrol": self._enrol,
             "/v1/challenge": self._challenge,
             "/v1/session": self._session,
-            "/v1/poll": self._poll,
             "/v1/runs/{run}": self._run,
             "/v1/runs/{run}/ledger/{start}": self._ledger,
             "/v1/runs/{run}/objects/{name}": self._manifest,
@@ -107,9 +110,13 @@ class Server:
             "/v1/runs/{run}/tasks/{attempt}/chunks/{digest}": self._put,
             "/v1/runs/{run}/tasks/{attempt}/update": self._update,
             "/v1/runs/{run}/tasks/{attempt}/secure": self._secure,
+            "/v1/runs/{run}/tasks/{attempt}/ready": self._ready,
             "/v1/runs/{run}/tasks/{attempt}/refuse": self._refuse,
         }
-        routes = [Route(each.path, self._serve(each, answers[each.path]), methods=[each.method]) for each in ENDPOINTS]
+        routes = [
+            Route(each.path, self._serve(each, answers.get(each.path, _nothing)), methods=[each.method])
+            for each in ENDPOINTS
+        ]
         document = msgspec.json.encode(openapi())
         routes.append(Route("/v1/openapi.json", lambda request: Response(document, media_type="application/json")))
         self.app = Starlette(routes=routes)
@@ -127,9 +134,14 @@ class Server:
         async def served(request: Request) -> Response:
             received, problem = 0, Problem("")
             try:
-                call = await self._let_in(endpoint, request, most)
-                received = len(call.body)
-                found = await answer(call)
+                stamp = self._stamp(endpoint, request)
+                body = await read_body(dict(request.headers), request.receive, most)
+                received = len(body)
+                call = partial(self._let_in, stamp, request, body)
+                if endpoint.path == POLL:
+                    found: Message | bytes = await self._poll(await run_sync(call))
+                else:
+                    found = await run_sync(lambda: answer(call()))
                 content = found if isinstance(found, bytes) else msgspec.json.encode(found)
                 kind = "application/octet-stream" if isinstance(found, bytes) else "application/json"
                 response = Response(content, media_type=kind)
@@ -151,7 +163,8 @@ class Server:
 
         return served
 
-    async def _let_in(self, endpoint: Endpoint, request: Request, most: int) -> Call:
+    def _stamp(self, endpoint: Endpoint, request: Request) -> Stamp | None:
+        """Who says that a request is theirs; None where nobody must."""
         headers = dict(request.headers)
         if headers.get(VERSION_HEADER, str(VERSION)) != str(VERSION):
             raise Refused(
@@ -164,29 +177,31 @@ class Server:
         stamp = read_stamp(headers) if endpoint.signed else None
         if endpoint.signed and stamp is None:
             raise Refused(HTTPStatus.UNAUTHORIZED, "the request is not signed: begin a session")
-        body = await read_body(headers, request.receive, most)
-        client = None
-        if stamp is not None:
-            path, method = request.scope["raw_path"].decode("ascii"), request.method
-            digest = hashlib.sha256(body).hexdigest()
-            client = await run_sync(self._hub.gate.check, stamp, method, path, digest)
-        return Call(client, request.path_params, body)
+        return stamp
 
-    async def _about(self, call: Call) -> Message:
+    def _let_in(self, stamp: Stamp | None, request: Request, body: bytes) -> Call:
+        """A request by somebody who may make it."""
+        client, digest = None, ""
+        if stamp is not None:
+            digest = hashlib.sha256(body).hexdigest()
+            client = self._hub.gate.check(stamp, request.method, request.scope["raw_path"].decode("ascii"), digest)
+        return Call(client, request.path_params, body, digest)
+
+    def _about(self, call: Call) -> Message:
         return About((VERSION,), self._hub.server_key, int(self._hub.now()))
 
-    async def _enrol(self, call: Call) -> Message:
+    def _enrol(self, call: Call) -> Message:
         asked = call.read(Enrol)
-        client = await run_sync(self._hub.gate.enrol, asked.token, asked.name, asked.key, asked.signature)
+        client = self._hub.gate.enrol(asked.token, asked.name, asked.key, asked.signature)
         log("session", client=asked.name, why="enrolled")
         return Enrolled(client)
 
-    async def _challenge(self, call: Call) -> Message:
+    def _challenge(self, call: Call) -> Message:
         return Nonce(self._hub.gate.challenge(call.read(Challenge).client))
 
-    async def _session(self, call: Call) -> Message:
+    def _session(self, call: Call) -> Message:
         hello = call.read(Hello)
-        epoch, client = await run_sync(self._hub.gate.open_session, hello.client, hello.nonce, hello.signature)
+        epoch, client = self._hub.gate.open_session(hello.client, hello.nonce, hello.signature)
         assert client.number is not None
         log("session", client=client.name, epoch=epoch)
         return Welcome(epoch, client.number, client.name)
@@ -225,43 +240,54 @@ class Server:
             if event is not None:
                 event.set()
 
-    async def _run(self, call: Call) -> Message:
-        return await run_sync(self._hub.info, call.path["run"])
+    def _run(self, call: Call) -> Message:
+        return self._hub.info(call.path["run"])
 
-    async def _ledger(self, call: Call) -> Message:
-        lines = await run_sync(self._hub.lines, call.path["run"], _number(call.path["start"]), LINES)
+    def _ledger(self, call: Call) -> Message:
+        lines = self._hub.lines(call.path["run"], _number(call.path["start"]), LINES)
         return Lines(_within(lines))
 
-    async def _manifest(self, call: Call) -> bytes:
-        _, objects = self._hub.readable(call.path["run"], call.path["name"])
-        return msgspec.msgpack.encode(await run_sync(objects.manifest, call.path["name"]))
+    def _manifest(self, call: Call) -> bytes:
+        _, objects = self._hub.readable(call.who, call.path["run"], call.path["name"])
+        return msgspec.msgpack.encode(objects.manifest(call.path["name"]))
 
-    async def _chunk(self, call: Call) -> bytes:
-        run, objects = self._hub.readable(call.path["run"], call.path["name"])
-        data = await run_sync(objects.part, call.path["name"], _number(call.path["index"]))
+    def _chunk(self, call: Call) -> bytes:
+        run, objects = self._hub.readable(call.who, call.path["run"], call.path["name"])
+        data = objects.part(call.path["name"], _number(call.path["index"]))
         self._hub.sent(run, len(data))
         return data
 
-    async def _missing(self, call: Call) -> Message:
+    def _missing(self, call: Call) -> Message:
         manifest = call.read(Answer).manifest
-        return await run_sync(self._hub.missing, call.who, call.path["run"], call.attempt, manifest)
+        return self._hub.missing(call.who, call.path["run"], call.attempt, manifest)
 
-    async def _put(self, call: Call) -> Message:
+    def _put(self, call: Call) -> Message:
         path = call.path
-        await run_sync(self._hub.put_chunk, call.who, path["run"], call.attempt, path["digest"], call.body)
+        self._hub.put_chunk(call.who, path["run"], call.attempt, path["digest"], call.body, call.body_hash)
         return Done()
 
-    async def _update(self, call: Call) -> Message:
+    def _update(self, call: Call) -> Message:
         told = call.read(Delivery)
-        return await run_sync(self._hub.deliver, call.who, call.path["run"], call.attempt, told)
+        return self._hub.deliver(call.who, call.path["run"], call.attempt, told)
 
-    async def _secure(self, call: Call) -> Message:
-        raise Refused(HTTPStatus.NOT_FOUND, "nothing is added in secret here: poll for work")
-
-    async def _refuse(self, call: Call) -> Message:
-        reason = call.read(Refusal).reason
-        await run_sync(self._hub.refuse, call.who, call.path["run"], call.attempt, reason)
+    def _secure(self, call: Call) -> Message:
+        manifest = call.read(Answer).manifest
+        self._hub.answer(call.who, call.path["run"], call.attempt, manifest)
         return Done()
+
+    def _ready(self, call: Call) -> Message:
+        self._hub.ready(call.who, call.path["run"], call.attempt)
+        return Done()
+
+    def _refuse(self, call: Call) -> Message:
+        reason = call.read(Refusal).reason
+        self._hub.refuse(call.who, call.path["run"], call.attempt, reason)
+        return Done()
+
+
+def _nothing(call: Call) -> Message:
+    """Stands where polls are answered, which wait outside of threads."""
+    return Done()
 
 
 def _number(text: str) -> int:

@@ -16,7 +16,7 @@ from atoll.core.errors import RunError
 from atoll.network.admin import open_admin
 from atoll.network.hub import Hub
 from atoll.network.server import Server
-from atoll.network.web import server_of
+from atoll.network.web import listener_of, server_of
 
 LOOK = 0.5
 """Seconds between two looks whether everything is over."""
@@ -25,7 +25,7 @@ LOOK = 0.5
 @contextlib.contextmanager
 def locked(home: Path) -> Iterator[None]:
     """Have a home for oneself; the lock goes with the process, however it ends."""
-    home.mkdir(parents=True, exist_ok=True)
+    home.mkdir(0o700, parents=True, exist_ok=True)
     with (home / ".lock").open("w") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -47,12 +47,7 @@ def serve(
     """Serve until somebody ends it; with `once` until all runs are over and all who are there know it."""
     face = Server(hub)
     public = server_of(face.app, host, port, tls)
-    try:
-        listener = socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048
-        )
-    except OSError as error:
-        raise RunError(f"{host}:{port} cannot be used ({error}): choose another --port") from error
+    listener = listener_of(host, port)
     admin, admin_listener = open_admin(hub, home, admin_port)
     print(f"serving {'http' if tls is None else 'https'}://{host}:{listener.getsockname()[1]}, home {home}", flush=True)
     asyncio.run(_serve(hub, face, [(public, listener), (admin, admin_listener)], once))

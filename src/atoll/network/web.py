@@ -22,8 +22,10 @@ REQUEST_SECONDS = 60.0
 """How long a client may take to send a request."""
 IDLE_SECONDS = 75
 """How long a connection without a request is kept: longer than a client waits between two polls."""
-TLS_BUFFER = 16 * 1024
+TLS_BUFFER = 64 * 1024
 """Bytes of asyncio's TLS buffer; its default of 256 KiB is most of what a waiting connection costs."""
+BACKLOG = 2048
+"""How many connections may wait to be taken."""
 GOODBYE_SECONDS = 5
 """How long a shutdown waits for answers that are on their way."""
 
@@ -106,6 +108,15 @@ def server_of(app: App, host: str, port: int, tls: ssl.SSLContext | None, second
         ssl_context_factory=None if tls is None else (lambda config, default: tls),
     )
     return uvicorn.Server(config)
+
+
+def listener_of(host: str, port: int) -> socket.socket:
+    """A socket that listens at an address; with port 0 the system chooses one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise RunError(f"the address {host}:{port} cannot be used ({error}): choose another port or host") from error
 
 
 class TooLarge(RunError):
