@@ -106,9 +106,7 @@ def test_a_few_kills(processes: Nursery, certs: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
-def test_two_hundred_kills_of_each(
-    processes: Nursery, certs: Path, tmp_path: Path, store_url: str, seed: int
-) -> None:
+def test_two_hundred_kills_of_each(processes: Nursery, certs: Path, tmp_path: Path, store_url: str, seed: int) -> None:
     """Fifty of the server and fifty of clients in each of four runs: SQLite and PostgreSQL, twice."""
     plan = PLAN.replace({"rounds": 160, "seed": seed})
     with federation(tmp_path / "f", processes, certs, plan, store_url) as made:
