@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import msgspec
 import torch
 
 from atoll.core.errors import AtollError, RunError
+from atoll.engine.secure import params_hash
 from atoll.ledger import chain
+from atoll.network.adding import Adding
 from atoll.network.agreement import Floors, at_work
 from atoll.network.app import ClientApp
 from atoll.network.connection import Connection, Declined
@@ -20,6 +22,7 @@ from atoll.network.objects import DiskFull
 from atoll.network.protocol import (
     MAX_WAIT,
     TASK,
+    Answer,
     Delivered,
     Delivery,
     Done,
@@ -59,10 +62,12 @@ class Client:
         connection: Connection,
         voice: Voice,
         floors: Floors | None = None,
+        peers: Mapping[int, bytes] | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._app, self._home, self._connection, self._voice, self._sleep = app, home, connection, voice, sleep
         self._floors = app.floors if floors is None else floors
+        self._given = peers
         self._server_key = home.server().server_key
         self._works: dict[str, Work] = {}
         self._unwilling: dict[str, str] = {}
@@ -102,11 +107,8 @@ class Client:
             raise RunError(f"the server names a run {order.run[:70]!r}, which is no name: tell the operator")
         try:
             work = self._work(order.run)
-            reason = work.plan.eligibility.why_not(self._app.attributes())
-            if reason is not None:
-                raise Unwilling(f"this device may not be asked now: {reason}")
             if order.secure is not None:
-                self.answer_secure(work, order)
+                self._answer(work, order, order.secure)
             else:
                 self._deliver(work, order)
         except Declined as declined:  # such as a task that nobody waits for any more
@@ -122,10 +124,6 @@ class Client:
             self._refuse(order, str(error))
             return False
         return True
-
-    def answer_secure(self, work: Work, order: Order) -> None:
-        """Answer a message of secure aggregation."""
-        raise Unwilling("this client does not add in secret yet")
 
     def _work(self, run: str) -> Work:
         """What is needed to work for a run: looked at once, and built once."""
@@ -147,6 +145,9 @@ class Client:
     def _deliver(self, work: Work, order: Order) -> None:
         """Train, unless that was done before, and deliver until the server says that the update is safe."""
         home, path = work.home, TASK.format(run=order.run, attempt=order.attempt)
+        reason = work.plan.eligibility.why_not(self._app.attributes())
+        if reason is not None:
+            raise Unwilling(f"this device may not be asked now: {reason}")
         home.settle(order.counted)
         pending = home.pending()
         if pending is None or pending.attempt != order.attempt:
@@ -158,6 +159,10 @@ class Client:
             pending = self._trained(work, order)
         elif (pending.version, pending.model) != (order.version, order.model.name):
             raise Unwilling(f"attempt {order.attempt} was done on another model: noise is never used twice")
+        if work.job.secure is not None:
+            self._connection.ask("POST", f"{path}/ready", Done)
+            self._read_ledger(order.run, home)
+            return
         began = time.monotonic()
         manifest = home.objects.manifest(pending.object)
         self._connection.upload(order.run, order.attempt, manifest, home.objects)
@@ -176,9 +181,8 @@ class Client:
 
         def fetch(ref: Ref) -> bytearray:
             nonlocal down
-            self._connection.download(order.run, ref, home.objects)
             down += ref.num_bytes
-            return home.objects.get(ref.name)
+            return self._fetched(work, order.run, ref)
 
         sent = work.heard(order, fetch)
         heard = time.monotonic()
@@ -188,9 +192,42 @@ class Client:
             f"{order.run}: round {order.version + 1}: {human_bytes(down)} down in {times[0]}, trained in {times[1]}"
         )
         name = home.objects.put(made.data)
-        pending = Pending(order.attempt, order.version, order.model.name, name, self._told_of(order, home, name, made))
+        pending = Pending(
+            attempt=order.attempt,
+            version=order.version,
+            model=order.model.name,
+            params=params_hash(sent.params_D).hex(),
+            object=name,
+            delivery=self._told_of(order, home, name, made),
+        )
         home.keep(pending, made.state)
         return pending
+
+    def _fetched(self, work: Work, run: str, ref: Ref) -> bytearray:
+        self._connection.download(run, ref, work.home.objects)
+        return work.home.objects.get(ref.name)
+
+    def _answer(self, work: Work, order: Order, message: Ref) -> None:
+        """Answer a message of secure aggregation; the same message gets the same answer."""
+        path, objects = TASK.format(run=order.run, attempt=order.attempt), work.home.objects
+        adding = Adding(
+            work=work,
+            identity=self._home.key,
+            server_key=self._server_key,
+            info=lambda: self._connection.ask("GET", f"/v1/runs/{order.run}", RunInfo),
+            peers=self._peers,
+        )
+        name = adding.answer(order, message, lambda ref: self._fetched(work, order.run, ref))
+        manifest = objects.manifest(name)
+        self._connection.upload(order.run, order.attempt, manifest, objects)
+        self._connection.ask("POST", f"{path}/secure", Done, Answer(msgspec.msgpack.encode(manifest)))
+        self._voice.say(
+            f"{order.run}: round {order.version + 1}: {human_bytes(manifest.num_bytes)} up to add in secret"
+        )
+
+    def _peers(self, told: Mapping[str, bytes]) -> Mapping[int, bytes]:
+        """Everybody's keys: those that the owner gave, or those that were seen first."""
+        return self._home.peers(told) if self._given is None else self._given
 
     def _told_of(self, order: Order, home: RunHome, name: str, made: Made) -> Delivery:
         manifest = msgspec.msgpack.encode(home.objects.manifest(name))

@@ -198,8 +198,8 @@ class Run:
         done = list(tasks) if parts.guard is None else parts.guard.orders(list(tasks), state.rule)
         added: Added | None = None
         if secret is not None:
-            run = self.plan.identity()
-            added = add_with_clients(parts.job, run, state.params_D, tasks, parts.layout, secret)
+            heard_D = state.sent[machine.version].params_D
+            added = add_with_clients(parts.job, self.name, heard_D, tasks, parts.layout, secret)
             reports = [Report(client, 0, 0, 0.0, 0.0, 0, valid=True) for client in sorted(added.clients)]
             work = Work(added.folded or {}, reports, {})
         else:
