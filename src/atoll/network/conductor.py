@@ -34,11 +34,10 @@ from atoll.core.eligibility import Eligibility
 from atoll.core.errors import AtollError
 from atoll.core.messages import Task
 from atoll.ledger import chain
-from atoll.network.clerk import Clerk, Draft
+from atoll.network.clerk import PASSING, Clerk, Draft
 from atoll.network.gate import Refused
 from atoll.network.logs import log
 from atoll.network.metrics import Metrics
-from atoll.network.objects import DiskFull
 from atoll.network.records import cohort_of, rejected_of, told
 from atoll.network.runs import RUNNING, Made, Run, hash_of, taken_up
 from atoll.network.secrecy import STEP_SECONDS, Secret
@@ -169,19 +168,17 @@ class Conductor:
     def _try(self, run: Run, work: Callable[[Run], None]) -> None:
         try:
             work(run)
-        except (Refused, DiskFull) as error:  # nothing can be written just now
-            if isinstance(error, DiskFull):
-                self.trouble(str(error))
-            run.not_before = self.now() + 1.0
         except Exception as error:
-            why = (
-                " ".join(f"{type(error).__name__}: {error}".split())
-                if not isinstance(error, AtollError)
-                else str(error)
-            )
-            log("ended", run=run.name, why=why)
-            status = f"failed: {why}"[:100]
-            self.clerk.submit(lambda draft: self._set_status(draft, run, status))
+            kind = "" if isinstance(error, AtollError) else f"{type(error).__name__}: "
+            why = " ".join(f"{kind}{error}".split())
+            if isinstance(error, Refused):  # nothing can be written just now, as the clerk has said
+                run.not_before = self.now() + 1.0
+            elif isinstance(error, (*PASSING, OSError)) or isinstance(error.__cause__, OSError):
+                self.trouble(why)
+                run.not_before = self.now() + 1.0
+            else:  # the next process may try again, such as with more memory
+                log("ended", run=run.name, why=why)
+                run.status = f"failed: {why}"
         finally:
             run.busy = False
             self.clerk.nudge()

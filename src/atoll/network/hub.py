@@ -39,6 +39,7 @@ class Hub:
         now: Callable[[], float] = time.time,
     ) -> None:
         home.mkdir(parents=True, exist_ok=True)
+        store.claim()
         self.now = now
         path = home / "ledger.key"  # not to be mistaken for the key of a certificate
         self.key = load_key(path) if path.exists() else make_key(path)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, delete, event, func, insert, select, update
+from sqlalchemy import Connection, Engine, create_engine, delete, event, func, insert, select, text, update
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from atoll.core.errors import PlanError, RunError
@@ -39,6 +39,9 @@ from atoll.network.tables import (
     tokens_table,
 )
 
+CLAIM = 0x41746F6C6C
+"""The number by which servers know that a database has one."""
+
 
 class Store:
     """A database; make changes with `with store.change() as book`, and look with `with store.look() as book`."""
@@ -46,12 +49,23 @@ class Store:
     def __init__(self, url: str) -> None:
         self._engine = _engine(url)
         self._one_at_a_time = threading.Lock()
+        self._claim: Connection | None = None
         try:
             all_tables.create_all(self._engine)
             with self.change() as book:
                 book.check_schema()
         except DBAPIError as error:
             raise RunError(f"the store {self._engine.url!r} cannot be opened: {error.orig}; check --store") from error
+
+    def claim(self) -> None:
+        """Have the store for oneself, as far as it can tell: a file is guarded by the home's lock."""
+        if self._engine.dialect.name != "postgresql":
+            return
+        self._claim = self._engine.connect()
+        if not self._claim.execute(text(f"SELECT pg_try_advisory_lock({CLAIM})")).scalar():
+            self._claim.close()
+            raise RunError("another server uses this store: stop it, or give this one another database")
+        self._claim.commit()
 
     @contextmanager
     def change(self) -> Iterator[Book]:
@@ -68,6 +82,8 @@ class Store:
 
     def close(self) -> None:
         """Give connections back."""
+        if self._claim is not None:
+            self._claim.close()
         self._engine.dispose()
 
 
