@@ -62,7 +62,8 @@ def test_a_name_and_a_key_enrol_once(store: Store) -> None:
         assert [client.name for client in book.clients()] == ["one"]
 
 
-def test_a_database_has_one_server(store_url: str) -> None:
+def test_a_database_has_one_server(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.network.store.CLAIM_SECONDS", 0.2)
     first, second = Store(store_url), Store(store_url)
     first.claim()
     if store_url.startswith("postgresql"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -41,6 +42,8 @@ from atoll.network.tables import (
 
 CLAIM = 0x41746F6C6C
 """The number by which servers know that a database has one."""
+CLAIM_SECONDS = 5.0
+"""How long a server waits for one that was killed a moment ago to be forgotten."""
 
 
 class Store:
@@ -61,11 +64,13 @@ class Store:
         """Have the store for oneself, as far as it can tell: a file is guarded by the home's lock."""
         if self._engine.dialect.name != "postgresql":
             return
-        self._claim = self._engine.connect()
-        if not self._claim.execute(text(f"SELECT pg_try_advisory_lock({CLAIM})")).scalar():
-            self._claim.close()
-            raise RunError("another server uses this store: stop it, or give this one another database")
-        self._claim.commit()
+        self._claim = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        until = time.monotonic() + CLAIM_SECONDS
+        while not self._claim.execute(text(f"SELECT pg_try_advisory_lock({CLAIM})")).scalar():
+            if time.monotonic() > until:
+                self._claim.close()
+                raise RunError("another server uses this store: stop it, or give this one another database")
+            time.sleep(0.1)
 
     @contextmanager
     def change(self) -> Iterator[Book]:
