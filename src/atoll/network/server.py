@@ -220,7 +220,7 @@ class Server:
             before.set()
         try:
             found: Orders = await run_sync(self._hub.desk.orders, call.who, poll)
-            if not found.orders and found.open and poll.wait and not self._ending:
+            if not found.orders and set(found.ended) <= set(poll.ended) and poll.wait and not self._ending:
                 with self._hub.metrics.waiting():
                     try:
                         await asyncio.wait_for(event.wait(), poll.wait)
