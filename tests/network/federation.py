@@ -190,7 +190,7 @@ class Federation:
     def audited(self, run: str = RUN) -> Findings:
         """The ledger's own account, once it holds, also against the heads that clients have seen."""
         homes = [RunHome(path) for path in self.root.glob(f"c*/runs/{run}")]
-        key = public_bytes(load_key(self.home / "server.key"))
+        key = public_bytes(load_key(self.home / "ledger.key"))
         found = audit(self.lines(run), key, [home.head for home in homes])
         assert isinstance(found, Findings), found
         return found

@@ -40,7 +40,7 @@ from atoll.network.clerk import Clerk, Draft
 from atoll.network.gate import Refused
 from atoll.network.logs import log
 from atoll.network.metrics import Metrics
-from atoll.network.objects import DiskFull
+from atoll.network.objects import written
 from atoll.network.records import cohort_of, rejected_of, told
 from atoll.network.runs import Made, Run, hash_of
 from atoll.network.secrecy import STEP_SECONDS, Secret
@@ -51,6 +51,8 @@ ONLINE_SECONDS = 90.0
 """Who was not heard for so long is not there."""
 LONGEST_PAUSE = 60.0
 """Seconds after many attempts in a row that came to nothing."""
+PROBE = 1 << 16
+"""Bytes for which there must be room before it is said that there is some."""
 RUNNING = "running"
 ANYBODY = Eligibility()
 
@@ -82,6 +84,8 @@ class Conductor:
         self.present: dict[int, Presence] = {}
         self.why = ""
         """Why nothing can be written, if so."""
+        self._next_try = 0.0
+        """When to try again whether something can be written."""
         self._stopping = False
         self.clerk = Clerk(store, self._tick, self.trouble)
         self._makers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="maker")
@@ -136,6 +140,7 @@ class Conductor:
         if self._stopping:
             return
         self._metrics.online(self.num_online())
+        self._recover()
         with self.clerk.lock:
             for run in self.runs.values():
                 if run.status != RUNNING or run.busy or self.now() < run.not_before:
@@ -147,7 +152,10 @@ class Conductor:
                 elif run.machine.phase is Phase.COLLECTING and self._is_late(run):
                     attempt = run.machine.attempt
                     run.busy = True
-                    self.clerk.submit(lambda draft, run=run, attempt=attempt: self._deadline(draft, run, attempt))  # type: ignore[misc]
+                    closed = self.clerk.submit(
+                        lambda draft, run=run, attempt=attempt: self._deadline(draft, run, attempt)  # type: ignore[misc]
+                    )
+                    closed.add_done_callback(lambda done, run=run: setattr(run, "busy", False))  # type: ignore[misc]
 
     def _can_begin(self, run: Run) -> bool:
         if run.parts is None:
@@ -171,11 +179,10 @@ class Conductor:
     def _try(self, run: Run, work: Callable[[Run], None]) -> None:
         try:
             work(run)
-        except (Refused, DiskFull) as error:  # nothing can be written just now
-            if isinstance(error, DiskFull):
-                self.trouble(str(error))
-            run.not_before = self.now() + 1.0
         except Exception as error:
+            if isinstance(error, Refused) or self.clerk.busy(error) is not None:
+                run.not_before = self.now() + 1.0
+                return  # it is tried again
             why = (
                 " ".join(f"{type(error).__name__}: {error}".split())
                 if not isinstance(error, AtollError)
@@ -216,7 +223,7 @@ class Conductor:
         if draft.book.run(run.name).head == chain.EMPTY:  # type: ignore[union-attr]
             first = {"run": run.name, "plan": run.told_plan, "plan_hash": run.plan_hash}
             self._note(draft, run, chain.START, {**first, "model": hash_of(run.state.params_D)})
-            draft.then(run.describe)
+            draft.then(lambda: run.tell(run.describe))
         spent = (
             guard is not None and machine.version < run.parts.coordinator.rounds and not guard.allows(machine.attempt)
         )
@@ -275,7 +282,6 @@ class Conductor:
         machine, seq = draft.machine(run)
         machine, commands = run.parts.coordinator.step(machine, Deadline(attempt))
         draft.move(run, machine, seq)
-        draft.then(lambda: setattr(run, "busy", False))
         self.follow(draft, run, commands)
 
     def follow(self, draft: Draft, run: Run, commands: list[Command]) -> None:
@@ -312,10 +318,10 @@ class Conductor:
         machine, _ = draft.machine(run)
         model = hash_of(run.state.params_D) if run.state is not None else ""
         if run.state is not None:
-            self._note(draft, run, "end", {"reason": reason, "version": machine.version, "model": model})
+            self._note(draft, run, chain.END, {"reason": reason, "version": machine.version, "model": model})
         draft.book.close_asked(run.name)
         self._set_status(draft, run, reason)
-        draft.then(lambda: run.finish(reason))
+        draft.then(lambda: run.tell(lambda: run.finish(reason)))
         draft.then(lambda: self.wake(set(self.present)))
         log("ended", run=run.name, round=machine.version, why=reason)
 
@@ -385,7 +391,35 @@ class Conductor:
         first = kind == chain.START
         line, head = chain.start(body, self._key) if first else chain.add(known.head, kind, body, self._key)
         draft.book.add_line(run.name, line, head)
-        draft.then(lambda: run.note(row, line))
+        draft.then(lambda: run.tell(lambda: run.note(row, line)))
+
+    def _recover(self) -> None:
+        """Every second, try whether what could not be written can be now."""
+        if self.now() < self._next_try:
+            return
+        self._next_try = self.now() + 1.0
+        if self.why:
+            self.clerk.submit(self._try_to_write)
+            return
+        for run in self.runs.values():
+            if run.stale:
+                self._write_down(run)
+
+    def _try_to_write(self, draft: Draft) -> None:
+        """Find out whether disk and store take something again."""
+        probe = self.home / ".room"
+        written(probe, bytes(PROBE), self.home / ".room.new")
+        probe.unlink()
+        draft.book.note_time(self.now())
+        draft.then(lambda: self.trouble(""))
+
+    def _write_down(self, run: Run) -> None:
+        """Make the files for people as the store has them."""
+        try:
+            with self.store.look() as book:
+                run.write_down(book.rows(run.name), book.lines(run.name))
+        except Exception as error:
+            self.clerk.busy(error)
 
     def trouble(self, why: str) -> None:
         """Say when nothing can be written, and when it can again."""
