@@ -88,7 +88,7 @@ def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path) -> None:
     store = Objects(tmp_path)
     (tmp_path / "new" / "half").write_bytes(b"half")
     name, other = store.put(b"kept" * 10), store.put(b"not kept" * 10)
-    Objects(tmp_path)
+    Objects(tmp_path).sweep()
     assert not list((tmp_path / "new").iterdir())
     assert store.keep_only([name]) == 2
     assert bytes(store.get(name)) == b"kept" * 10
