@@ -63,7 +63,7 @@ def test_what_a_server_refuses_is_one_line(cli: Any, hub: Hub) -> None:
     for argv, says in (
         (["clients", "approve", "nobody"], "no client nobody"),
         (["runs", "stop", "../x"], "there is no run '../x'"),
-        (["runs", "add", "plan.toml", "--name", "UP"], "choose another name"),
+        (["runs", "add", "plan.toml", "--name", "UP"], "small letters"),
         (["runs", "add", "network.operated:operated", "--name", "x"], "atoll.Plan"),
         (["clients", "token", "--hours", "-1"], "seconds"),
     ):

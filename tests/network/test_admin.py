@@ -71,7 +71,7 @@ def test_an_operator_begins_and_ends_runs(hub: Hub, admin: httpx2.Client) -> Non
 @pytest.mark.parametrize(
     ("path", "body", "says"),
     [
-        ("/runs", {"run": "../x", "plan": {}}, "choose another name"),
+        ("/runs", {"run": "../x", "plan": {}}, "small letters"),
         ("/runs", {"run": "x", "plan": {"round": 3}}, "unknown key"),
         ("/runs", {"run": "x", "plan": {"data": {"name": "subprocess:run", "args": "id"}}}, "names from the catalogue"),
         ("/runs", {"run": "x"}, "plan"),

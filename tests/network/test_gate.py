@@ -81,6 +81,7 @@ def test_a_client_waits_for_approval_and_can_be_shut_out(world: World) -> None:
     epoch = world.session(key)
     with world.store.change() as book:
         book.revoke(id)
+    world.gate.forget()
     refused(HTTPStatus.FORBIDDEN, "shut out", lambda: world.heard(world.request(key, epoch, 1)))
     refused(HTTPStatus.FORBIDDEN, "shut out", lambda: world.session(key))
     world.gate.end(id)

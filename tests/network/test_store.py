@@ -62,6 +62,18 @@ def test_a_name_and_a_key_enrol_once(store: Store) -> None:
         assert [client.name for client in book.clients()] == ["one"]
 
 
+def test_a_database_has_one_server(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.network.store.CLAIM_SECONDS", 0.2)
+    first, second = Store(store_url), Store(store_url)
+    first.claim()
+    if store_url.startswith("postgresql"):
+        with pytest.raises(RunError, match="another server"):
+            second.claim()
+    first.close()
+    second.claim()
+    second.close()
+
+
 def test_a_token_lets_one_client_in(store: Store) -> None:
     with store.change() as book:
         book.add_token("h" * 64, expires=100.0)

@@ -56,6 +56,10 @@ def join(
     floors: Annotated[
         Path | None, typer.Option(help="What you insist on, as TOML; the app's floors unless given.")
     ] = None,
+    peers: Annotated[
+        Path | None,
+        typer.Option(help="Keys of all clients as JSON, number to key in hexadecimal; the server's word unless given."),
+    ] = None,
     cert: CertOption = None,
     key: KeyOption = None,
     once: Annotated[bool, typer.Option("--once", help="End when all runs are over.")] = False,
@@ -73,7 +77,7 @@ def join(
         voice = Voice((lambda text: None) if quiet else _say, _warn)
         tls = tls_context(Path(server.authority) if server.authority else None, cert, key)
         with Connection(server.url, kept.key, tls, server_key=server.server_key, say=_warn) as connection:
-            Client(own, kept, connection, voice, asked).run(once=once)
+            Client(own, kept, connection, voice, asked, _peers(peers)).run(once=once)
     except KeyboardInterrupt:
         print("stopped; everything is kept: the same command goes on", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -112,3 +116,17 @@ def _floors(path: Path | None) -> Floors | None:
         return Floors.read(tomllib.loads(path.read_text()), "floors.")
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise RunError(f"{path} cannot be read as floors ({error}): write TOML, e.g. min_cohort = 3") from error
+
+
+def _peers(path: Path | None) -> dict[int, bytes] | None:
+    import json
+
+    if path is None:
+        return None
+    try:
+        found = {int(number): bytes.fromhex(key) for number, key in json.loads(path.read_text()).items()}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise RunError(f'{path} cannot be read as keys ({error}): write JSON, e.g. {{"0": "64 digits"}}') from error
+    if not all(len(key) == 32 for key in found.values()):
+        raise RunError(f"{path}: a key has 64 hexadecimal digits")
+    return found

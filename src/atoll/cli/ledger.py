@@ -52,6 +52,8 @@ def verify(
     )
     for signer in found.signers:
         print(f"client {signer.client:<5} {signer.id}  {signer.num_updates} updates counted")
+    if found.rounds and not found.signers:
+        print("who took part is sealed, as the plan's privacy asks for")
     unsure = "" if server_key else "; compare it with the one that you know, or use --key"
     print(f"signed by server {found.server_key}{unsure}")
     print(f"last record {found.head.hash}")

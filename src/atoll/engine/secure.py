@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -94,7 +95,7 @@ def add_in_secret(
         like = next((sent[client].update for client in group if client in sent), None)
         if like is None:
             continue
-        session = session_of(job, run, params_D, asked[0], number, group, like)
+        session = session_of(job, run, params_hash(params_D), asked[0], number, group, like, largest)
         session = session._replace(
             silent={client: silent[client] for client in group if client in silent},
             vector=partial(_vector, job, sent, largest, session.encoding, asked[0].attempt),
@@ -103,23 +104,39 @@ def add_in_secret(
     return told(job, rounds, largest, len(asked))
 
 
+def params_hash(params_D: Tensor) -> bytes:
+    """A name for parameters."""
+    return hashlib.sha256(params_D.contiguous().numpy().data).digest()
+
+
 def session_of(
-    job: Job, run: str, params_D: Tensor, first: Task, number: int, group: tuple[int, ...], like: Update
+    job: Job,
+    run: str,
+    params: bytes,
+    first: Task,
+    number: int,
+    group: tuple[int, ...],
+    like: Update,
+    largest: Largest,
 ) -> Session:
-    """One group's session, for updates of this layout; nobody is lost yet, and vectors are elsewhere."""
+    """One group's session, for updates of this layout; nobody is lost yet, and vectors are elsewhere.
+
+    All who take part must agree on the model, and on what their weights are shares of: who could tell each another
+    largest weight could let one of them outweigh all others, and see its update in the sum.
+    """
     secure = job.secure
     assert secure is not None
     return Session(
         run=run,
         round=first.version,
         attempt=first.attempt * secure.settings.groups + number,
-        model=hashlib.sha256(params_D.contiguous().numpy().data).digest(),
+        model=hashlib.sha256(struct.pack("<dQ", *largest) + params).digest(),
         clients=group,
         silent={},
         length=like.packed().numel() + 1 if _on_grid(job) else length(like),
         encoding=secure.encoding(len(group)),
         vector=_elsewhere,
-        least=_least(job, len(group)),
+        least=least_of(job, len(group)),
     )
 
 
@@ -139,7 +156,7 @@ def _on_grid(job: Job) -> bool:
     return job.mechanism is not None and job.mechanism.on_grid is not None
 
 
-def _least(job: Job, num_clients: int) -> int:
+def least_of(job: Job, num_clients: int) -> int:
     """Of how many clients a sum must be; of all whose noise it needs."""
     if job.mechanism is None or job.mechanism.min_reports is None:
         return 2

@@ -29,7 +29,7 @@ from atoll.network.agreement import must_name_no_code
 from atoll.network.gate import Refused
 from atoll.network.metrics import Metrics
 from atoll.network.operator import TOKEN, operator_token, write_address
-from atoll.network.protocol import MAX_CONTROL, is_run_name
+from atoll.network.protocol import MAX_CONTROL
 from atoll.network.web import TooLarge, listener_of, read_body, server_of
 
 MAX_TOKEN_SECONDS = 30 * 86400
@@ -108,8 +108,6 @@ class Command(NamedTuple):
 
 
 def _add_run(hub: Operated, told: NewRun, path: dict[str, str]) -> dict[str, str]:
-    if not is_run_name(told.run):
-        raise RunError(f"a run is called by 1 to 64 of a-z, 0-9 and -, got {told.run!r:.80}: choose another name")
     must_name_no_code({key: value for key, value in told.plan.items() if key != "name"}, "the plan")
     hub.add_run(told.run, Plan.read(told.plan))
     return {"run": told.run}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from atoll.core.coordinator import Sampler
 from atoll.core.errors import PlanError
 from atoll.core.parts import Part, members
 from atoll.core.plan import Plan
@@ -126,6 +127,12 @@ def _must_be_real(plan: Plan) -> None:
         raise PlanError("secagg.lost is for simulations: over a network clients are lost by themselves; leave it out")
     if plan.secagg is not None and plan.secagg.scheme.name != "pairwise":
         raise PlanError(f"secagg.scheme {plan.secagg.scheme.name} is for simulations: over a network use pairwise")
+    sampler: Sampler = plan.sampler.build("rounds.samplers")
+    if plan.secagg is not None and "with replacement" in sampler.scheme:
+        raise PlanError(
+            f"{plan.sampler.name} draws clients {sampler.scheme} and gives each a share, by which a server that lies "
+            'could let one outweigh all others in their sum: with secagg use sampler = "uniform" without replacement'
+        )
     if plan.evaluation.clients_every:
         raise PlanError("evaluation.clients_every looks at clients' data, which stay with them: leave it out")
     if plan.models is not None or plan.public is not None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import msgspec
 import torch
 
 from atoll.core.errors import AtollError, DiskFull, RunError
+from atoll.engine.secure import params_hash
 from atoll.ledger import chain
+from atoll.network.adding import Adding
 from atoll.network.agreement import Floors, at_work
 from atoll.network.app import ClientApp
 from atoll.network.connection import Connection, Declined
@@ -19,6 +21,7 @@ from atoll.network.home import Home, Pending, RunHome
 from atoll.network.protocol import (
     MAX_WAIT,
     TASK,
+    Answer,
     Delivered,
     Delivery,
     Done,
@@ -38,7 +41,7 @@ from atoll.report.reading import human_bytes, human_seconds
 COMMIT = "commit"
 """The kind of record that says what a version was made of."""
 SHORT_REST = 60.0
-"""Seconds until somebody looks again whether there is room on the disk, a time to work, or another run."""
+"""Seconds until somebody looks again whether there is room on the disk, or whether it is time to work."""
 
 
 class Voice(NamedTuple):
@@ -58,26 +61,25 @@ class Client:
         connection: Connection,
         voice: Voice,
         floors: Floors | None = None,
+        peers: Mapping[int, bytes] | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._app, self._home, self._connection, self._voice, self._sleep = app, home, connection, voice, sleep
         self._floors = app.floors if floors is None else floors
+        self._given = peers
         self._server_key = home.server().server_key
         self._works: dict[str, Work] = {}
         self._unwilling: dict[str, str] = {}
         self._told: set[tuple[str, str]] = set()
+        self._ended: set[str] = set()
         torch.set_num_threads(1)  # as in a simulation: sums then never depend on the number of cores
 
     def run(self, *, once: bool = False) -> None:
         """Ask for work and do it; with `once` until all runs are over."""
         welcome = self._connection.welcome()
         self._voice.say(f"joined as {welcome.name}, client {welcome.number}; {len(self._app.train_y):,} samples")
-        while True:
-            over = self.turn()
-            if over and once:
-                return
-            if over:
-                self._sleep(SHORT_REST * random.random())  # noqa: S311
+        while not (self.turn() and once):
+            pass
 
     def turn(self) -> bool:
         """Ask for work once and do what there is; True if all runs are over."""
@@ -85,15 +87,13 @@ class Client:
             self._warn_once("", "resting: outside the hours of the floors")
             self._sleep(SHORT_REST)
             return False
-        poll = Poll(len(self._app.train_y), MAX_WAIT, dict(self._app.attributes()))
+        poll = Poll(len(self._app.train_y), MAX_WAIT, dict(self._app.attributes()), ended=tuple(sorted(self._ended)))
         told = self._connection.ask("POST", "/v1/poll", Orders, poll, wait=MAX_WAIT)
         done = [self._do(order) for order in told.orders]
         self._end([name for name in told.ended if is_run_name(name)])
-        if told.ended and not told.open and not told.orders:
-            return True
         if not any(done):
             self._sleep(told.retry + random.uniform(0, told.spread))  # noqa: S311
-        return False
+        return bool(told.ended) and not told.open and not told.orders
 
     def _do(self, order: Order) -> bool:
         """Do an order, or tell the server why not."""
@@ -101,11 +101,8 @@ class Client:
             raise RunError(f"the server names a run {order.run[:70]!r}, which is no name: tell the operator")
         try:
             work = self._work(order.run)
-            reason = work.plan.eligibility.why_not(self._app.attributes())
-            if reason is not None:
-                raise Unwilling(f"this device may not be asked now: {reason}")
             if order.secure is not None:
-                self.answer_secure(work, order)
+                self._answer(work, order, order.secure)
             else:
                 self._deliver(work, order)
         except Declined as declined:  # such as a task that nobody waits for any more
@@ -121,10 +118,6 @@ class Client:
             self._refuse(order, str(error))
             return False
         return True
-
-    def answer_secure(self, work: Work, order: Order) -> None:
-        """Answer a message of secure aggregation."""
-        raise Unwilling("this client does not add in secret yet")
 
     def _work(self, run: str) -> Work:
         """What is needed to work for a run: looked at once, and built once."""
@@ -146,6 +139,9 @@ class Client:
     def _deliver(self, work: Work, order: Order) -> None:
         """Train, unless that was done before, and deliver until the server says that the update is safe."""
         home, path = work.home, TASK.format(run=order.run, attempt=order.attempt)
+        reason = work.plan.eligibility.why_not(self._app.attributes())
+        if reason is not None:
+            raise Unwilling(f"this device may not be asked now: {reason}")
         home.settle(order.counted)
         pending = home.pending()
         if pending is None or pending.attempt != order.attempt:
@@ -157,6 +153,10 @@ class Client:
             pending = self._trained(work, order)
         elif (pending.version, pending.model) != (order.version, order.model.name):
             raise Unwilling(f"attempt {order.attempt} was done on another model: noise is never used twice")
+        if work.job.secure is not None:
+            self._connection.ask("POST", f"{path}/ready", Done)
+            self._read_ledger(order.run, home)
+            return
         began = time.monotonic()
         manifest = home.objects.manifest(pending.object)
         self._connection.upload(order.run, order.attempt, manifest, home.objects)
@@ -175,9 +175,8 @@ class Client:
 
         def fetch(ref: Ref) -> bytearray:
             nonlocal down
-            self._connection.download(order.run, ref, home.objects)
             down += ref.num_bytes
-            return home.objects.get(ref.name)
+            return self._fetched(work, order.run, ref)
 
         sent = work.heard(order, fetch)
         heard = time.monotonic()
@@ -187,9 +186,42 @@ class Client:
             f"{order.run}: round {order.version + 1}: {human_bytes(down)} down in {times[0]}, trained in {times[1]}"
         )
         name = home.objects.put(made.data)
-        pending = Pending(order.attempt, order.version, order.model.name, name, self._told_of(order, home, name, made))
+        pending = Pending(
+            attempt=order.attempt,
+            version=order.version,
+            model=order.model.name,
+            params=params_hash(sent.params_D).hex(),
+            object=name,
+            delivery=self._told_of(order, home, name, made),
+        )
         home.keep(pending, made.state)
         return pending
+
+    def _fetched(self, work: Work, run: str, ref: Ref) -> bytearray:
+        self._connection.download(run, ref, work.home.objects)
+        return work.home.objects.get(ref.name)
+
+    def _answer(self, work: Work, order: Order, message: Ref) -> None:
+        """Answer a message of secure aggregation; the same message gets the same answer."""
+        path, objects = TASK.format(run=order.run, attempt=order.attempt), work.home.objects
+        adding = Adding(
+            work=work,
+            identity=self._home.key,
+            server_key=self._server_key,
+            info=lambda: self._connection.ask("GET", f"/v1/runs/{order.run}", RunInfo),
+            peers=self._peers,
+        )
+        name = adding.answer(order, message, lambda ref: self._fetched(work, order.run, ref))
+        manifest = objects.manifest(name)
+        self._connection.upload(order.run, order.attempt, manifest, objects)
+        self._connection.ask("POST", f"{path}/secure", Done, Answer(msgspec.msgpack.encode(manifest)))
+        self._voice.say(
+            f"{order.run}: round {order.version + 1}: {human_bytes(manifest.num_bytes)} up to add in secret"
+        )
+
+    def _peers(self, told: Mapping[str, bytes]) -> Mapping[int, bytes]:
+        """Everybody's keys: those that the owner gave, or those that were seen first."""
+        return self._home.peers(told) if self._given is None else self._given
 
     def _told_of(self, order: Order, home: RunHome, name: str, made: Made) -> Delivery:
         manifest = msgspec.msgpack.encode(home.objects.manifest(name))
@@ -235,6 +267,7 @@ class Client:
 
     def _end(self, names: list[str]) -> None:
         """Take leave of runs that are over."""
+        self._ended = set(names)
         for run in set(names) & set(self._home.unfinished()):
             work = self._works.pop(run, None)
             home = self._home.run(run) if work is None else work.home

@@ -21,7 +21,6 @@ from atoll.core.coordinator import (
     Begin,
     Command,
     Commit,
-    CoordinatorState,
     Deadline,
     Failed,
     Finish,
@@ -34,7 +33,6 @@ from atoll.core.coordinator import (
 from atoll.core.eligibility import Eligibility
 from atoll.core.errors import AtollError
 from atoll.core.messages import Task
-from atoll.core.plan import Plan
 from atoll.ledger import chain
 from atoll.network.clerk import Clerk, Draft
 from atoll.network.gate import Refused
@@ -42,9 +40,9 @@ from atoll.network.logs import log
 from atoll.network.metrics import Metrics
 from atoll.network.objects import written
 from atoll.network.records import cohort_of, rejected_of, told
-from atoll.network.runs import Made, Run, hash_of
+from atoll.network.runs import RUNNING, Made, Run, hash_of, taken_up
 from atoll.network.secrecy import STEP_SECONDS, Secret
-from atoll.network.store import Book, Store
+from atoll.network.store import Store
 from atoll.network.tables import ClientRow, Stage, Status, TaskRow
 
 ONLINE_SECONDS = 90.0
@@ -53,7 +51,6 @@ LONGEST_PAUSE = 60.0
 """Seconds after many attempts in a row that came to nothing."""
 PROBE = 1 << 16
 """Bytes for which there must be room before it is said that there is some."""
-RUNNING = "running"
 ANYBODY = Eligibility()
 
 
@@ -92,7 +89,8 @@ class Conductor:
         with store.look() as book:
             self.know_clients(book.clients())
             for row in book.runs():
-                self.runs[row.id] = self._take_up(book, row.id)
+                self.runs[row.id] = taken_up(book, row, home, self.ring)
+                metrics.at_round(row.id, self.runs[row.id].machine.version)
 
     def ring(self, numbers: set[int]) -> None:
         """There is news for these clients."""
@@ -182,15 +180,11 @@ class Conductor:
         except Exception as error:
             if isinstance(error, Refused) or self.clerk.busy(error) is not None:
                 run.not_before = self.now() + 1.0
-                return  # it is tried again
-            why = (
-                " ".join(f"{type(error).__name__}: {error}".split())
-                if not isinstance(error, AtollError)
-                else str(error)
-            )
-            log("ended", run=run.name, why=why)
-            status = f"failed: {why}"[:100]
-            self.clerk.submit(lambda draft: self._set_status(draft, run, status))
+            else:  # the next process may try again, such as with more memory
+                kind = "" if isinstance(error, AtollError) else f"{type(error).__name__}: "
+                why = " ".join(f"{kind}{error}".split())
+                log("ended", run=run.name, why=why)
+                run.status = f"failed: {why}"
         finally:
             run.busy = False
             self.clerk.nudge()
@@ -429,26 +423,3 @@ class Conductor:
             log("recovered")
         self.why = why
         self._metrics.read_only(bool(why))
-
-    def _take_up(self, book: Book, name: str) -> Run:
-        """A run as it was when the process before this one ended, however it did."""
-        row = book.run(name)
-        assert row is not None
-        machine = CoordinatorState.from_plain(json.loads(row.machine))
-        run = Run(name, Plan.from_toml(row.plan), self.home, self.ring, machine, row.seq)
-        run.status, run.began, run.counted = row.status, row.began, book.last_counted(name)
-        if row.sizes:
-            run.build(row.sizes, row.state)
-            assert run.parts is not None
-            for event in book.events(name, row.seq):
-                kind = Arrived if event.stage in (Stage.ARRIVED, Stage.COUNTED) else Failed
-                run.machine, _ = run.parts.coordinator.step(run.machine, kind((event.task,)))
-                run.seq = event.seq
-            if run.status == RUNNING and run.machine.phase is not Phase.FINISHED:
-                run.prepare(run.machine)
-                run.lost_sum = run.parts.job.secure is not None and run.machine.phase is Phase.COMMITTING
-        run.write_down(book.rows(name), book.lines(name))
-        self._metrics.at_round(name, run.machine.version)
-        now = run.machine
-        run.uploads.keep_only({task.attempt for task in (*now.in_flight.values(), *now.arrived, *now.committing)})
-        return run

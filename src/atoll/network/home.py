@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TypeVar
@@ -57,8 +57,24 @@ class Pending(msgspec.Struct, frozen=True):
     version: int
     model: str
     """The name of the broadcast that it was made of."""
+    params: str
+    """The hash of the parameters in it."""
     object: str
     delivery: Delivery
+
+
+class Talk(msgspec.Struct, frozen=True):
+    """A session of secure aggregation, as far as it went: written down whole before an answer leaves."""
+
+    heard: str
+    """The name of the newest message."""
+    answer: str
+    """The object that answers it; "" if the client has left the session."""
+    max_samples: int
+    """What everybody's number of samples is a share of."""
+    state: bytes
+    once: tuple[bytes, ...]
+    """What may be done once only, and was."""
 
 
 class Home:
@@ -105,6 +121,19 @@ class Home:
     def secret(self, run: str) -> bytes:
         """What the client's own noise in a run derives from; it never leaves."""
         return derived(self._secret, "run", run)
+
+    def peers(self, told: Mapping[str, bytes]) -> dict[int, bytes]:
+        """The keys of all clients by number; one that was seen before is not changed by what a server says."""
+        path = self.path / "peers.json"
+        known = _read(path, dict[str, bytes]) if path.exists() else {}
+        for number, key in told.items():
+            if known.setdefault(number, key) != key:
+                raise PlanError(
+                    f"the server says another key of client {number} than before: ask that client; if it is right, "
+                    f"remove its line from {path}"
+                )
+        _write(path, msgspec.json.format(msgspec.json.encode(known)) + b"\n")
+        return {int(number): key for number, key in known.items()}
 
     def runs(self) -> list[str]:
         """The runs that this client agreed to take part in."""
@@ -166,6 +195,16 @@ class RunHome:
         text = {"pending": msgspec.json.encode(pending).decode()}
         _write(self.path / "pending.safetensors", save(_own(state), metadata=text))
         self.objects.keep_only([pending.object])
+
+    def talk(self, attempt: int) -> Talk | None:
+        """The session of an attempt, if this client was in one."""
+        path = self.path / "talks" / str(attempt)
+        return _read(path, Talk) if path.exists() else None
+
+    def keep_talk(self, attempt: int, talk: Talk) -> None:
+        """Write down how far a session went; it holds secrets, and is never removed: nobody is told twice."""
+        (self.path / "talks").mkdir(exist_ok=True)
+        _write(self.path / "talks" / str(attempt), msgspec.json.encode(talk), mode=0o600)
 
     def settle(self, counted: int | None) -> None:
         """If the pending update counted, what it remembers holds from now on."""

@@ -16,7 +16,6 @@ Event = Literal[
     "started",
     "session",
     "asked",
-    "arrived",
     "rejected",
     "committed",
     "abandoned",

@@ -31,7 +31,7 @@ from atoll.privacy.noise import fresh_secret
 from atoll.train.exchange import Told, Work, received
 from atoll.train.federation import Federation
 from atoll.train.job import Job, build_job
-from atoll.train.server import empty_update
+from atoll.train.server import layout_of
 from atoll.train.trainer import Trainer
 
 ROOM = 1 << 20
@@ -154,12 +154,7 @@ def build_parts(plan: Plan, sizes: Sequence[int], ledger: Ledger | None) -> Part
     guard = None
     if plan.privacy is not None:
         job, coordinator, guard = guarded(plan, job, coordinator, ledger or Ledger(job.secret))
-    engine, empty = Deliveries(job), empty_update(job)
-    layout = Update(
-        empty.delta_D.new_zeros(empty.delta_D.shape[1:]),
-        empty.weight.new_zeros(()),
-        {name: rows.new_zeros(rows.shape[1:]) for name, rows in empty.aux.items()},
-    )
+    engine, layout = Deliveries(job), layout_of(job)
     like, _ = job.uplink.encode(layout.packed(), {}, Encoding(job.spec, 0, generator(plan.seed, "layout")))
     return Parts(job, coordinator, guard, Versions(coordinator, engine.trainer, guard), engine, layout, like)
 

@@ -18,7 +18,7 @@ import msgspec
 from torch import Tensor
 
 from atoll.core.aggregator import rows_of
-from atoll.core.coordinator import Committed, CoordinatorState, Phase, Reason
+from atoll.core.coordinator import Arrived, Committed, CoordinatorState, Failed, Phase, Reason
 from atoll.core.messages import Payload, Task
 from atoll.core.params import load
 from atoll.core.plan import Plan
@@ -34,7 +34,8 @@ from atoll.network.objects import Manifest, Objects, written
 from atoll.network.protocol import News, Ref, RunInfo
 from atoll.network.remote import Arrival, Parts, build_parts, open_ledger
 from atoll.network.secrecy import Post, Secret, add_with_clients
-from atoll.network.tables import TaskRow
+from atoll.network.store import Book
+from atoll.network.tables import RunRow, Stage, TaskRow
 from atoll.network.uploads import Uploads
 from atoll.privacy.ledger import NAME as PRIVACY_LEDGER
 from atoll.report.reading import model_text
@@ -43,6 +44,8 @@ from atoll.train.exchange import Report, Told, Work
 from atoll.train.job import build_model
 
 FIRST = CoordinatorState()
+RUNNING = "running"
+"""The status of a run that is not over."""
 NEWS = 20
 """So many differences are kept for clients that missed some."""
 
@@ -89,7 +92,7 @@ class Run:
         self.uploads = Uploads(self.directory / "uploads")
         self.told_plan = plan_for_clients(plan)
         self.plan_hash = plan_hash(self.told_plan)
-        self.status = "running"
+        self.status = RUNNING
         self.parts: Parts | None = None
         self.sizes: tuple[int, ...] = ()
         self.state: RunState | None = None
@@ -201,8 +204,8 @@ class Run:
         done = list(tasks) if parts.guard is None else parts.guard.orders(list(tasks), state.rule)
         added: Added | None = None
         if secret is not None:
-            run = self.plan.identity()
-            added = add_with_clients(parts.job, run, state.params_D, tasks, parts.layout, secret)
+            heard_D = state.sent[machine.version].params_D
+            added = add_with_clients(parts.job, self.name, heard_D, tasks, parts.layout, secret)
             reports = [Report(client, 0, 0, 0.0, 0.0, 0, valid=True) for client in sorted(added.clients)]
             work = Work(added.folded or {}, reports, {})
         else:
@@ -330,6 +333,27 @@ class Run:
             "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
         return info | ({"privacy": parts.guard.statement()} if parts.guard is not None else {})
+
+
+def taken_up(book: Book, row: RunRow, home: Path, wake: Callable[[set[int]], None]) -> Run:
+    """A run as it was when the process before this one ended, however it did."""
+    machine = CoordinatorState.from_plain(json.loads(row.machine))
+    run = Run(row.id, Plan.from_toml(row.plan), home, wake, machine, row.seq)
+    run.status, run.began, run.counted = row.status, row.began, book.last_counted(row.id)
+    if row.sizes:
+        run.build(row.sizes, row.state)
+        assert run.parts is not None
+        for event in book.events(row.id, row.seq):
+            kind = Arrived if event.stage in (Stage.ARRIVED, Stage.COUNTED) else Failed
+            run.machine, _ = run.parts.coordinator.step(run.machine, kind((event.task,)))
+            run.seq = event.seq
+        if run.status == RUNNING and run.machine.phase is not Phase.FINISHED:
+            run.prepare(run.machine)
+            run.lost_sum = run.parts.job.secure is not None and run.machine.phase is Phase.COMMITTING
+    run.write_down(book.rows(row.id), book.lines(row.id))
+    now = run.machine
+    run.uploads.keep_only({task.attempt for task in (*now.in_flight.values(), *now.arrived, *now.committing)})
+    return run
 
 
 def hash_of(params_D: Tensor) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from atoll.core.errors import PlanError
 from atoll.core.messages import Task, Update
-from atoll.engine.secure import Added, groups_of, largest_of, session_of, told
+from atoll.engine.secure import Added, groups_of, largest_of, params_hash, session_of, told
 from atoll.network.objects import Objects
 from atoll.network.protocol import Ref
 from atoll.secagg import wire
@@ -93,12 +93,13 @@ class Secret(NamedTuple):
 def add_with_clients(
     job: Job, run: str, params_D: Tensor, tasks: Sequence[Task], like: Update, secret: Secret
 ) -> Added:
-    """Let those who are ready add their updates, one group after another."""
+    """Let those who are ready add their updates, one group after another; all of them heard these parameters."""
+    largest, params = largest_of(job, tasks), params_hash(params_D)
     rounds: list[tuple[Session, Outcome, Update]] = []
     for number, group in enumerate(groups_of(job, tasks)):
-        session = session_of(job, run, params_D, tasks[0], number, group, like)
+        session = session_of(job, run, params, tasks[0], number, group, like, largest)
         rounds.append((session, _session(job, session, secret), like))
-    return told(job, rounds, largest_of(job, tasks), len(tasks))
+    return told(job, rounds, largest, len(tasks))
 
 
 def _session(job: Job, session: Session, secret: Secret) -> Outcome:

@@ -227,14 +227,14 @@ class Server:
         if before is not None:
             before.set()
         try:
-            found: Orders = await run_sync(self._hub.orders, call.who, poll)
-            if not found.orders and found.open and poll.wait and not self._ending:
+            found: Orders = await run_sync(self._hub.desk.orders, call.who, poll)
+            if not found.orders and set(found.ended) <= set(poll.ended) and poll.wait and not self._ending:
                 with self._hub.metrics.waiting():
                     try:
                         await asyncio.wait_for(event.wait(), poll.wait)
                     except TimeoutError:
                         return found
-                found = await run_sync(self._hub.orders, call.who, poll)
+                found = await run_sync(self._hub.desk.orders, call.who, poll)
         finally:
             if self._waiting.get(number) is event:
                 del self._waiting[number]
@@ -252,47 +252,47 @@ class Server:
                 event.set()
 
     def _run(self, call: Call) -> Message:
-        return self._hub.info(call.path["run"])
+        return self._hub.desk.info(call.path["run"])
 
     def _ledger(self, call: Call) -> Message:
-        lines = self._hub.lines(call.path["run"], _number(call.path["start"]), LINES)
+        lines = self._hub.desk.lines(call.path["run"], _number(call.path["start"]), LINES)
         return Lines(_within(lines))
 
     def _manifest(self, call: Call) -> bytes:
-        _, objects = self._hub.readable(call.who, call.path["run"], call.path["name"])
+        _, objects = self._hub.desk.readable(call.who, call.path["run"], call.path["name"])
         return msgspec.msgpack.encode(objects.manifest(call.path["name"]))
 
     def _chunk(self, call: Call) -> bytes:
-        run, objects = self._hub.readable(call.who, call.path["run"], call.path["name"])
+        run, objects = self._hub.desk.readable(call.who, call.path["run"], call.path["name"])
         data = objects.part(call.path["name"], _number(call.path["index"]))
-        self._hub.sent(run, len(data))
+        self._hub.desk.sent(run, len(data))
         return data
 
     def _missing(self, call: Call) -> Message:
         manifest = call.read(Answer).manifest
-        return self._hub.missing(call.who, call.path["run"], call.attempt, manifest)
+        return self._hub.desk.missing(call.who, call.path["run"], call.attempt, manifest)
 
     def _put(self, call: Call) -> Message:
         path = call.path
-        self._hub.put_chunk(call.who, path["run"], call.attempt, path["digest"], call.body, call.body_hash)
+        self._hub.desk.put_chunk(call.who, path["run"], call.attempt, path["digest"], call.body, call.body_hash)
         return Done()
 
     def _update(self, call: Call) -> Message:
         told = call.read(Delivery)
-        return self._hub.deliver(call.who, call.path["run"], call.attempt, told)
+        return self._hub.desk.deliver(call.who, call.path["run"], call.attempt, told)
 
     def _secure(self, call: Call) -> Message:
         manifest = call.read(Answer).manifest
-        self._hub.answer(call.who, call.path["run"], call.attempt, manifest)
+        self._hub.desk.answer(call.who, call.path["run"], call.attempt, manifest)
         return Done()
 
     def _ready(self, call: Call) -> Message:
-        self._hub.ready(call.who, call.path["run"], call.attempt)
+        self._hub.desk.ready(call.who, call.path["run"], call.attempt)
         return Done()
 
     def _refuse(self, call: Call) -> Message:
         reason = call.read(Refusal).reason
-        self._hub.refuse(call.who, call.path["run"], call.attempt, reason)
+        self._hub.desk.refuse(call.who, call.path["run"], call.attempt, reason)
         return Done()
 
 

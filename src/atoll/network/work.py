@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from atoll.core.errors import AtollError, PlanError, TrainingError
-from atoll.core.messages import Broadcast, Payload, State, Task, stack
+from atoll.core.messages import Broadcast, Payload, State, Task, Update, stack
 from atoll.core.plan import Plan
-from atoll.core.privacy import Exposure
 from atoll.core.wire import pack, packed_size, unpack
 from atoll.data.dataset import Dataset
 from atoll.data.index import drawn
@@ -31,7 +30,7 @@ from atoll.network.home import RunHome
 from atoll.network.objects import ObjectError, manifest_of
 from atoll.network.protocol import Order, Ref, RunInfo
 from atoll.privacy.accounting import spent
-from atoll.train.exchange import encoded, finite, protected
+from atoll.train.exchange import encoded, finite, protected, sent_by
 from atoll.train.federation import Federation
 from atoll.train.job import Job, build_job
 from atoll.train.trainer import Trainer
@@ -46,9 +45,10 @@ class Unwilling(AtollError):
 
 
 class Made(NamedTuple):
-    """An update on its way: packed, with what is told of it, and what the client remembers if it counts."""
+    """An update that was trained, with what is told of it, and what the client remembers if it counts."""
 
     data: bytes
+    """As it travels; where it is added in secret, as it is before that."""
     num_samples: int
     loss: float
     weight: float
@@ -91,7 +91,7 @@ class Work:
         most = self.floors.max_epsilon
         if most is None or self.job.mechanism is None:
             return
-        cost = spent(self.job.mechanism, _exposure(self.plan, self.job)._replace(attempts=order.attempt + 1)).epsilon
+        cost = _epsilon(self.job, order.attempt + 1)
         if cost > most:
             raise Unwilling(f"attempt {order.attempt} would bring epsilon to {cost:.3g}, this client allows {most:g}")
 
@@ -114,10 +114,20 @@ class Work:
         if not bool(finite(update).all()) or not math.isfinite(trained.loss):
             raise TrainingError("the update holds NaN or Inf: lower local.lr, or check this client's data")
         payload, memory = encoded(job, task, update.rows(0), before)
+        if job.secure is not None:
+            payload = self._addend(task, update.rows(0), payload)
         samples, loss = job.federation.num_samples(self.number), trained.loss
         if job.mechanism is not None:  # nothing but the update is protected
             samples, loss = samples if job.mechanism.at_client is None else 1, 0.0
         return Made(pack(payload, compress=True), samples, loss, float(update.weight[0]), trained.state | memory)
+
+    def _addend(self, task: Task, update: Update, payload: Payload) -> Payload:
+        """What is left of an update at the uplink's other end; with this client's share of noise, where that is due."""
+        found = stack([update.unpacked(self.job.uplink.decode(payload))])
+        mechanism = self.job.mechanism
+        if mechanism is not None and mechanism.on_grid is not None:
+            found = mechanism.on_grid(found, sent_by(self.job, [task]))
+        return Payload(found.rows(0).packed())
 
     def _from_news(self, order: Order, fetch: Fetch) -> Tensor | None:
         """The vector that is known here, with the differences since; None if that is not to be had, or takes more."""
@@ -165,8 +175,10 @@ def agree(app: ClientApp, floors: Floors, info: RunInfo, number: int, home: RunH
     partition = drawn(max(info.num_clients, number + 1), dataset.num_train, lambda client: indices)
     federation = Federation(dataset, partition, seed=plan.seed, holdout=plan.evaluation.holdout)
     job = build_job(plan, federation, secret=secret)
+    if job.mechanism is not None:
+        job = replace(job, exposure=exposure_of(plan, job, build_coordinator(plan, federation)))
     if floors.max_epsilon is not None and job.mechanism is not None and info.epsilon is not None:
-        own = spent(job.mechanism, _exposure(plan, job)._replace(attempts=max(1, plan.rounds))).epsilon
+        own = _epsilon(job, max(1, plan.rounds))
         budget = job.mechanism.epsilon
         info = msgspec.structs.replace(info, epsilon=max(info.epsilon, own if budget is None else min(own, budget)))
     reason = why_not(floors, info, plan, job.mechanism, job.num_steps(number))
@@ -176,9 +188,10 @@ def agree(app: ClientApp, floors: Floors, info: RunInfo, number: int, home: RunH
     return Work(plan=plan, job=job, floors=floors, number=number, home=home)
 
 
-def _exposure(plan: Plan, job: Job) -> Exposure:
-    """What the plan exposes of this client, of no attempt yet."""
-    return exposure_of(plan, job, build_coordinator(plan, job.federation))
+def _epsilon(job: Job, attempts: int) -> float:
+    """What so many attempts cost this client."""
+    assert job.mechanism is not None and job.exposure is not None
+    return spent(job.mechanism, job.exposure._replace(attempts=attempts)).epsilon
 
 
 def _model_bytes(plan: Plan, dataset: Dataset) -> int:
