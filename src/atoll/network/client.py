@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from atoll.core.errors import AtollError, RunError
+from atoll.core.errors import AtollError, DiskFull, RunError
 from atoll.engine.secure import params_hash
 from atoll.ledger import chain
 from atoll.network.adding import Adding
@@ -18,7 +18,7 @@ from atoll.network.agreement import Floors, at_work
 from atoll.network.app import ClientApp
 from atoll.network.connection import Connection, Declined
 from atoll.network.home import Home, Pending, RunHome
-from atoll.network.objects import DiskFull, Manifest, ObjectError, manifest_of
+from atoll.network.objects import Manifest, ObjectError, manifest_of
 from atoll.network.protocol import (
     MAX_WAIT,
     TASK,

@@ -23,11 +23,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from atoll.core.errors import PlanError, RunError
+from atoll.core.errors import DiskFull, PlanError, RunError
 from atoll.core.messages import State
 from atoll.ledger import chain
 from atoll.network.identity import load_key, make_key
-from atoll.network.objects import DiskFull, Objects, room_in, sync_names, written
+from atoll.network.objects import Objects, room_in, sync_names, written
 from atoll.network.protocol import Delivery, RunInfo
 from atoll.privacy.noise import derived
 

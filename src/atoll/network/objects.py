@@ -17,7 +17,7 @@ from typing import Annotated
 
 import msgspec
 
-from atoll.core.errors import AtollError, RunError
+from atoll.core.errors import AtollError, DiskFull
 
 CHUNK = 1 << 20
 """Bytes of every chunk of an object but the last."""
@@ -45,10 +45,6 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 class ObjectError(AtollError):
     """Bytes that are not what they are said to be, or are not there."""
-
-
-class DiskFull(RunError):
-    """There is no room: nothing was written, and it can be tried again when there is."""
 
 
 def cut(data: bytes | memoryview) -> Iterator[memoryview]:

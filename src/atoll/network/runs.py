@@ -27,6 +27,7 @@ from atoll.engine.measuring import measured
 from atoll.engine.run_state import RunState, why_stop
 from atoll.engine.secure import Added
 from atoll.engine.versions import valid_of
+from atoll.ledger import chain
 from atoll.ledger.signing import plan_hash
 from atoll.network.agreement import plan_for_clients
 from atoll.network.objects import Manifest, Objects, written
@@ -106,6 +107,8 @@ class Run:
         self.bytes_down = 0
         """Sent to clients since the last commit."""
         self.last_row: dict[str, Any] | None = None
+        self.stale = False
+        """Whether the files for people are not as the store has them."""
         self.post = Post(self.objects, wake)
         """Messages of secure aggregation."""
         self.lost_sum = False
@@ -262,10 +265,25 @@ class Run:
                 path.unlink(missing_ok=True)
 
     def write_down(self, rows: list[dict[str, Any]], lines: list[str]) -> None:
-        """Write the files for people as the store has them."""
+        """Write the files for people as the store has them, whatever a kill or a full disk has kept from being."""
+        self.stale = True
         self.files.write_text("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
         self.files.write_text("ledger.jsonl", "".join(f"{line}\n" for line in lines))
         self.last_row = rows[-1] if rows else None
+        if lines and not (self.directory / "run.json").exists():
+            self.describe()
+        if lines and not (self.directory / "result.json").exists():
+            last, _ = chain.read(lines[-1])
+            if last.kind == chain.END:
+                self.finish(last.body["reason"])
+        self.stale = False
+
+    def tell(self, work: Callable[[], None]) -> None:
+        """Write to the files for people, unless they are behind; if that fails they are, until `write_down`."""
+        if not self.stale:
+            self.stale = True
+            work()
+            self.stale = False
 
     def describe(self) -> None:
         """Write what is known before the first round."""

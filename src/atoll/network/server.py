@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from atoll.network.clerk import RETRY
 from atoll.network.gate import Refused
 from atoll.network.hub import Hub
 from atoll.network.identity import Stamp, read_stamp
@@ -153,9 +154,8 @@ class Server:
                 headers["connection"] = "close"  # the rest is not even read
             except ObjectError as error:
                 problem, status = Problem(str(error)), HTTPStatus.UNPROCESSABLE_ENTITY
-            except Exception as error:  # a defect here is no reason to tell strangers about it
-                log("rejected", why=f"{endpoint.path}: {type(error).__name__}: {error}")
-                problem, status = Problem("the server met a defect of its own", 5.0), HTTPStatus.INTERNAL_SERVER_ERROR
+            except Exception as error:
+                problem, status = self._trouble(endpoint, error)
             if problem.error:
                 content = msgspec.json.encode(problem)
                 if problem.retry is not None:
@@ -165,6 +165,14 @@ class Server:
             return response
 
         return served
+
+    def _trouble(self, endpoint: Endpoint, error: Exception) -> tuple[Problem, HTTPStatus]:
+        """Say that it cannot be done now; a defect here is no reason to tell strangers about it."""
+        busy = self._hub.conductor.clerk.busy(error)
+        if busy is not None:
+            return Problem(str(busy), busy.retry), busy.status
+        log("rejected", why=f"{endpoint.path}: {type(error).__name__}: {error}")
+        return Problem("the server met a defect of its own", RETRY), HTTPStatus.INTERNAL_SERVER_ERROR
 
     def _stamp(self, endpoint: Endpoint, request: Request) -> Stamp | None:
         """Who says that a request is theirs; None where nobody must."""

@@ -106,6 +106,11 @@ class Book:
         elif found != str(SCHEMA):
             raise RunError(f"this store has layout {found}, this Atoll knows {SCHEMA}: use the Atoll that made it")
 
+    def note_time(self, now: float) -> None:
+        """Write something, to see whether that is possible."""
+        self._db.execute(delete(meta_table).where(meta_table.c.key == "written"))
+        self._db.execute(insert(meta_table).values(key="written", value=str(now)))
+
     def add_token(self, hashed: str, expires: float) -> None:
         """Let somebody enrol once."""
         self._db.execute(insert(tokens_table).values(hash=hashed, expires=expires, used_by=None))
