@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import secrets
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -195,7 +196,9 @@ class RunHome:
         _append(self.path / "sent.jsonl", json.dumps({"attempt": pending.attempt, "object": pending.object}))
         self.sent.add(pending.object)
         tensors = {f"{STATE}{name}": tensor.detach().clone().contiguous() for name, tensor in state.items()}
-        tensors[UPDATE] = torch.frombuffer(bytearray(update), dtype=torch.uint8)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given buffer is not writable")  # nothing here writes to it
+            tensors[UPDATE] = torch.frombuffer(update, dtype=torch.uint8)
         text = {"pending": msgspec.json.encode(pending).decode()}
         _write_tensors(self.path / "pending.safetensors", tensors, text)
         self.objects.keep_only(())
