@@ -241,13 +241,12 @@ class Conductor:
 
     def arrived(self, draft: Draft, run: Run, task: Task, name: str, report: dict[str, Any], signature: bytes) -> str:
         """Write down an update; why it is not wanted, if so."""
-        row = draft.book.task(run.name, task.attempt, task.client)
-        assert row is not None and run.parts is not None
-        if row.stage in (Stage.ARRIVED, Stage.COUNTED) and row.update == name:
-            return ""
-        if row.stage is not Stage.ASKED:
-            return "nobody waits for this update any more: poll for work"
+        assert run.parts is not None
         machine, seq = draft.machine(run)
+        if machine.in_flight.get(task.client) != task:
+            row = draft.book.task(run.name, task.attempt, task.client)
+            same = row is not None and row.stage in (Stage.ARRIVED, Stage.COUNTED) and row.update == name
+            return "" if same else "nobody waits for this update any more: poll for work"
         machine, commands = run.parts.coordinator.step(machine, Arrived((task,)))
         draft.move(run, machine, seq + 1)
         if any(isinstance(command, Reject) for command in commands):

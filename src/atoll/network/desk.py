@@ -113,25 +113,19 @@ class Desk:
         if found.parts is None or found.parts.job.secure is not None:
             raise Refused(HTTPStatus.CONFLICT, "updates of this run are added in secret: do not send one", RETRY)
         name = manifest.name()
-        with self._store.look() as book:
-            row = book.task(run, attempt, number)
-        if row is None:
-            raise Refused(HTTPStatus.NOT_FOUND, "this client was not asked that: poll for work")
-        if row.stage in (Stage.ARRIVED, Stage.COUNTED) and row.update == name:
-            return Delivered(name)  # the answer was lost
-        if row.stage is not Stage.ASKED:
-            raise Refused(HTTPStatus.GONE, "nobody waits for this update any more: poll for work")
-        text = update_text(run, attempt, row.task.version, name, told)
+        task = self._in_flight(found, attempt, number)
+        if task is None:
+            self._must_be_here(run, attempt, number, name)  # the answer was lost
+            return Delivered(name)
+        text = update_text(run, attempt, task.version, name, told)
         if not holds(client.key, text, told.signature):
             raise Refused(HTTPStatus.FORBIDDEN, "the update is not signed with this client's key")
         try:
-            report = self._checked(found, row.task, manifest, told)
+            report = self._checked(found, task, manifest, told)
         except (BadUpdate, ObjectError) as error:
-            self._reject(client, found, row.task, str(error))
+            self._reject(client, found, task, str(error))
             raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from error
-        late = self._clerk.make(
-            lambda draft: self._conductor.arrived(draft, found, row.task, name, report, told.signature)
-        )
+        late = self._clerk.make(lambda draft: self._conductor.arrived(draft, found, task, name, report, told.signature))
         if late:
             self._metrics.late()
             raise Refused(HTTPStatus.GONE, late)
@@ -145,11 +139,10 @@ class Desk:
             raise Refused(HTTPStatus.CONFLICT, "nothing is added in secret in this run: deliver the update")
         number = client.number
         assert number is not None
-        with self._store.look() as book:
-            row = book.task(run, attempt, number)
-        if row is None:
-            raise Refused(HTTPStatus.NOT_FOUND, "this client was not asked that: poll for work")
-        late = self._clerk.make(lambda draft: self._conductor.arrived(draft, found, row.task, "", {}, b""))
+        task = self._in_flight(found, attempt, number)
+        if task is None:
+            return self._must_be_here(run, attempt, number, "")
+        late = self._clerk.make(lambda draft: self._conductor.arrived(draft, found, task, "", {}, b""))
         if late:
             raise Refused(HTTPStatus.GONE, late)
 
@@ -214,6 +207,20 @@ class Desk:
         if found is None:
             raise Refused(HTTPStatus.NOT_FOUND, "there is no such run here: poll for work")
         return found
+
+    def _in_flight(self, run: Run, attempt: int, number: int) -> Task | None:
+        with self._clerk.lock:
+            task = run.machine.in_flight.get(number)
+        return task if task is not None and task.attempt == attempt else None
+
+    def _must_be_here(self, run: str, attempt: int, number: int, name: str) -> None:
+        """Refuse what is not waited for, unless it has arrived before."""
+        with self._store.look() as book:
+            row = book.task(run, attempt, number)
+        if row is None:
+            raise Refused(HTTPStatus.NOT_FOUND, "this client was not asked that: poll for work")
+        if row.stage not in (Stage.ARRIVED, Stage.COUNTED) or row.update != name:
+            raise Refused(HTTPStatus.GONE, "nobody waits for this update any more: poll for work")
 
     def _waited_for(self, client: ClientRow, run: str, attempt: int) -> tuple[Run, Task]:
         """The task of a client that is still waited for."""
