@@ -194,8 +194,8 @@ def test_a_partition_after_which_all_come_back_at_once(
         print(f"{num} clients: all rounds done {took:.1f} s after {seconds} s of partition")
         assert all(at is not None for at in back)
         assert memory_of(server.pid) - memory < 60 << 20
-        commits = made.commits()
-        assert [sorted(each["client"] for each in commit["cohort"]) for commit in commits] == [list(range(num))] * rounds
+        cohorts = [sorted(each["client"] for each in commit["cohort"]) for commit in made.commits()]
+        assert cohorts == [list(range(num))] * rounds
         found = made.audited()
         assert (found.rounds, found.abandoned, found.rejected) == (rounds, 0, 0)
 

@@ -92,10 +92,10 @@ class Home:
     @classmethod
     def make(cls, path: Path) -> Home:
         """A home for a client that is about to enrol; keys that are there from an earlier try are kept."""
-        path.mkdir(0o700, parents=True, exist_ok=True)
-        lock = _locked(path)
         if (path / "server.json").exists():
             raise RunError(f"{path} is the home of an enrolled client: join with it, or name another --home")
+        path.mkdir(0o700, parents=True, exist_ok=True)
+        lock = _locked(path)
         if not (path / "key").exists():
             make_key(path / "key")
         if not (path / "secret").exists():

@@ -71,6 +71,8 @@ class Store:
                 self._claim.close()
                 raise RunError("another server uses this store: stop it, or give this one another database")
             time.sleep(0.1)
+        with self.change() as book:
+            book.wait_for_others()
 
     @contextmanager
     def change(self) -> Iterator[Book]:
@@ -105,6 +107,11 @@ class Book:
             self._db.execute(insert(meta_table).values(key="schema", value=str(SCHEMA)))
         elif found != str(SCHEMA):
             raise RunError(f"this store has layout {found}, this Atoll knows {SCHEMA}: use the Atoll that made it")
+
+    def wait_for_others(self) -> None:
+        """Let changes end that are under way: a server that was killed may have asked for one to be made for good."""
+        names = ", ".join(table.name for table in all_tables.sorted_tables)
+        self._db.execute(text(f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE"))
 
     def note_time(self, now: float) -> None:
         """Write something, to see whether that is possible."""
