@@ -11,7 +11,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from atoll.core.errors import DiskFull, PlanError, RunError
+from atoll.core.errors import DataError, DiskFull, PlanError, RunError
 from atoll.ledger import chain
 from atoll.network.app import ClientApp, device_attributes
 from atoll.network.home import Home, Pending, RunHome, Server
@@ -171,8 +171,11 @@ def test_a_device_tells_what_its_system_tells(tmp_path: Path) -> None:
     assert isinstance(here["idle"], bool) and here["memory"] > 100  # a real Linux
 
 
-def test_an_app_checks_its_samples_at_once() -> None:
-    from atoll.core.errors import DataError
-
+def test_an_app_checks_its_samples_at_once_and_its_attributes_when_asked() -> None:
+    x, y = torch.zeros(2, 3).numpy(), torch.tensor([0, 1]).numpy()
+    app = ClientApp(train_x=x, train_y=y, num_classes=2, attributes=lambda: {"idle": x[0, 0] == 0, "battery": y[1]})
+    assert app.told() == {"idle": True, "battery": 1.0} and type(app.told()["idle"]) is bool
+    with pytest.raises(DataError, match="attributes failed with ZeroDivisionError"):
+        ClientApp(train_x=x, train_y=y, num_classes=2, attributes=lambda: {"idle": 1 / 0}).told()
     with pytest.raises(DataError, match="labels must be in"):
         ClientApp(train_x=torch.zeros(2, 3).numpy(), train_y=torch.tensor([0, 7]).numpy(), num_classes=2)

@@ -49,7 +49,7 @@ def test_clients_that_are_killed_lose_nothing(tmp_path: Path, monkeypatch: pytes
         deaths.watch(monkeypatch)
         found_D = world.result()
     monkeypatch.undo()
-    assert deaths.num > 10
+    assert deaths.num > 3
     assert torch.equal(found_D, simulated(plan, world.federation))
     assert all(len(names) == 1 for names in world.server.objects_of.values())
 
@@ -62,7 +62,7 @@ def test_an_update_is_never_made_twice_with_other_noise(tmp_path: Path, monkeypa
         deaths.watch(monkeypatch)
         world.result()
     monkeypatch.undo()
-    assert deaths.num > 10
+    assert deaths.num > 3
     assert [len(names) for names in world.server.objects_of.values()] == [1] * 9
     assert len({name for names in world.server.objects_of.values() for name in names}) == 9
     told = [told for _, told in world.server.deliveries.values()]

@@ -88,7 +88,7 @@ class Client:
             self._warn_once("", "resting: outside the hours of the floors")
             self._sleep(SHORT_REST)
             return False
-        poll = Poll(len(self._app.train_y), MAX_WAIT, dict(self._app.attributes()), ended=tuple(sorted(self._ended)))
+        poll = Poll(len(self._app.train_y), MAX_WAIT, self._app.told(), ended=tuple(sorted(self._ended)))
         told = self._connection.ask("POST", "/v1/poll", Orders, poll, wait=MAX_WAIT)
         done = [self._do(order) for order in told.orders]
         self._end([name for name in told.ended if is_run_name(name)])
@@ -140,7 +140,7 @@ class Client:
     def _deliver(self, work: Work, order: Order) -> None:
         """Train, unless that was done before, and deliver until the server says that the update is safe."""
         home, path = work.home, TASK.format(run=order.run, attempt=order.attempt)
-        reason = work.plan.eligibility.why_not(self._app.attributes())
+        reason = work.plan.eligibility.why_not(self._app.told())
         if reason is not None:
             raise Unwilling(f"this device may not be asked now: {reason}")
         home.settle(order.counted)
@@ -252,6 +252,8 @@ class Client:
             raise RunError(f"record {fault.number} of the ledger of {run} {fault.what}; do not trust this server")
         records = [chain.read(line)[0] for line in lines]
         for record in records:
+            if record.kind == chain.START and not home.agreed_to(record.body.get("plan", {})):
+                raise RunError(f"the ledger of {run} is of another plan than this client agreed to; ask the operator")
             if record.kind == COMMIT:
                 self._check_receipt(run, home, record)
         home.add_lines(lines, chain.Head(home.head.length + len(lines), records[-1].hash()))
@@ -276,10 +278,13 @@ class Client:
         for run in set(names) & set(self._home.unfinished()):
             work = self._works.pop(run, None)
             home = self._home.run(run) if work is None else work.home
-            while self._read_ledger(run, home):
-                pass
-            home.end()
-            self._voice.say(f"{run}: is over")
+            try:
+                while self._read_ledger(run, home):
+                    pass
+                home.end()
+                self._voice.say(f"{run}: is over")
+            except (Declined, DiskFull) as error:  # it is looked at again when it is told again
+                self._warn_once(run, str(error))
 
     def _warn_once(self, run: str, reason: str) -> None:
         if (run, reason) not in self._told:

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 import msgspec
 import torch
@@ -167,9 +167,13 @@ class RunHome:
     def agreed(self, info: RunInfo) -> None:
         """Remember what the run is; one that is another than before is refused. It may only become longer."""
         path = self.path / "info.json"
-        if path.exists() and _lasting(_read(path, RunInfo)) != _lasting(info):
+        if path.exists() and not self.agreed_to(info.plan):
             raise PlanError(f"run {info.run} has another plan than it had before: give the other plan another name")
         _write(path, msgspec.json.encode(info))
+
+    def agreed_to(self, plan: Mapping[str, Any]) -> bool:
+        """Whether this is the plan that the client agreed to; only the number of rounds may differ."""
+        return _lasting(_read(self.path / "info.json", RunInfo).plan) == _lasting(plan)
 
     def end(self) -> None:
         """Note that the run has ended; nothing but its ledger is needed any more."""
@@ -301,9 +305,9 @@ def _pending(path: Path) -> Pending | None:
         return None if text is None else msgspec.json.decode(text["pending"], type=Pending)
 
 
-def _lasting(info: RunInfo) -> str:
+def _lasting(plan: Mapping[str, Any]) -> str:
     """What must not change in the course of a run."""
-    return json.dumps({key: value for key, value in info.plan.items() if key != "rounds"}, sort_keys=True)
+    return json.dumps({key: value for key, value in plan.items() if key != "rounds"}, sort_keys=True)
 
 
 def _lines(path: Path) -> Iterator[str]:
