@@ -29,7 +29,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "shared-noise": {"privacy": DISTRIBUTED},
     "coded-downlink": {"downlink": [{"name": "quantise", "bits": 8}], "secagg.scheme": {"server": "curious"}},
 }
-FAST = ("masked", "shared-noise")
+FAST = ("shared-noise",)
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from atoll.network.agreement import Floors, at_work
 from atoll.network.app import ClientApp
 from atoll.network.connection import Connection, Declined
 from atoll.network.home import Home, Pending, RunHome
+from atoll.network.objects import Manifest, ObjectError, manifest_of
 from atoll.network.protocol import (
     MAX_WAIT,
     TASK,
@@ -158,8 +159,7 @@ class Client:
             self._read_ledger(order.run, home)
             return
         began = time.monotonic()
-        manifest = home.objects.manifest(pending.object)
-        self._connection.upload(order.run, order.attempt, manifest, home.objects)
+        manifest = self._connection.upload(order.run, order.attempt, home.update())
         told = self._connection.ask("POST", f"{path}/update", Delivered, pending.delivery)
         if told.object != pending.object:
             raise RunError("the server has taken another update than was sent: tell the operator")
@@ -185,25 +185,32 @@ class Client:
         self._voice.say(
             f"{order.run}: round {order.version + 1}: {human_bytes(down)} down in {times[0]}, trained in {times[1]}"
         )
-        name = home.objects.put(made.data)
+        manifest = manifest_of(made.data)
         pending = Pending(
             attempt=order.attempt,
             version=order.version,
             model=order.model.name,
             params=params_hash(sent.params_D).hex(),
-            object=name,
-            delivery=self._told_of(order, home, name, made),
+            object=manifest.name(),
+            delivery=self._told_of(order, manifest, made),
         )
-        home.keep(pending, made.state)
+        home.keep(pending, made.data, made.state)
         return pending
 
     def _fetched(self, work: Work, run: str, ref: Ref) -> bytearray:
-        self._connection.download(run, ref, work.home.objects)
-        return work.home.objects.get(ref.name)
+        """An object of the server's; what a loss of power has spoilt here is fetched again."""
+        objects = work.home.objects
+        self._connection.download(run, ref, objects)
+        try:
+            return objects.get(ref.name)
+        except ObjectError:
+            objects.keep_only(())
+            self._connection.download(run, ref, objects)
+            return objects.get(ref.name)
 
     def _answer(self, work: Work, order: Order, message: Ref) -> None:
         """Answer a message of secure aggregation; the same message gets the same answer."""
-        path, objects = TASK.format(run=order.run, attempt=order.attempt), work.home.objects
+        path = TASK.format(run=order.run, attempt=order.attempt)
         adding = Adding(
             work=work,
             identity=self._home.key,
@@ -211,9 +218,8 @@ class Client:
             info=lambda: self._connection.ask("GET", f"/v1/runs/{order.run}", RunInfo),
             peers=self._peers,
         )
-        name = adding.answer(order, message, lambda ref: self._fetched(work, order.run, ref))
-        manifest = objects.manifest(name)
-        self._connection.upload(order.run, order.attempt, manifest, objects)
+        answer = adding.answer(order, message, lambda ref: self._fetched(work, order.run, ref))
+        manifest = self._connection.upload(order.run, order.attempt, answer)
         self._connection.ask("POST", f"{path}/secure", Done, Answer(msgspec.msgpack.encode(manifest)))
         self._voice.say(
             f"{order.run}: round {order.version + 1}: {human_bytes(manifest.num_bytes)} up to add in secret"
@@ -223,10 +229,9 @@ class Client:
         """Everybody's keys: those that the owner gave, or those that were seen first."""
         return self._home.peers(told) if self._given is None else self._given
 
-    def _told_of(self, order: Order, home: RunHome, name: str, made: Made) -> Delivery:
-        manifest = msgspec.msgpack.encode(home.objects.manifest(name))
-        told = Delivery(manifest, made.num_samples, made.loss, made.weight, bytes(64))
-        text = update_text(order.run, order.attempt, order.version, name, told)
+    def _told_of(self, order: Order, manifest: Manifest, made: Made) -> Delivery:
+        told = Delivery(msgspec.msgpack.encode(manifest), made.num_samples, made.loss, made.weight, bytes(64))
+        text = update_text(order.run, order.attempt, order.version, manifest.name(), told)
         return msgspec.structs.replace(told, signature=self._home.key.sign(text))
 
     def _refuse(self, order: Order, reason: str) -> None:

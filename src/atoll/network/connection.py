@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from atoll.core.errors import AtollError, RunError
 from atoll.network.gate import enrolment, session_request
 from atoll.network.identity import Stamp, client_id, public_bytes, sign
-from atoll.network.objects import HASH, Manifest, ObjectError, Objects, read_manifest
+from atoll.network.objects import HASH, Manifest, ObjectError, Objects, cut, manifest_of, read_manifest
 from atoll.network.protocol import (
     MAX_CONTROL,
     TASK,
@@ -146,20 +146,21 @@ class Connection:
                 missing.discard(digest)
         objects.put_manifest(manifest)
 
-    def upload(self, run: str, attempt: int, manifest: Manifest, objects: Objects) -> None:
-        """Send the chunks of an object that the server does not have."""
-        path = TASK.format(run=run, attempt=attempt)
+    def upload(self, run: str, attempt: int, data: bytes | memoryview) -> Manifest:
+        """Send the chunks of an object that the server does not have; the object's manifest."""
+        path, manifest = TASK.format(run=run, attempt=attempt), manifest_of(data)
         announced = Answer(msgspec.msgpack.encode(manifest))
-        ours = {digest.hex(): digest for digest in manifest.chunks}
+        chunks = dict(zip((digest.hex() for digest in manifest.chunks), cut(data), strict=True))
         for _ in range(SENDINGS):
             wanted = self.ask("POST", f"{path}/missing", Missing, announced).chunks
             if not wanted:
-                return
+                break
             for name in dict.fromkeys(wanted):
-                if name not in ours:
+                if name not in chunks:
                     raise ObjectError("the server asks for a chunk that is not of this update: tell the operator")
-                chunk = objects.chunk(ours[name])
+                chunk = bytes(chunks[name])
                 self._until_done(partial(self._signed, "PUT", f"{path}/chunks/{name}", chunk, MAX_CONTROL))
+        return manifest
 
     def _fetch(self, path: str, most: int) -> bytes:
         return self._until_done(lambda: self._signed("GET", path, b"", max(most, MAX_CONTROL)))

@@ -11,18 +11,20 @@ import fcntl
 import json
 import os
 import secrets
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TypeVar
 
 import msgspec
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import save_file
 from torch import Tensor
 
-from atoll.core.errors import PlanError, RunError
+from atoll.core.errors import DiskFull, PlanError, RunError
 from atoll.core.messages import State
 from atoll.ledger import chain
 from atoll.network.identity import load_key, make_key
@@ -32,7 +34,8 @@ from atoll.privacy.noise import derived
 
 T = TypeVar("T")
 
-VECTOR = "vector"
+VECTOR, UPDATE, STATE = "vector", "update", "state."
+"""What tensors are called in files."""
 NEVER = -1
 """Stands for an attempt or a version that there never was."""
 
@@ -68,8 +71,8 @@ class Talk(msgspec.Struct, frozen=True):
 
     heard: str
     """The name of the newest message."""
-    answer: str
-    """The object that answers it; "" if the client has left the session."""
+    answer: bytes
+    """What the client says to it; nothing if it has left the session."""
     max_samples: int
     """What everybody's number of samples is a share of."""
     state: bytes
@@ -89,10 +92,10 @@ class Home:
     @classmethod
     def make(cls, path: Path) -> Home:
         """A home for a client that is about to enrol; keys that are there from an earlier try are kept."""
-        path.mkdir(0o700, parents=True, exist_ok=True)
-        lock = _locked(path)
         if (path / "server.json").exists():
             raise RunError(f"{path} is the home of an enrolled client: join with it, or name another --home")
+        path.mkdir(0o700, parents=True, exist_ok=True)
+        lock = _locked(path)
         if not (path / "key").exists():
             make_key(path / "key")
         if not (path / "secret").exists():
@@ -153,10 +156,10 @@ class RunHome:
 
     def __init__(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        self.path, self.objects = path, Objects(path / "objects")
+        self.path, self.objects = path, Objects(path / "objects", durable=False)
+        """`objects` are those that were fetched: they can be had again."""
         self.objects.sweep()
-        lines = self.lines()
-        self.head = chain.Head(len(lines), chain.read(lines[-1])[0].hash()) if lines else chain.EMPTY
+        self.head = self._read_head()
         """The last record of the run's ledger that was verified."""
         self.sent = {json.loads(line)["object"] for line in _lines(path / "sent.jsonl")}
         """Every object that this client ever delivered in this run, or was about to."""
@@ -177,7 +180,7 @@ class RunHome:
         """The newest attempt that counted, and what the client remembers of it."""
         path = self.path / "state.safetensors"
         found = _pending(path)
-        return (NEVER, {}) if found is None else (found.attempt, _tensors(path))
+        return (NEVER, {}) if found is None else (found.attempt, _tensors(path, STATE))
 
     def pending(self) -> Pending | None:
         """The newest update that was trained, unless it counted already."""
@@ -188,23 +191,34 @@ class RunHome:
         found = self.pending() or _pending(self.path / "state.safetensors")
         return NEVER if found is None else found.attempt
 
-    def keep(self, pending: Pending, state: State) -> None:
-        """Write down an update, whose object is here, and what is remembered if it counts."""
+    def keep(self, pending: Pending, update: bytes, state: State) -> None:
+        """Write down an update, and what is remembered if it counts; what was fetched for it is not needed any more."""
         _append(self.path / "sent.jsonl", json.dumps({"attempt": pending.attempt, "object": pending.object}))
         self.sent.add(pending.object)
+        tensors = {f"{STATE}{name}": tensor.detach().clone().contiguous() for name, tensor in state.items()}
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given buffer is not writable")  # nothing here writes to it
+            tensors[UPDATE] = torch.frombuffer(update, dtype=torch.uint8)
         text = {"pending": msgspec.json.encode(pending).decode()}
-        _write(self.path / "pending.safetensors", save(_own(state), metadata=text))
-        self.objects.keep_only([pending.object])
+        _write_tensors(self.path / "pending.safetensors", tensors, text)
+        self.objects.keep_only(())
+
+    def update(self) -> memoryview:
+        """The bytes of the pending update."""
+        return _tensors(self.path / "pending.safetensors", UPDATE)[""].numpy().data
 
     def talk(self, attempt: int) -> Talk | None:
         """The session of an attempt, if this client was in one."""
         path = self.path / "talks" / str(attempt)
-        return _read(path, Talk) if path.exists() else None
+        if not path.exists():
+            return None
+        with _readable(path):
+            return msgspec.msgpack.decode(path.read_bytes(), type=Talk)
 
     def keep_talk(self, attempt: int, talk: Talk) -> None:
         """Write down how far a session went; it holds secrets, and is never removed: nobody is told twice."""
         (self.path / "talks").mkdir(exist_ok=True)
-        _write(self.path / "talks" / str(attempt), msgspec.json.encode(talk), mode=0o600)
+        _write(self.path / "talks" / str(attempt), msgspec.msgpack.encode(talk), mode=0o600)
 
     def settle(self, counted: int | None) -> None:
         """If the pending update counted, what it remembers holds from now on."""
@@ -221,17 +235,27 @@ class RunHome:
 
     def keep_known(self, version: int, vector_V: Tensor) -> None:
         """Remember a broadcast."""
-        data = save(_own({VECTOR: vector_V}), metadata={"version": str(version)})
-        _write(self.path / "known.safetensors", data)
+        _write_tensors(self.path / "known.safetensors", {VECTOR: vector_V.clone()}, {"version": str(version)})
 
     def lines(self) -> list[str]:
         """The run's ledger as far as it was verified."""
         return list(_lines(self.path / "ledger.jsonl"))
 
     def add_lines(self, lines: Sequence[str], head: chain.Head) -> None:
-        """Keep lines that were verified, and their head."""
-        _append(self.path / "ledger.jsonl", *lines)
+        """Keep lines that were verified, and their head; should they be lost, the server has them."""
+        _append(self.path / "ledger.jsonl", *lines, sync=False)
         self.head = head
+
+    def _read_head(self) -> chain.Head:
+        """The head of the ledger; lines at its end that a loss of power has spoilt are removed."""
+        lines, whole = self.lines(), chain.EMPTY
+        for left in range(len(lines), 0, -1):
+            with suppress(ValueError, KeyError, TypeError):
+                whole = chain.Head(left, chain.read(lines[left - 1])[0].hash())
+                break
+        if whole.length < len(lines):
+            _write(self.path / "ledger.jsonl", "".join(f"{line}\n" for line in lines[: whole.length]).encode())
+        return whole
 
 
 def _text(path: Path) -> dict[str, str] | None:
@@ -242,9 +266,25 @@ def _text(path: Path) -> dict[str, str] | None:
         return file.metadata() or {}
 
 
-def _tensors(path: Path) -> State:
+def _tensors(path: Path, start: str = "") -> State:
+    """The tensors of a file whose names start so, by the rest of their names."""
     with _readable(path), safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        names = [name for name in file.keys() if name.startswith(start)]  # noqa: SIM118
+        return {name.removeprefix(start): file.get_tensor(name) for name in names}
+
+
+def _write_tensors(path: Path, tensors: State, text: dict[str, str]) -> None:
+    """Write a file of tensors at once; nothing is copied."""
+    beside = path.with_name(f".{path.name}.new")
+    try:
+        with room_in(path.parent):
+            save_file(tensors, beside, metadata=text)
+            with beside.open("rb") as file:
+                os.fsync(file.fileno())
+            beside.rename(path)
+            sync_names(path.parent)
+    except SafetensorError as error:  # as it calls a full disk
+        raise DiskFull(f"{path} cannot be written ({error}): make room, and it goes on by itself") from error
 
 
 @contextmanager
@@ -259,11 +299,6 @@ def _pending(path: Path) -> Pending | None:
     text = _text(path)
     with _readable(path):
         return None if text is None else msgspec.json.decode(text["pending"], type=Pending)
-
-
-def _own(state: State) -> State:
-    """Tensors that share no memory, as a file needs them."""
-    return {name: tensor.detach().contiguous().clone() for name, tensor in state.items()}
 
 
 def _lasting(info: RunInfo) -> str:
@@ -282,14 +317,15 @@ def _lines(path: Path) -> Iterator[str]:
     yield from whole.decode().splitlines()
 
 
-def _append(path: Path, *lines: str) -> None:
+def _append(path: Path, *lines: str, sync: bool = True) -> None:
     """Add lines to a file: all of them, or none if the disk is full."""
     with room_in(path.parent), path.open("ab") as file:
         size = file.tell()
         try:
             file.write("".join(f"{line}\n" for line in lines).encode())
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         except OSError:
             os.truncate(path, size)
             raise

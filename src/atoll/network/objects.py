@@ -73,10 +73,13 @@ def read_manifest(data: bytes, max_bytes: int) -> Manifest:
 
 
 class Objects:
-    """Chunks and manifests in a directory, each in a file of its own name."""
+    """Chunks and manifests in a directory, each in a file of its own name.
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    What can be had again need not be `durable`: it outlives a kill, but perhaps not a loss of power.
+    """
+
+    def __init__(self, root: Path, *, durable: bool = True) -> None:
+        self.root, self._durable = root, durable
         for kind in ("chunks", "manifests", "new"):
             (root / kind).mkdir(parents=True, exist_ok=True)
 
@@ -112,9 +115,11 @@ class Objects:
         name = manifest.name()
         path = self.root / "manifests" / name
         if not path.exists():
-            sync_names(self.root / "chunks")
+            if self._durable:
+                sync_names(self.root / "chunks")
             self._write(path, msgspec.msgpack.encode(manifest))
-            sync_names(path.parent)
+            if self._durable:
+                sync_names(path.parent)
         return name
 
     def has_chunk(self, digest: bytes) -> bool:
@@ -181,17 +186,18 @@ class Objects:
         return self.root / "chunks" / digest.hex()
 
     def _write(self, path: Path, data: bytes | memoryview) -> None:
-        written(path, data, self.root / "new" / secrets.token_hex(8))
+        written(path, data, self.root / "new" / secrets.token_hex(8), sync=self._durable)
 
 
-def written(path: Path, data: bytes | memoryview, beside: Path, mode: int = 0o666) -> None:
+def written(path: Path, data: bytes | memoryview, beside: Path, mode: int = 0o666, *, sync: bool = True) -> None:
     """Write a file beside its place, sync it and put it there: at no moment is there half a file of its name."""
     try:
         with room_in(path.parent):
             with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
                 file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+                if sync:
+                    file.flush()
+                    os.fsync(file.fileno())
             beside.rename(path)
     except (OSError, DiskFull):
         with contextlib.suppress(OSError):

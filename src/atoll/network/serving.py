@@ -71,10 +71,10 @@ async def _serve(hub: Hub, face: Server, pairs: list[tuple[Any, socket.socket]],
     hub.start()
     try:
         serving = [asyncio.create_task(server._serve([listener])) for server, listener in pairs]
-        if once:
-            watching = asyncio.create_task(_until_over(hub))
-            serving.append(watching)
+        watching = [asyncio.create_task(_until_over(hub))] if once else []
         await asyncio.gather(*serving)
+        for task in watching:  # somebody has ended the server before the runs were over
+            task.cancel()
     finally:
         await asyncio.to_thread(hub.close)
 
