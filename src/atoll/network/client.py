@@ -81,6 +81,7 @@ class Client:
         self._voice.say(f"joined as {welcome.name}, client {welcome.number}; {len(self._app.train_y):,} samples")
         while not (self.turn() and once):
             pass
+        self._connection.mention("POST", "/v1/poll", self._poll(wait=0.0))  # the server may end, too
 
     def turn(self) -> bool:
         """Ask for work once and do what there is; True if all runs are over."""
@@ -88,13 +89,15 @@ class Client:
             self._warn_once("", "resting: outside the hours of the floors")
             self._sleep(SHORT_REST)
             return False
-        poll = Poll(len(self._app.train_y), MAX_WAIT, dict(self._app.attributes()), ended=tuple(sorted(self._ended)))
-        told = self._connection.ask("POST", "/v1/poll", Orders, poll, wait=MAX_WAIT)
+        told = self._connection.ask("POST", "/v1/poll", Orders, self._poll(MAX_WAIT), wait=MAX_WAIT)
         done = [self._do(order) for order in told.orders]
         self._end([name for name in told.ended if is_run_name(name)])
         if not any(done):
             self._sleep(told.retry + random.uniform(0, told.spread))  # noqa: S311
         return bool(told.ended) and not told.open and not told.orders
+
+    def _poll(self, wait: float) -> Poll:
+        return Poll(len(self._app.train_y), wait, dict(self._app.attributes()), ended=tuple(sorted(self._ended)))
 
     def _do(self, order: Order) -> bool:
         """Do an order, or tell the server why not."""

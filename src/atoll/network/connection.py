@@ -6,6 +6,7 @@ import random
 import ssl
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -132,6 +133,11 @@ class Connection:
         """Make a signed request, whose answer may take `wait` seconds; Declined if the server refuses it for good."""
         data = b"" if body is None else msgspec.json.encode(body)
         return self._until_done(lambda: _read(self._signed(method, path, data, MAX_CONTROL, wait), answer))
+
+    def mention(self, method: str, path: str, body: Message) -> None:
+        """Make a signed request once, whether it is heard or not."""
+        with suppress(httpx2.TransportError, Later, AtollError):
+            self._signed(method, path, msgspec.json.encode(body), MAX_CONTROL)
 
     def download(self, run: str, ref: Ref, objects: Objects) -> None:
         """Get an object, without the chunks that are here already; each is checked as it arrives."""
