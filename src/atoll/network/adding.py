@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from atoll.core.wire import unpack
+from atoll.core.wire import unpack_parts
 from atoll.engine.secure import least_of, session_of, vector_of
 from atoll.network.home import Pending, Talk
 from atoll.network.identity import public_bytes
@@ -57,7 +57,7 @@ class Adding:
             raise Unwilling(f"the session of attempt {order.attempt} is {state.phase} here")
         if message.num_bytes > limit(state):
             raise Unwilling(f"a message of {message.num_bytes:,} bytes, at most {limit(state):,} are due now")
-        data = bytes(fetch(message))
+        data = b"".join(fetch(message))
         if talk is None:
             talk = self._begun(order, pending, data)
             state = load(talk.state, ClientState)
@@ -132,7 +132,9 @@ class Adding:
     def _vector(self, order: Order, pending: Pending, encoding: Encoding, max_samples: int) -> np.ndarray:
         """The update of this attempt as it is added."""
         job, told = self.work.job, pending.delivery
-        payload = unpack(self.work.home.objects.get(pending.object), max_bytes=self.work.max_bytes)
+        objects, name = self.work.home.objects, pending.object
+        size = objects.manifest(name).num_bytes
+        payload = unpack_parts(objects.read(name), size, max_bytes=self.work.max_bytes)
         like = layout_of(job)
         update = like.unpacked(payload.carrier)._replace(weight=like.weight.new_tensor(told.weight))
         largest = self._largest(max_samples)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -179,7 +179,7 @@ class Client:
         home, start = work.home, time.monotonic()
         down = 0
 
-        def fetch(ref: Ref) -> bytearray:
+        def fetch(ref: Ref) -> Iterator[bytes]:
             nonlocal down
             down += ref.num_bytes
             return self._fetched(work, order.run, ref)
@@ -191,7 +191,7 @@ class Client:
         self._voice.say(
             f"{order.run}: round {order.version + 1}: {human_bytes(down)} down in {times[0]}, trained in {times[1]}"
         )
-        name = home.objects.put(made.data)
+        name = home.objects.put(*made.data)
         pending = Pending(
             attempt=order.attempt,
             version=order.version,
@@ -203,9 +203,9 @@ class Client:
         home.keep(pending, made.state)
         return pending
 
-    def _fetched(self, work: Work, run: str, ref: Ref) -> bytearray:
+    def _fetched(self, work: Work, run: str, ref: Ref) -> Iterator[bytes]:
         self._connection.download(run, ref, work.home.objects)
-        return work.home.objects.get(ref.name)
+        return work.home.objects.read(ref.name)
 
     def _answer(self, work: Work, order: Order, message: Ref) -> None:
         """Answer a message of secure aggregation; the same message gets the same answer."""

@@ -19,11 +19,11 @@ from typing import IO, TypeVar
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from atoll.core.errors import PlanError, RunError
 from atoll.core.messages import State
+from atoll.core.tensor_file import tensor_file
 from atoll.ledger import chain
 from atoll.network.identity import load_key, make_key
 from atoll.network.objects import Objects, room_in, sync_names, written
@@ -193,7 +193,7 @@ class RunHome:
         _append(self.path / "sent.jsonl", json.dumps({"attempt": pending.attempt, "object": pending.object}))
         self.sent.add(pending.object)
         text = {"pending": msgspec.json.encode(pending).decode()}
-        _write(self.path / "pending.safetensors", save(_own(state), metadata=text))
+        _write(self.path / "pending.safetensors", *tensor_file(state, text))
         self.objects.keep_only([pending.object])
 
     def talk(self, attempt: int) -> Talk | None:
@@ -221,8 +221,7 @@ class RunHome:
 
     def keep_known(self, version: int, vector_V: Tensor) -> None:
         """Remember a broadcast."""
-        data = save(_own({VECTOR: vector_V}), metadata={"version": str(version)})
-        _write(self.path / "known.safetensors", data)
+        _write(self.path / "known.safetensors", *tensor_file({VECTOR: vector_V}, {"version": str(version)}))
 
     def lines(self) -> list[str]:
         """The run's ledger as far as it was verified."""
@@ -261,11 +260,6 @@ def _pending(path: Path) -> Pending | None:
         return None if text is None else msgspec.json.decode(text["pending"], type=Pending)
 
 
-def _own(state: State) -> State:
-    """Tensors that share no memory, as a file needs them."""
-    return {name: tensor.detach().contiguous().clone() for name, tensor in state.items()}
-
-
 def _lasting(info: RunInfo) -> str:
     """What must not change in the course of a run."""
     return json.dumps({key: value for key, value in info.plan.items() if key != "rounds"}, sort_keys=True)
@@ -295,8 +289,8 @@ def _append(path: Path, *lines: str) -> None:
             raise
 
 
-def _write(path: Path, data: bytes, mode: int = 0o666) -> None:
-    written(path, data, path.with_name(f".{path.name}.new"), mode)
+def _write(path: Path, *parts: bytes | memoryview, mode: int = 0o666) -> None:
+    written(path, path.with_name(f".{path.name}.new"), *parts, mode=mode)
     sync_names(path.parent)
 
 

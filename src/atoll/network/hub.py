@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import secrets
@@ -32,6 +33,9 @@ from atoll.network.tables import ClientRow, Stage, Status
 MAX_OFFENCES = 3
 """After so many bad updates a client is shut out until the operator approves it again."""
 
+LARGE = 64 << 20
+"""Updates of more bytes than this are looked at one after another, so that memory does not grow with their number."""
+
 
 class Hub:
     """Serves clients and the operator; may be called from any thread."""
@@ -55,7 +59,7 @@ class Hub:
         self._wanted, self._max_samples = num_clients, max_samples
         self._started = now()
         self._told_end: set[int] = set()
-        self._counting = threading.Lock()
+        self._counting, self._one_large = threading.Lock(), threading.Lock()
         self.conductor = Conductor(home, store, self.key, self.metrics, num_clients, now)
         self._clerk, self._runs, self._store = self.conductor.clerk, self.conductor.runs, store
 
@@ -186,7 +190,7 @@ class Hub:
     def answer(self, client: ClientRow, run: str, attempt: int, manifest: bytes) -> None:
         """A client answers a message of secure aggregation."""
         found, task = self._waited_for(client, run, attempt)
-        data = bytes(found.uploads.settle(task, self._manifest(found, manifest)))
+        data = b"".join(found.uploads.settle(task, self._manifest(found, manifest)))
         if not found.post.answer(task.client, data):
             raise Refused(HTTPStatus.GONE, "nobody waits for this answer any more: poll for work")
 
@@ -408,7 +412,9 @@ class Hub:
         if not (math.isfinite(told.weight) and told.weight >= 0):
             raise BadUpdate(f"a weight of {told.weight} makes no sense: it must be finite, and 0 or more")
         weight = min(told.weight, float(self._max_samples))
-        run.parts.opened(run.uploads.settle(task, manifest), weight)
+        chunks, large = run.uploads.settle(task, manifest), manifest.num_bytes > LARGE
+        with self._one_large if large else contextlib.nullcontext():
+            run.parts.opened(chunks, manifest.num_bytes, weight)
         # the client signed what it told; what counts is cut to what one client may weigh
         signed = {"num_samples": told.num_samples, "loss": told.loss, "weight": told.weight}
         counts = {"counts": weight, "samples": min(told.num_samples, self._max_samples)}
