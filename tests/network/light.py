@@ -1,4 +1,7 @@
-"""Clients without data: they speak the protocol, well or badly, and send what a test tells them to. Shapes: D parameters."""
+"""Clients without data: they speak the protocol, well or badly, and send what a test tells them to.
+
+Shapes: D parameters.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A process that imports everything once and then forks an `atoll` command for each that it is told to start.
 
-A fork costs milliseconds where a fresh interpreter with torch costs seconds; what is forked is a process of its own, with
-its own sockets, files and memory, that is killed like any other. Requests and answers are lines.
+A fork costs milliseconds where a fresh interpreter with torch costs seconds; what is forked is a process of its own,
+with its own sockets, files and memory, that is killed like any other. Requests and answers are lines.
 """
 
 from __future__ import annotations

@@ -84,6 +84,9 @@ class SmallServer:
         self.deliveries: dict[tuple[str, int, int], tuple[str, Delivery]] = {}
         self.objects_of: dict[tuple[str, int, int], set[str]] = {}
         """Every object that a client ever announced for an attempt."""
+        self.ready: set[tuple[str, int, int]] = set()
+        self.answers: dict[tuple[str, int, int], list[bytes]] = {}
+        """What clients said in secure aggregation, each time that they said it."""
         self.refusals: list[tuple[str, int, str]] = []
         self.polls: list[Poll] = []
         self.ledgers: dict[str, list[str]] = {}
@@ -188,13 +191,21 @@ class SmallServer:
             self.refusals.append((run, attempt, msgspec.json.decode(body, type=Refusal).reason))
             self._forget(place)
             return Done()
-        kind: type[Answer] | type[Delivery] = Answer if verb == "missing" else Delivery
+        if verb == "ready":
+            self.ready.add(place)
+            self._forget(place)
+            return Done()
+        kind: type[Answer] | type[Delivery] = Delivery if verb == "update" else Answer
         told = msgspec.json.decode(body, type=kind)
         manifest = read_manifest(told.manifest, MOST * 100)
         self.objects_of.setdefault(place, set()).add(manifest.name())
         order = next((each for each in self.orders.get(client, []) if (each.run, each.attempt) == (run, attempt)), None)
         if order is None and place not in self.deliveries:
             raise Refused(HTTPStatus.GONE, "nobody waits for this task any more")
+        if verb == "secure":
+            self.answers.setdefault(place, []).append(bytes(self.objects.get(self.objects.put_manifest(manifest))))
+            self._forget(place)
+            return Done()
         if isinstance(told, Answer):
             return Missing(tuple(digest.hex() for digest in self.objects.missing(manifest)))
         name = self.objects.put_manifest(manifest)

@@ -1,4 +1,7 @@
-"""A real server among strangers, liars and vandals: each is turned away alone, and the honest go on. Shapes: D parameters."""
+"""A real server among strangers, liars and vandals: each is turned away alone, and the honest go on.
+
+Shapes: D parameters.
+"""
 
 from __future__ import annotations
 
@@ -165,7 +168,7 @@ def test_bad_updates_are_left_out_one_by_one_and_their_senders_shut_out_after_th
 
 
 def test_an_object_that_is_too_large_is_refused_by_its_manifest(open_server: tuple[Federation, Light]) -> None:
-    made, light = open_server
+    _, light = open_server
     path = TASK.format(run=RUN, attempt=light.order().attempt)
     for num, chunks in ((1 << 40, 1), (10 << 30, 10 << 10), (CHUNK, 5), (7, 0)):
         manifest = msgspec.msgpack.encode([num, [bytes(32)] * chunks])

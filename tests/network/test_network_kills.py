@@ -156,7 +156,7 @@ def test_a_death_at_each_change_of_a_file_before_it_serves(processes: Nursery, c
     while True:
         with federation(tmp_path / str(number), processes, certs, PLAN) as made:
             server = made.serve(*ONCE, ready=False, die_at=number)
-            until(lambda: server.code is not None or "serving" in server.said, 60)
+            until(lambda server=server: server.code is not None or "serving" in server.said, 60)
             if server.code is None:
                 break
             made.serve(*ONCE)

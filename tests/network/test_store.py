@@ -62,6 +62,42 @@ def test_a_name_and_a_key_enrol_once(store: Store) -> None:
         assert [client.name for client in book.clients()] == ["one"]
 
 
+def test_a_database_has_one_server(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.network.store.CLAIM_SECONDS", 0.2)
+    first, second = Store(store_url), Store(store_url)
+    first.claim()
+    if store_url.startswith("postgresql"):
+        with pytest.raises(RunError, match="another server"):
+            second.claim()
+    first.close()
+    second.claim()
+    second.close()
+
+
+def test_a_server_waits_for_what_the_one_before_it_was_about_to_change(store_url: str) -> None:
+    """A database may still be at work on a change when the process that asked for it is dead."""
+    if store_url.startswith("sqlite"):
+        pytest.skip("a change of SQLite dies with its process")
+    first, second = Store(store_url), Store(store_url)
+    seen: list[str] = []
+
+    def claim() -> None:
+        second.claim()
+        with second.look() as book:
+            seen.extend(client.name for client in book.clients())
+
+    later = threading.Thread(target=claim)
+    with first.change() as book:
+        book.add_client("a" * 32, "late", b"k" * 32)
+        later.start()
+        later.join(0.5)
+        assert later.is_alive()
+    later.join(10)
+    assert seen == ["late"]
+    first.close()
+    second.close()
+
+
 def test_a_token_lets_one_client_in(store: Store) -> None:
     with store.change() as book:
         book.add_token("h" * 64, expires=100.0)

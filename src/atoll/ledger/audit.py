@@ -271,6 +271,6 @@ KINDS: dict[str, tuple[type[msgspec.Struct], Callable[[_Story, Any], str | None]
     chain.START: (Start, _start),
     "commit": (Commit, _commit),
     "abandon": (Abandon, _abandon),
-    "end": (End, _end),
+    chain.END: (End, _end),
 }
 """What the body of each kind of record holds, and how it is checked."""

@@ -17,8 +17,8 @@ from atoll.ledger.signing import holds
 
 NOTHING = "0" * 64
 """What stands for the hash of a record before the first."""
-START = "start"
-"""The kind of the first record, whose body names the server's public key."""
+START, END = "start", "end"
+"""The kinds of the first record, whose body names the server's public key, and of the last one."""
 
 
 class Record(NamedTuple):

@@ -16,9 +16,9 @@ from typing import Any
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from atoll.core.coordinator import CoordinatorState
+from atoll.core.errors import DiskFull
 from atoll.network.gate import Refused
 from atoll.network.logs import log
-from atoll.network.objects import DiskFull
 from atoll.network.runs import Run
 from atoll.network.store import Book, Store
 
@@ -129,7 +129,7 @@ class Clerk:
                     except Refused as refused:  # before it has written anything
                         answers.append((future, None, refused))
         except Exception as error:
-            busy = self._busy(error)
+            busy = self.busy(error)
             if busy is None and len(batch) > 1:
                 for each in batch:
                     self._write([each])
@@ -139,14 +139,13 @@ class Clerk:
             return
         with self.lock:
             draft.take_effect()
-        self._trouble("")
         for future, answer, problem in answers:
             if problem is not None:
                 future.set_exception(problem)
             else:
                 future.set_result(answer)
 
-    def _busy(self, error: Exception) -> Refused | None:
+    def busy(self, error: Exception) -> Refused | None:
         """What everybody is told while nothing can be written; None if that is not what is wrong."""
         if not isinstance(error, PASSING):
             return None

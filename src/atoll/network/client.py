@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from atoll.core.errors import AtollError, RunError
+from atoll.core.errors import AtollError, DiskFull, RunError
 from atoll.engine.secure import params_hash
 from atoll.ledger import chain
 from atoll.network.adding import Adding
@@ -18,7 +18,6 @@ from atoll.network.agreement import Floors, at_work
 from atoll.network.app import ClientApp
 from atoll.network.connection import Connection, Declined
 from atoll.network.home import Home, Pending, RunHome
-from atoll.network.objects import DiskFull
 from atoll.network.protocol import (
     MAX_WAIT,
     TASK,
@@ -42,7 +41,7 @@ from atoll.report.reading import human_bytes, human_seconds
 COMMIT = "commit"
 """The kind of record that says what a version was made of."""
 SHORT_REST = 60.0
-"""Seconds until somebody looks again whether there is room on the disk, a time to work, or another run."""
+"""Seconds until somebody looks again whether there is room on the disk, or whether it is time to work."""
 
 
 class Voice(NamedTuple):
@@ -72,18 +71,15 @@ class Client:
         self._works: dict[str, Work] = {}
         self._unwilling: dict[str, str] = {}
         self._told: set[tuple[str, str]] = set()
+        self._ended: set[str] = set()
         torch.set_num_threads(1)  # as in a simulation: sums then never depend on the number of cores
 
     def run(self, *, once: bool = False) -> None:
         """Ask for work and do it; with `once` until all runs are over."""
         welcome = self._connection.welcome()
         self._voice.say(f"joined as {welcome.name}, client {welcome.number}; {len(self._app.train_y):,} samples")
-        while True:
-            over = self.turn()
-            if over and once:
-                return
-            if over:
-                self._sleep(SHORT_REST * random.random())  # noqa: S311
+        while not (self.turn() and once):
+            pass
 
     def turn(self) -> bool:
         """Ask for work once and do what there is; True if all runs are over."""
@@ -91,15 +87,13 @@ class Client:
             self._warn_once("", "resting: outside the hours of the floors")
             self._sleep(SHORT_REST)
             return False
-        poll = Poll(len(self._app.train_y), MAX_WAIT, dict(self._app.attributes()))
+        poll = Poll(len(self._app.train_y), MAX_WAIT, dict(self._app.attributes()), ended=tuple(sorted(self._ended)))
         told = self._connection.ask("POST", "/v1/poll", Orders, poll, wait=MAX_WAIT)
         done = [self._do(order) for order in told.orders]
         self._end([name for name in told.ended if is_run_name(name)])
-        if told.ended and not told.open and not told.orders:
-            return True
         if not any(done):
             self._sleep(told.retry + random.uniform(0, told.spread))  # noqa: S311
-        return False
+        return bool(told.ended) and not told.open and not told.orders
 
     def _do(self, order: Order) -> bool:
         """Do an order, or tell the server why not."""
@@ -273,6 +267,7 @@ class Client:
 
     def _end(self, names: list[str]) -> None:
         """Take leave of runs that are over."""
+        self._ended = set(names)
         for run in set(names) & set(self._home.unfinished()):
             work = self._works.pop(run, None)
             home = self._home.run(run) if work is None else work.home

@@ -21,7 +21,6 @@ from atoll.core.coordinator import (
     Begin,
     Command,
     Commit,
-    CoordinatorState,
     Deadline,
     Failed,
     Finish,
@@ -34,24 +33,24 @@ from atoll.core.coordinator import (
 from atoll.core.eligibility import Eligibility
 from atoll.core.errors import AtollError
 from atoll.core.messages import Task
-from atoll.core.plan import Plan
 from atoll.ledger import chain
 from atoll.network.clerk import Clerk, Draft
 from atoll.network.gate import Refused
 from atoll.network.logs import log
 from atoll.network.metrics import Metrics
-from atoll.network.objects import DiskFull
+from atoll.network.objects import written
 from atoll.network.records import cohort_of, rejected_of, told
-from atoll.network.runs import Made, Run, hash_of
+from atoll.network.runs import RUNNING, Made, Run, hash_of, taken_up
 from atoll.network.secrecy import STEP_SECONDS, Secret
-from atoll.network.store import Book, Store
+from atoll.network.store import Store
 from atoll.network.tables import ClientRow, Stage, Status, TaskRow
 
 ONLINE_SECONDS = 90.0
 """Who was not heard for so long is not there."""
 LONGEST_PAUSE = 60.0
 """Seconds after many attempts in a row that came to nothing."""
-RUNNING = "running"
+PROBE = 1 << 16
+"""Bytes for which there must be room before it is said that there is some."""
 ANYBODY = Eligibility()
 
 
@@ -82,13 +81,16 @@ class Conductor:
         self.present: dict[int, Presence] = {}
         self.why = ""
         """Why nothing can be written, if so."""
+        self._next_try = 0.0
+        """When to try again whether something can be written."""
         self._stopping = False
         self.clerk = Clerk(store, self._tick, self.trouble)
         self._makers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="maker")
         with store.look() as book:
             self.know_clients(book.clients())
             for row in book.runs():
-                self.runs[row.id] = self._take_up(book, row.id)
+                self.runs[row.id] = taken_up(book, row, home, self.ring)
+                metrics.at_round(row.id, self.runs[row.id].machine.version)
 
     def ring(self, numbers: set[int]) -> None:
         """There is news for these clients."""
@@ -136,6 +138,7 @@ class Conductor:
         if self._stopping:
             return
         self._metrics.online(self.num_online())
+        self._recover()
         with self.clerk.lock:
             for run in self.runs.values():
                 if run.status != RUNNING or run.busy or self.now() < run.not_before:
@@ -147,7 +150,10 @@ class Conductor:
                 elif run.machine.phase is Phase.COLLECTING and self._is_late(run):
                     attempt = run.machine.attempt
                     run.busy = True
-                    self.clerk.submit(lambda draft, run=run, attempt=attempt: self._deadline(draft, run, attempt))  # type: ignore[misc]
+                    closed = self.clerk.submit(
+                        lambda draft, run=run, attempt=attempt: self._deadline(draft, run, attempt)  # type: ignore[misc]
+                    )
+                    closed.add_done_callback(lambda done, run=run: setattr(run, "busy", False))  # type: ignore[misc]
 
     def _can_begin(self, run: Run) -> bool:
         if run.parts is None:
@@ -171,19 +177,14 @@ class Conductor:
     def _try(self, run: Run, work: Callable[[Run], None]) -> None:
         try:
             work(run)
-        except (Refused, DiskFull) as error:  # nothing can be written just now
-            if isinstance(error, DiskFull):
-                self.trouble(str(error))
-            run.not_before = self.now() + 1.0
         except Exception as error:
-            why = (
-                " ".join(f"{type(error).__name__}: {error}".split())
-                if not isinstance(error, AtollError)
-                else str(error)
-            )
-            log("ended", run=run.name, why=why)
-            status = f"failed: {why}"[:100]
-            self.clerk.submit(lambda draft: self._set_status(draft, run, status))
+            if isinstance(error, Refused) or self.clerk.busy(error) is not None:
+                run.not_before = self.now() + 1.0
+            else:  # the next process may try again, such as with more memory
+                kind = "" if isinstance(error, AtollError) else f"{type(error).__name__}: "
+                why = " ".join(f"{kind}{error}".split())
+                log("ended", run=run.name, why=why)
+                run.status = f"failed: {why}"
         finally:
             run.busy = False
             self.clerk.nudge()
@@ -216,7 +217,7 @@ class Conductor:
         if draft.book.run(run.name).head == chain.EMPTY:  # type: ignore[union-attr]
             first = {"run": run.name, "plan": run.told_plan, "plan_hash": run.plan_hash}
             self._note(draft, run, chain.START, {**first, "model": hash_of(run.state.params_D)})
-            draft.then(run.describe)
+            draft.then(lambda: run.tell(run.describe))
         spent = (
             guard is not None and machine.version < run.parts.coordinator.rounds and not guard.allows(machine.attempt)
         )
@@ -240,13 +241,12 @@ class Conductor:
 
     def arrived(self, draft: Draft, run: Run, task: Task, name: str, report: dict[str, Any], signature: bytes) -> str:
         """Write down an update; why it is not wanted, if so."""
-        row = draft.book.task(run.name, task.attempt, task.client)
-        assert row is not None and run.parts is not None
-        if row.stage in (Stage.ARRIVED, Stage.COUNTED) and row.update == name:
-            return ""
-        if row.stage is not Stage.ASKED:
-            return "nobody waits for this update any more: poll for work"
+        assert run.parts is not None
         machine, seq = draft.machine(run)
+        if machine.in_flight.get(task.client) != task:
+            row = draft.book.task(run.name, task.attempt, task.client)
+            same = row is not None and row.stage in (Stage.ARRIVED, Stage.COUNTED) and row.update == name
+            return "" if same else "nobody waits for this update any more: poll for work"
         machine, commands = run.parts.coordinator.step(machine, Arrived((task,)))
         draft.move(run, machine, seq + 1)
         if any(isinstance(command, Reject) for command in commands):
@@ -275,7 +275,6 @@ class Conductor:
         machine, seq = draft.machine(run)
         machine, commands = run.parts.coordinator.step(machine, Deadline(attempt))
         draft.move(run, machine, seq)
-        draft.then(lambda: setattr(run, "busy", False))
         self.follow(draft, run, commands)
 
     def follow(self, draft: Draft, run: Run, commands: list[Command]) -> None:
@@ -312,10 +311,10 @@ class Conductor:
         machine, _ = draft.machine(run)
         model = hash_of(run.state.params_D) if run.state is not None else ""
         if run.state is not None:
-            self._note(draft, run, "end", {"reason": reason, "version": machine.version, "model": model})
+            self._note(draft, run, chain.END, {"reason": reason, "version": machine.version, "model": model})
         draft.book.close_asked(run.name)
         self._set_status(draft, run, reason)
-        draft.then(lambda: run.finish(reason))
+        draft.then(lambda: run.tell(lambda: run.finish(reason)))
         draft.then(lambda: self.wake(set(self.present)))
         log("ended", run=run.name, round=machine.version, why=reason)
 
@@ -385,7 +384,35 @@ class Conductor:
         first = kind == chain.START
         line, head = chain.start(body, self._key) if first else chain.add(known.head, kind, body, self._key)
         draft.book.add_line(run.name, line, head)
-        draft.then(lambda: run.note(row, line))
+        draft.then(lambda: run.tell(lambda: run.note(row, line)))
+
+    def _recover(self) -> None:
+        """Every second, try whether what could not be written can be now."""
+        if self.now() < self._next_try:
+            return
+        self._next_try = self.now() + 1.0
+        if self.why:
+            self.clerk.submit(self._try_to_write)
+            return
+        for run in self.runs.values():
+            if run.stale:
+                self._write_down(run)
+
+    def _try_to_write(self, draft: Draft) -> None:
+        """Find out whether disk and store take something again."""
+        probe = self.home / ".room"
+        written(probe, bytes(PROBE), self.home / ".room.new")
+        probe.unlink()
+        draft.book.note_time(self.now())
+        draft.then(lambda: self.trouble(""))
+
+    def _write_down(self, run: Run) -> None:
+        """Make the files for people as the store has them."""
+        try:
+            with self.store.look() as book:
+                run.write_down(book.rows(run.name), book.lines(run.name))
+        except Exception as error:
+            self.clerk.busy(error)
 
     def trouble(self, why: str) -> None:
         """Say when nothing can be written, and when it can again."""
@@ -395,26 +422,3 @@ class Conductor:
             log("recovered")
         self.why = why
         self._metrics.read_only(bool(why))
-
-    def _take_up(self, book: Book, name: str) -> Run:
-        """A run as it was when the process before this one ended, however it did."""
-        row = book.run(name)
-        assert row is not None
-        machine = CoordinatorState.from_plain(json.loads(row.machine))
-        run = Run(name, Plan.from_toml(row.plan), self.home, self.ring, machine, row.seq)
-        run.status, run.began, run.counted = row.status, row.began, book.last_counted(name)
-        if row.sizes:
-            run.build(row.sizes, row.state)
-            assert run.parts is not None
-            for event in book.events(name, row.seq):
-                kind = Arrived if event.stage in (Stage.ARRIVED, Stage.COUNTED) else Failed
-                run.machine, _ = run.parts.coordinator.step(run.machine, kind((event.task,)))
-                run.seq = event.seq
-            if run.status == RUNNING and run.machine.phase is not Phase.FINISHED:
-                run.prepare(run.machine)
-                run.lost_sum = run.parts.job.secure is not None and run.machine.phase is Phase.COMMITTING
-        run.write_down(book.rows(name), book.lines(name))
-        self._metrics.at_round(name, run.machine.version)
-        now = run.machine
-        run.uploads.keep_only({task.attempt for task in (*now.in_flight.values(), *now.arrived, *now.committing)})
-        return run

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import msgspec
 
-from atoll.core.errors import AtollError, RunError
+from atoll.core.errors import AtollError, DiskFull
 from atoll.core.wire import recut
 
 CHUNK = 1 << 20
@@ -46,10 +46,6 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 class ObjectError(AtollError):
     """Bytes that are not what they are said to be, or are not there."""
-
-
-class DiskFull(RunError):
-    """There is no room: nothing was written, and it can be tried again when there is."""
 
 
 def cut(*parts: bytes | memoryview) -> Iterator[memoryview]:

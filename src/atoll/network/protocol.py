@@ -110,6 +110,8 @@ class Poll(Message, frozen=True):
     """What the device says of itself: idle, charging, unmetered, battery, memory."""
     busy: tuple[tuple[str, int], ...] = ()
     """Run and attempt of the orders that it works on already: these are left out of the answer."""
+    ended: tuple[str, ...] = ()
+    """Runs that it knows to be over: of others it is told at once, without waiting."""
 
 
 class Ref(Message, frozen=True):

@@ -18,7 +18,7 @@ import msgspec
 from torch import Tensor
 
 from atoll.core.aggregator import rows_of
-from atoll.core.coordinator import Committed, CoordinatorState, Phase, Reason
+from atoll.core.coordinator import Arrived, Committed, CoordinatorState, Failed, Phase, Reason
 from atoll.core.messages import Payload, Task
 from atoll.core.params import load
 from atoll.core.plan import Plan
@@ -27,13 +27,15 @@ from atoll.engine.measuring import measured
 from atoll.engine.run_state import RunState, why_stop
 from atoll.engine.secure import Added
 from atoll.engine.versions import valid_of
+from atoll.ledger import chain
 from atoll.ledger.signing import plan_hash
 from atoll.network.agreement import plan_for_clients
 from atoll.network.objects import Manifest, Objects, written
 from atoll.network.protocol import News, Ref, RunInfo
 from atoll.network.remote import Arrival, Parts, build_parts, open_ledger
 from atoll.network.secrecy import Post, Secret, add_with_clients
-from atoll.network.tables import TaskRow
+from atoll.network.store import Book
+from atoll.network.tables import RunRow, Stage, TaskRow
 from atoll.network.uploads import Uploads
 from atoll.privacy.ledger import NAME as PRIVACY_LEDGER
 from atoll.report.reading import model_text
@@ -42,6 +44,8 @@ from atoll.train.exchange import Report, Told, Work
 from atoll.train.job import build_model
 
 FIRST = CoordinatorState()
+RUNNING = "running"
+"""The status of a run that is not over."""
 NEWS = 20
 """So many differences are kept for clients that missed some."""
 
@@ -88,7 +92,7 @@ class Run:
         self.uploads = Uploads(self.directory / "uploads")
         self.told_plan = plan_for_clients(plan)
         self.plan_hash = plan_hash(self.told_plan)
-        self.status = "running"
+        self.status = RUNNING
         self.parts: Parts | None = None
         self.sizes: tuple[int, ...] = ()
         self.state: RunState | None = None
@@ -103,6 +107,8 @@ class Run:
         self.bytes_down = 0
         """Sent to clients since the last commit."""
         self.last_row: dict[str, Any] | None = None
+        self.stale = False
+        """Whether the files for people are not as the store has them."""
         self.post = Post(self.objects, wake)
         """Messages of secure aggregation."""
         self.lost_sum = False
@@ -261,10 +267,25 @@ class Run:
                 path.unlink(missing_ok=True)
 
     def write_down(self, rows: list[dict[str, Any]], lines: list[str]) -> None:
-        """Write the files for people as the store has them."""
+        """Write the files for people as the store has them, whatever a kill or a full disk has kept from being."""
+        self.stale = True
         self.files.write_text("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
         self.files.write_text("ledger.jsonl", "".join(f"{line}\n" for line in lines))
         self.last_row = rows[-1] if rows else None
+        if lines and not (self.directory / "run.json").exists():
+            self.describe()
+        if lines and not (self.directory / "result.json").exists():
+            last, _ = chain.read(lines[-1])
+            if last.kind == chain.END:
+                self.finish(last.body["reason"])
+        self.stale = False
+
+    def tell(self, work: Callable[[], None]) -> None:
+        """Write to the files for people, unless they are behind; if that fails they are, until `write_down`."""
+        if not self.stale:
+            self.stale = True
+            work()
+            self.stale = False
 
     def describe(self) -> None:
         """Write what is known before the first round."""
@@ -314,6 +335,27 @@ class Run:
             "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
         return info | ({"privacy": parts.guard.statement()} if parts.guard is not None else {})
+
+
+def taken_up(book: Book, row: RunRow, home: Path, wake: Callable[[set[int]], None]) -> Run:
+    """A run as it was when the process before this one ended, however it did."""
+    machine = CoordinatorState.from_plain(json.loads(row.machine))
+    run = Run(row.id, Plan.from_toml(row.plan), home, wake, machine, row.seq)
+    run.status, run.began, run.counted = row.status, row.began, book.last_counted(row.id)
+    if row.sizes:
+        run.build(row.sizes, row.state)
+        assert run.parts is not None
+        for event in book.events(row.id, row.seq):
+            kind = Arrived if event.stage in (Stage.ARRIVED, Stage.COUNTED) else Failed
+            run.machine, _ = run.parts.coordinator.step(run.machine, kind((event.task,)))
+            run.seq = event.seq
+        if run.status == RUNNING and run.machine.phase is not Phase.FINISHED:
+            run.prepare(run.machine)
+            run.lost_sum = run.parts.job.secure is not None and run.machine.phase is Phase.COMMITTING
+    run.write_down(book.rows(row.id), book.lines(row.id))
+    now = run.machine
+    run.uploads.keep_only({task.attempt for task in (*now.in_flight.values(), *now.arrived, *now.committing)})
+    return run
 
 
 def hash_of(params_D: Tensor) -> str:

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from atoll.network.clerk import RETRY
 from atoll.network.gate import Refused
 from atoll.network.hub import Hub
 from atoll.network.identity import Stamp, read_stamp
@@ -153,9 +154,8 @@ class Server:
                 headers["connection"] = "close"  # the rest is not even read
             except ObjectError as error:
                 problem, status = Problem(str(error)), HTTPStatus.UNPROCESSABLE_ENTITY
-            except Exception as error:  # a defect here is no reason to tell strangers about it
-                log("rejected", why=f"{endpoint.path}: {type(error).__name__}: {error}")
-                problem, status = Problem("the server met a defect of its own", 5.0), HTTPStatus.INTERNAL_SERVER_ERROR
+            except Exception as error:
+                problem, status = self._trouble(endpoint, error)
             if problem.error:
                 content = msgspec.json.encode(problem)
                 if problem.retry is not None:
@@ -165,6 +165,14 @@ class Server:
             return response
 
         return served
+
+    def _trouble(self, endpoint: Endpoint, error: Exception) -> tuple[Problem, HTTPStatus]:
+        """Say that it cannot be done now; a defect here is no reason to tell strangers about it."""
+        busy = self._hub.conductor.clerk.busy(error)
+        if busy is not None:
+            return Problem(str(busy), busy.retry), busy.status
+        log("rejected", why=f"{endpoint.path}: {type(error).__name__}: {error}")
+        return Problem("the server met a defect of its own", RETRY), HTTPStatus.INTERNAL_SERVER_ERROR
 
     def _stamp(self, endpoint: Endpoint, request: Request) -> Stamp | None:
         """Who says that a request is theirs; None where nobody must."""
@@ -219,14 +227,14 @@ class Server:
         if before is not None:
             before.set()
         try:
-            found: Orders = await run_sync(self._hub.orders, call.who, poll)
-            if not found.orders and found.open and poll.wait and not self._ending:
+            found: Orders = await run_sync(self._hub.desk.orders, call.who, poll)
+            if not found.orders and set(found.ended) <= set(poll.ended) and poll.wait and not self._ending:
                 with self._hub.metrics.waiting():
                     try:
                         await asyncio.wait_for(event.wait(), poll.wait)
                     except TimeoutError:
                         return found
-                found = await run_sync(self._hub.orders, call.who, poll)
+                found = await run_sync(self._hub.desk.orders, call.who, poll)
         finally:
             if self._waiting.get(number) is event:
                 del self._waiting[number]
@@ -244,47 +252,47 @@ class Server:
                 event.set()
 
     def _run(self, call: Call) -> Message:
-        return self._hub.info(call.path["run"])
+        return self._hub.desk.info(call.path["run"])
 
     def _ledger(self, call: Call) -> Message:
-        lines = self._hub.lines(call.path["run"], _number(call.path["start"]), LINES)
+        lines = self._hub.desk.lines(call.path["run"], _number(call.path["start"]), LINES)
         return Lines(_within(lines))
 
     def _manifest(self, call: Call) -> bytes:
-        _, objects = self._hub.readable(call.who, call.path["run"], call.path["name"])
+        _, objects = self._hub.desk.readable(call.who, call.path["run"], call.path["name"])
         return msgspec.msgpack.encode(objects.manifest(call.path["name"]))
 
     def _chunk(self, call: Call) -> bytes:
-        run, objects = self._hub.readable(call.who, call.path["run"], call.path["name"])
+        run, objects = self._hub.desk.readable(call.who, call.path["run"], call.path["name"])
         data = objects.part(call.path["name"], _number(call.path["index"]))
-        self._hub.sent(run, len(data))
+        self._hub.desk.sent(run, len(data))
         return data
 
     def _missing(self, call: Call) -> Message:
         manifest = call.read(Answer).manifest
-        return self._hub.missing(call.who, call.path["run"], call.attempt, manifest)
+        return self._hub.desk.missing(call.who, call.path["run"], call.attempt, manifest)
 
     def _put(self, call: Call) -> Message:
         path = call.path
-        self._hub.put_chunk(call.who, path["run"], call.attempt, path["digest"], call.body, call.body_hash)
+        self._hub.desk.put_chunk(call.who, path["run"], call.attempt, path["digest"], call.body, call.body_hash)
         return Done()
 
     def _update(self, call: Call) -> Message:
         told = call.read(Delivery)
-        return self._hub.deliver(call.who, call.path["run"], call.attempt, told)
+        return self._hub.desk.deliver(call.who, call.path["run"], call.attempt, told)
 
     def _secure(self, call: Call) -> Message:
         manifest = call.read(Answer).manifest
-        self._hub.answer(call.who, call.path["run"], call.attempt, manifest)
+        self._hub.desk.answer(call.who, call.path["run"], call.attempt, manifest)
         return Done()
 
     def _ready(self, call: Call) -> Message:
-        self._hub.ready(call.who, call.path["run"], call.attempt)
+        self._hub.desk.ready(call.who, call.path["run"], call.attempt)
         return Done()
 
     def _refuse(self, call: Call) -> Message:
         reason = call.read(Refusal).reason
-        self._hub.refuse(call.who, call.path["run"], call.attempt, reason)
+        self._hub.desk.refuse(call.who, call.path["run"], call.attempt, reason)
         return Done()
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, delete, event, func, insert, select, update
+from sqlalchemy import Connection, Engine, create_engine, delete, event, func, insert, select, text, update
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from atoll.core.errors import PlanError, RunError
@@ -39,6 +40,11 @@ from atoll.network.tables import (
     tokens_table,
 )
 
+CLAIM = 0x41746F6C6C
+"""The number by which servers know that a database has one."""
+CLAIM_SECONDS = 5.0
+"""How long a server waits for one that was killed a moment ago to be forgotten."""
+
 
 class Store:
     """A database; make changes with `with store.change() as book`, and look with `with store.look() as book`."""
@@ -46,12 +52,27 @@ class Store:
     def __init__(self, url: str) -> None:
         self._engine = _engine(url)
         self._one_at_a_time = threading.Lock()
+        self._claim: Connection | None = None
         try:
             all_tables.create_all(self._engine)
             with self.change() as book:
                 book.check_schema()
         except DBAPIError as error:
             raise RunError(f"the store {self._engine.url!r} cannot be opened: {error.orig}; check --store") from error
+
+    def claim(self) -> None:
+        """Have the store for oneself, as far as it can tell: a file is guarded by the home's lock."""
+        if self._engine.dialect.name != "postgresql":
+            return
+        self._claim = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        until = time.monotonic() + CLAIM_SECONDS
+        while not self._claim.execute(text(f"SELECT pg_try_advisory_lock({CLAIM})")).scalar():
+            if time.monotonic() > until:
+                self._claim.close()
+                raise RunError("another server uses this store: stop it, or give this one another database")
+            time.sleep(0.1)
+        with self.change() as book:
+            book.wait_for_others()
 
     @contextmanager
     def change(self) -> Iterator[Book]:
@@ -68,6 +89,8 @@ class Store:
 
     def close(self) -> None:
         """Give connections back."""
+        if self._claim is not None:
+            self._claim.close()
         self._engine.dispose()
 
 
@@ -84,6 +107,16 @@ class Book:
             self._db.execute(insert(meta_table).values(key="schema", value=str(SCHEMA)))
         elif found != str(SCHEMA):
             raise RunError(f"this store has layout {found}, this Atoll knows {SCHEMA}: use the Atoll that made it")
+
+    def wait_for_others(self) -> None:
+        """Let changes end that are under way: a server that was killed may have asked for one to be made for good."""
+        names = ", ".join(table.name for table in all_tables.sorted_tables)
+        self._db.execute(text(f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE"))
+
+    def note_time(self, now: float) -> None:
+        """Write something, to see whether that is possible."""
+        self._db.execute(delete(meta_table).where(meta_table.c.key == "written"))
+        self._db.execute(insert(meta_table).values(key="written", value=str(now)))
 
     def add_token(self, hashed: str, expires: float) -> None:
         """Let somebody enrol once."""

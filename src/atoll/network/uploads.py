@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from atoll.core.messages import Task
-from atoll.network.objects import Manifest, ObjectError, sync_names, written
+from atoll.network.objects import Manifest, ObjectError, room_in, sync_names, written
 
 
 class Uploads:
@@ -25,7 +25,8 @@ class Uploads:
     def put(self, task: Task, digest: bytes, data: bytes) -> None:
         """Keep a chunk; the caller has checked that this is its hash."""
         folder = self._folder(task)
-        folder.mkdir(parents=True, exist_ok=True)
+        with room_in(self._root):
+            folder.mkdir(parents=True, exist_ok=True)
         path = folder / digest.hex()
         if not path.exists():
             written(path, folder / f"{digest.hex()}.{os.urandom(4).hex()}", data)
@@ -46,8 +47,9 @@ class Uploads:
         missing = self.missing(task, manifest)
         if missing:
             raise ObjectError(f"{len(missing)} chunks are missing: send them first")
-        sync_names(self._folder(task))
         folder = self._folder(task)
+        if manifest.chunks:  # an object of no bytes has no folder
+            sync_names(folder)
         return ((folder / digest.hex()).read_bytes() for digest in manifest.chunks)
 
     def read(self, task: Task, manifest: Manifest) -> Iterator[bytes]:

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from atoll.core.aggregator import as_rows, rows_of
 from atoll.core.coordinator import CoordinatorState
-from atoll.core.errors import RunError
+from atoll.core.errors import DiskFull, RunError
 from atoll.core.messages import Broadcast, State, Task
 from atoll.core.plan import Plan
 from atoll.core.tensor_file import tensor_file
@@ -230,8 +230,9 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error.strerror)
-        raise RunError(
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        what = "the disk is full" if full else str(error.strerror)
+        raise (DiskFull if full else RunError)(
             f"cannot write to {path}: {what}; make room or fix it, then continue with --resume {path} "
             "(everything up to the last checkpoint is safe)"
         ) from error
