@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -18,7 +18,7 @@ from atoll.network.agreement import Floors, at_work
 from atoll.network.app import ClientApp
 from atoll.network.connection import Connection, Declined
 from atoll.network.home import Home, Pending, RunHome
-from atoll.network.objects import Manifest, ObjectError, manifest_of
+from atoll.network.objects import Manifest, manifest_of
 from atoll.network.protocol import (
     MAX_WAIT,
     TASK,
@@ -176,7 +176,7 @@ class Client:
         home, start = work.home, time.monotonic()
         down = 0
 
-        def fetch(ref: Ref) -> bytearray:
+        def fetch(ref: Ref) -> Iterator[bytes]:
             nonlocal down
             down += ref.num_bytes
             return self._fetched(work, order.run, ref)
@@ -188,7 +188,7 @@ class Client:
         self._voice.say(
             f"{order.run}: round {order.version + 1}: {human_bytes(down)} down in {times[0]}, trained in {times[1]}"
         )
-        manifest = manifest_of(made.data)
+        manifest = manifest_of(*made.data)
         pending = Pending(
             attempt=order.attempt,
             version=order.version,
@@ -200,16 +200,13 @@ class Client:
         home.keep(pending, made.data, made.state)
         return pending
 
-    def _fetched(self, work: Work, run: str, ref: Ref) -> bytearray:
+    def _fetched(self, work: Work, run: str, ref: Ref) -> Iterator[bytes]:
         """An object of the server's; what a loss of power has spoilt here is fetched again."""
         objects = work.home.objects
-        self._connection.download(run, ref, objects)
-        try:
-            return objects.get(ref.name)
-        except ObjectError:
+        if not self._connection.download(run, ref, objects) and not objects.is_sound(ref.name):
             objects.keep_only(())
             self._connection.download(run, ref, objects)
-            return objects.get(ref.name)
+        return objects.read(ref.name)
 
     def _answer(self, work: Work, order: Order, message: Ref) -> None:
         """Answer a message of secure aggregation; the same message gets the same answer."""
