@@ -25,7 +25,7 @@ INFO = RunInfo("run", {"rounds": 3, "seed": 1}, "hash", 3, 3, 100, 10)
 def keep(home: RunHome, attempt: int, state: dict[str, torch.Tensor], data: bytes = b"update") -> None:
     manifest = manifest_of(data)
     told = Delivery(msgspec.msgpack.encode(manifest), 10, 0.5, 10.0, bytes(64))
-    home.keep(Pending(attempt, 0, "0" * 64, "1" * 64, manifest.name(), told), data, state)
+    home.keep(Pending(attempt, 0, "0" * 64, "1" * 64, manifest.name(), told), [data], state)
 
 
 @pytest.fixture

@@ -165,6 +165,7 @@ def test_bad_updates_are_left_out_one_by_one_and_their_senders_shut_out_after_th
     assert told["light 1"] == "quarantined"
     assert told["light 2"] == "approved"
     assert made.audited().rounds == 3
+    assert {path.name for path in (made.directory() / "uploads").iterdir()} <= {"3"}  # nothing of what was refused
 
 
 def test_an_object_that_is_too_large_is_refused_by_its_manifest(open_server: tuple[Federation, Light]) -> None:

@@ -57,7 +57,7 @@ class Adding:
             raise Unwilling(f"the session of attempt {order.attempt} is {state.phase} here")
         if message.num_bytes > limit(state):
             raise Unwilling(f"a message of {message.num_bytes:,} bytes, at most {limit(state):,} are due now")
-        data = bytes(fetch(message))
+        data = b"".join(fetch(message))
         if talk is None:
             talk = self._begun(order, pending, data)
             state = load(talk.state, ClientState)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -18,7 +18,7 @@ from atoll.network.agreement import Floors, at_work
 from atoll.network.app import ClientApp
 from atoll.network.connection import Connection, Declined
 from atoll.network.home import Home, Pending, RunHome
-from atoll.network.objects import Manifest, ObjectError, manifest_of
+from atoll.network.objects import Manifest, manifest_of
 from atoll.network.protocol import (
     MAX_WAIT,
     TASK,
@@ -81,6 +81,7 @@ class Client:
         self._voice.say(f"joined as {welcome.name}, client {welcome.number}; {len(self._app.train_y):,} samples")
         while not (self.turn() and once):
             pass
+        self._connection.mention("POST", "/v1/poll", self._poll(wait=0.0))  # the server may end, too
 
     def turn(self) -> bool:
         """Ask for work once and do what there is; True if all runs are over."""
@@ -88,13 +89,15 @@ class Client:
             self._warn_once("", "resting: outside the hours of the floors")
             self._sleep(SHORT_REST)
             return False
-        poll = Poll(len(self._app.train_y), MAX_WAIT, self._app.told(), ended=tuple(sorted(self._ended)))
-        told = self._connection.ask("POST", "/v1/poll", Orders, poll, wait=MAX_WAIT)
+        told = self._connection.ask("POST", "/v1/poll", Orders, self._poll(MAX_WAIT), wait=MAX_WAIT)
         done = [self._do(order) for order in told.orders]
         self._end([name for name in told.ended if is_run_name(name)])
         if not any(done):
             self._sleep(told.retry + random.uniform(0, told.spread))  # noqa: S311
         return bool(told.ended) and not told.open and not told.orders
+
+    def _poll(self, wait: float) -> Poll:
+        return Poll(len(self._app.train_y), wait, self._app.told(), ended=tuple(sorted(self._ended)))
 
     def _do(self, order: Order) -> bool:
         """Do an order, or tell the server why not."""
@@ -173,7 +176,7 @@ class Client:
         home, start = work.home, time.monotonic()
         down = 0
 
-        def fetch(ref: Ref) -> bytearray:
+        def fetch(ref: Ref) -> Iterator[bytes]:
             nonlocal down
             down += ref.num_bytes
             return self._fetched(work, order.run, ref)
@@ -185,7 +188,7 @@ class Client:
         self._voice.say(
             f"{order.run}: round {order.version + 1}: {human_bytes(down)} down in {times[0]}, trained in {times[1]}"
         )
-        manifest = manifest_of(made.data)
+        manifest = manifest_of(*made.data)
         pending = Pending(
             attempt=order.attempt,
             version=order.version,
@@ -197,16 +200,13 @@ class Client:
         home.keep(pending, made.data, made.state)
         return pending
 
-    def _fetched(self, work: Work, run: str, ref: Ref) -> bytearray:
+    def _fetched(self, work: Work, run: str, ref: Ref) -> Iterator[bytes]:
         """An object of the server's; what a loss of power has spoilt here is fetched again."""
         objects = work.home.objects
-        self._connection.download(run, ref, objects)
-        try:
-            return objects.get(ref.name)
-        except ObjectError:
+        if not self._connection.download(run, ref, objects) and not objects.is_sound(ref.name):
             objects.keep_only(())
             self._connection.download(run, ref, objects)
-            return objects.get(ref.name)
+        return objects.read(ref.name)
 
     def _answer(self, work: Work, order: Order, message: Ref) -> None:
         """Answer a message of secure aggregation; the same message gets the same answer."""

@@ -6,6 +6,7 @@ import random
 import ssl
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -133,18 +134,27 @@ class Connection:
         data = b"" if body is None else msgspec.json.encode(body)
         return self._until_done(lambda: _read(self._signed(method, path, data, MAX_CONTROL, wait), answer))
 
-    def download(self, run: str, ref: Ref, objects: Objects) -> None:
-        """Get an object, without the chunks that are here already; each is checked as it arrives."""
+    def mention(self, method: str, path: str, body: Message) -> None:
+        """Make a signed request once, whether it is heard or not."""
+        with suppress(httpx2.TransportError, Later, AtollError):
+            self._signed(method, path, msgspec.json.encode(body), MAX_CONTROL)
+
+    def download(self, run: str, ref: Ref, objects: Objects) -> bool:
+        """Get an object, without the chunks that are here already, and say whether none was.
+
+        Each is checked as it arrives."""
         path = f"/v1/runs/{run}/objects/{ref.name}"
         manifest = read_manifest(self._fetch(path, _manifest_bytes(ref.num_bytes)), ref.num_bytes)
         if manifest.name() != ref.name or manifest.num_bytes != ref.num_bytes:
             raise ObjectError(f"the server sent another object than {ref.name}: tell the operator")
         missing = set(objects.missing(manifest))
+        none_here = len(missing) == len(set(manifest.chunks))
         for index, (digest, size) in enumerate(zip(manifest.chunks, manifest.sizes(), strict=True)):
             if digest in missing:
                 objects.put_chunk(digest, self._fetch(f"{path}/{index}", size))
                 missing.discard(digest)
         objects.put_manifest(manifest)
+        return none_here
 
     def upload(self, run: str, attempt: int, data: bytes | memoryview) -> Manifest:
         """Send the chunks of an object that the server does not have; the object's manifest."""

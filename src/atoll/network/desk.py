@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Callable
@@ -24,6 +25,9 @@ from atoll.network.tables import ClientRow, Stage
 MAX_OFFENCES = 3
 """After so many bad updates a client is shut out until the operator approves it again."""
 
+LARGE = 64 << 20
+"""Updates of more bytes than this are looked at one after another, so that memory does not grow with their number."""
+
 
 class Desk:
     """Answers clients that the gate has let in."""
@@ -39,9 +43,9 @@ class Desk:
         )
         self._clerk, self._runs, self._store = conductor.clerk, conductor.runs, conductor.store
         self._now = conductor.now
-        self._counting = threading.Lock()
+        self._counting, self._one_large = threading.Lock(), threading.Lock()
         self.told_end: set[int] = set()
-        """Who has heard that all runs are over."""
+        """Who knows that all runs are over, and has read their ledgers."""
 
     def orders(self, client: ClientRow, poll: Poll) -> Orders:
         """What a client has to do now."""
@@ -55,7 +59,7 @@ class Desk:
                 if (order := self._order(run, number)) is not None and (run.name, order.attempt) not in poll.busy
             ]
             ended = tuple(run.name for run in self._runs.values() if run.status != RUNNING)
-            if len(ended) == len(self._runs):
+            if len(ended) == len(self._runs) and set(ended) <= set(poll.ended):
                 self.told_end.add(number)
             return Orders(tuple(orders), ended, len(self._runs) - len(ended))
 
@@ -149,7 +153,7 @@ class Desk:
     def answer(self, client: ClientRow, run: str, attempt: int, manifest: bytes) -> None:
         """A client answers a message of secure aggregation."""
         found, task = self._waited_for(client, run, attempt)
-        data = bytes(found.uploads.settle(task, self._manifest(found, manifest)))
+        data = b"".join(found.uploads.settle(task, self._manifest(found, manifest)))
         if not found.post.answer(task.client, data):
             raise Refused(HTTPStatus.GONE, "nobody waits for this answer any more: poll for work")
 
@@ -250,7 +254,9 @@ class Desk:
         if not (math.isfinite(told.weight) and told.weight >= 0):
             raise BadUpdate(f"a weight of {told.weight} makes no sense: it must be finite, and 0 or more")
         weight = min(told.weight, float(self._max_samples))
-        run.parts.opened(run.uploads.settle(task, manifest), weight)
+        chunks = run.uploads.settle(task, manifest)
+        with self._one_large if manifest.num_bytes > LARGE else contextlib.nullcontext():
+            run.parts.opened(chunks, manifest.num_bytes, weight)
         # the client signed what it told; what counts is cut to what one client may weigh
         signed = {"num_samples": told.num_samples, "loss": told.loss, "weight": told.weight}
         counts = {"counts": weight, "samples": min(told.num_samples, self._max_samples)}

@@ -11,7 +11,6 @@ import fcntl
 import json
 import os
 import secrets
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,11 +20,11 @@ import msgspec
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from atoll.core.errors import DiskFull, PlanError, RunError
+from atoll.core.errors import PlanError, RunError
 from atoll.core.messages import State
+from atoll.core.tensor_file import tensor_file
 from atoll.ledger import chain
 from atoll.network.identity import load_key, make_key
 from atoll.network.objects import Objects, room_in, sync_names, written
@@ -195,16 +194,14 @@ class RunHome:
         found = self.pending() or _pending(self.path / "state.safetensors")
         return NEVER if found is None else found.attempt
 
-    def keep(self, pending: Pending, update: bytes, state: State) -> None:
+    def keep(self, pending: Pending, update: Sequence[bytes | memoryview], state: State) -> None:
         """Write down an update, and what is remembered if it counts; what was fetched for it is not needed any more."""
         _append(self.path / "sent.jsonl", json.dumps({"attempt": pending.attempt, "object": pending.object}))
         self.sent.add(pending.object)
-        tensors = {f"{STATE}{name}": tensor.detach().clone().contiguous() for name, tensor in state.items()}
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The given buffer is not writable")  # nothing here writes to it
-            tensors[UPDATE] = torch.frombuffer(update, dtype=torch.uint8)
+        tensors = {f"{STATE}{name}": tensor for name, tensor in state.items()}
+        tensors[UPDATE] = torch.frombuffer(bytearray().join(update), dtype=torch.uint8)
         text = {"pending": msgspec.json.encode(pending).decode()}
-        _write_tensors(self.path / "pending.safetensors", tensors, text)
+        _write(self.path / "pending.safetensors", *tensor_file(tensors, text))
         self.objects.keep_only(())
 
     def update(self) -> memoryview:
@@ -239,7 +236,7 @@ class RunHome:
 
     def keep_known(self, version: int, vector_V: Tensor) -> None:
         """Remember a broadcast."""
-        _write_tensors(self.path / "known.safetensors", {VECTOR: vector_V.clone()}, {"version": str(version)})
+        _write(self.path / "known.safetensors", *tensor_file({VECTOR: vector_V}, {"version": str(version)}))
 
     def lines(self) -> list[str]:
         """The run's ledger as far as it was verified."""
@@ -275,20 +272,6 @@ def _tensors(path: Path, start: str = "") -> State:
     with _readable(path), safe_open(path, framework="pt") as file:
         names = [name for name in file.keys() if name.startswith(start)]  # noqa: SIM118
         return {name.removeprefix(start): file.get_tensor(name) for name in names}
-
-
-def _write_tensors(path: Path, tensors: State, text: dict[str, str]) -> None:
-    """Write a file of tensors at once; nothing is copied."""
-    beside = path.with_name(f".{path.name}.new")
-    try:
-        with room_in(path.parent):
-            save_file(tensors, beside, metadata=text)
-            with beside.open("rb") as file:
-                os.fsync(file.fileno())
-            beside.rename(path)
-            sync_names(path.parent)
-    except SafetensorError as error:  # as it calls a full disk
-        raise DiskFull(f"{path} cannot be written ({error}): make room, and it goes on by itself") from error
 
 
 @contextmanager
@@ -335,8 +318,8 @@ def _append(path: Path, *lines: str, sync: bool = True) -> None:
             raise
 
 
-def _write(path: Path, data: bytes, mode: int = 0o666) -> None:
-    written(path, data, path.with_name(f".{path.name}.new"), mode)
+def _write(path: Path, *parts: bytes | memoryview, mode: int = 0o666) -> None:
+    written(path, path.with_name(f".{path.name}.new"), *parts, mode=mode)
     sync_names(path.parent)
 
 

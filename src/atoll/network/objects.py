@@ -18,6 +18,7 @@ from typing import Annotated
 import msgspec
 
 from atoll.core.errors import AtollError, DiskFull
+from atoll.core.wire import recut
 
 CHUNK = 1 << 20
 """Bytes of every chunk of an object but the last."""
@@ -47,16 +48,14 @@ class ObjectError(AtollError):
     """Bytes that are not what they are said to be, or are not there."""
 
 
-def cut(data: bytes | memoryview) -> Iterator[memoryview]:
-    """The chunks of an object."""
-    view = memoryview(data).cast("B")
-    for start in range(0, len(view), CHUNK):
-        yield view[start : start + CHUNK]
+def cut(*parts: bytes | memoryview) -> Iterator[memoryview]:
+    """The chunks of an object that is these parts one after another."""
+    return recut(parts, CHUNK)
 
 
-def manifest_of(data: bytes | memoryview) -> Manifest:
+def manifest_of(*parts: bytes | memoryview) -> Manifest:
     """Name the chunks of an object."""
-    return Manifest(memoryview(data).nbytes, tuple(hashlib.sha256(chunk).digest() for chunk in cut(data)))
+    return Manifest(sum(map(len, parts)), tuple(hashlib.sha256(chunk).digest() for chunk in cut(*parts)))
 
 
 def read_manifest(data: bytes, max_bytes: int) -> Manifest:
@@ -92,13 +91,14 @@ class Objects:
         """How many bytes all chunks take."""
         return sum(entry.stat().st_size for entry in os.scandir(self.root / "chunks"))
 
-    def put(self, data: bytes | memoryview) -> str:
-        """Keep an object; return its name."""
-        manifest = manifest_of(data)
-        for digest, chunk in zip(manifest.chunks, cut(data), strict=True):
-            if not self.has_chunk(digest):
-                self._write(self._chunk(digest), chunk)
-        return self.put_manifest(manifest)
+    def put(self, *parts: bytes | memoryview) -> str:
+        """Keep an object that is these parts one after another; return its name."""
+        digests = []
+        for chunk in cut(*parts):
+            digests.append(hashlib.sha256(chunk).digest())
+            if not self.has_chunk(digests[-1]):
+                self._write(self._chunk(digests[-1]), chunk)
+        return self.put_manifest(Manifest(sum(map(len, parts)), tuple(digests)))
 
     def put_chunk(self, digest: bytes, data: bytes | memoryview) -> None:
         """Keep a chunk that somebody sent, if it is what its name says."""
@@ -156,15 +156,20 @@ class Objects:
             raise ObjectError(f"object {name} has {len(chunks)} chunks: there is no chunk {index}")
         return self.chunk(chunks[index])
 
-    def get(self, name: str) -> bytearray:
+    def read(self, name: str) -> Iterator[bytes]:
+        """An object, chunk by chunk."""
+        return map(self.chunk, self.manifest(name).chunks)
+
+    def is_sound(self, name: str) -> bool:
+        """Whether an object is here, and all of it as it was written."""
+        try:
+            return all(True for _ in self.read(name))
+        except ObjectError:
+            return False
+
+    def get(self, name: str) -> bytes:
         """A whole object."""
-        manifest = self.manifest(name)
-        whole, at = bytearray(manifest.num_bytes), 0
-        for digest in manifest.chunks:
-            data = self.chunk(digest)
-            whole[at : at + len(data)] = data
-            at += len(data)
-        return whole
+        return b"".join(self.read(name))
 
     def keep_only(self, names: Iterable[str]) -> int:
         """Remove every object but these; return how many files went."""
@@ -186,15 +191,15 @@ class Objects:
         return self.root / "chunks" / digest.hex()
 
     def _write(self, path: Path, data: bytes | memoryview) -> None:
-        written(path, data, self.root / "new" / secrets.token_hex(8), sync=self._durable)
+        written(path, self.root / "new" / secrets.token_hex(8), data, sync=self._durable)
 
 
-def written(path: Path, data: bytes | memoryview, beside: Path, mode: int = 0o666, *, sync: bool = True) -> None:
+def written(path: Path, beside: Path, *parts: bytes | memoryview, mode: int = 0o666, sync: bool = True) -> None:
     """Write a file beside its place, sync it and put it there: at no moment is there half a file of its name."""
     try:
         with room_in(path.parent):
             with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-                file.write(data)
+                file.writelines(parts)
                 if sync:
                     file.flush()
                     os.fsync(file.fileno())

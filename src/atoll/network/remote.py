@@ -15,17 +15,18 @@ import torch
 
 from atoll.core.coordinator import Coordinator
 from atoll.core.errors import AtollError, PlanError, RunError
-from atoll.core.messages import Broadcast, Payload, State, Task, Update, stack
+from atoll.core.messages import Broadcast, Payload, State, Task, Update
 from atoll.core.plan import Plan
 from atoll.core.seeds import generator
 from atoll.core.transform import Encoding
-from atoll.core.wire import packed_size, unpack
+from atoll.core.wire import packed_size, unpack_parts
 from atoll.data.dataset import Dataset
 from atoll.data.index import Array, Partition
 from atoll.engine.base import InProcess
 from atoll.engine.build import build_coordinator
 from atoll.engine.guarding import Guard, guarded
 from atoll.engine.versions import Versions
+from atoll.network.objects import ObjectError
 from atoll.privacy.ledger import Ledger
 from atoll.privacy.noise import fresh_secret
 from atoll.train.exchange import Told, Work, received
@@ -36,6 +37,9 @@ from atoll.train.trainer import Trainer
 
 ROOM = 1 << 20
 """Bytes that a delivered update may be longer than the plain vector: names, shapes, and what codecs keep beside it."""
+
+
+Kinds = list[list[tuple[str, torch.dtype]]]
 
 
 class BadUpdate(AtollError):
@@ -85,9 +89,11 @@ class Deliveries(InProcess):
         self, groups: list[list[Task]], sent: Mapping[int, Broadcast], states: Mapping[int, State]
     ) -> Iterable[Work]:
         """Fold what was delivered, one update at a time, so that memory does not grow with the cohort."""
-        for [task] in groups:
-            update, told = self.read(task)
-            yield received(self.job, self.trainer.fold, [task], stack([update]), [told])
+        yield from (self._received(task) for [task] in groups)
+
+    def _received(self, task: Task) -> Work:
+        update, told = self.read(task)
+        return received(self.job, self.trainer.fold, [task], update.alone(), [told])
 
 
 def _nothing(task: Task) -> Arrival:
@@ -103,23 +109,23 @@ class Parts(NamedTuple):
     versions: Versions
     engine: Deliveries
     layout: Update
-    """An update of zeros: the shape of every update that is due."""
-    like: Payload
-    """The payload of that."""
+    """The shape of every update that is due, without values."""
+    kinds: Kinds
+    """Names and types of a payload of that."""
 
     @property
     def max_bytes(self) -> int:
         """Bytes of the largest update that is read."""
         return 2 * packed_size(Payload(self.layout.packed())) + ROOM
 
-    def opened(self, data: bytes | bytearray, weight: float) -> Update:
+    def opened(self, chunks: Iterable[bytes], num_bytes: int, weight: float) -> Update:
         """Read a delivered update; one that is not what is due raises BadUpdate."""
         try:
-            payload = unpack(data, max_bytes=self.max_bytes)
-            if _kinds(payload) != _kinds(self.like):
+            payload = unpack_parts(chunks, num_bytes, max_bytes=self.max_bytes)
+            if _kinds(payload) != self.kinds:
                 raise BadUpdate("the update's tensors have other names or types than the plan's uplink makes")
             vector_V = self.job.uplink.decode(payload)
-        except BadUpdate:
+        except (BadUpdate, ObjectError, OSError):
             raise
         except Exception as error:  # whatever a codec makes of rubbish
             raise BadUpdate(f"the update cannot be read: {' '.join(str(error).split())[:200]}") from error
@@ -129,7 +135,7 @@ class Parts(NamedTuple):
                 f"the update has {tuple(vector_V.shape)} values of {vector_V.dtype}, {tuple(due_V.shape)} of "
                 f"{due_V.dtype} are due: check the client's model"
             )
-        if not bool(vector_V.isfinite().all()):
+        if not (bool(vector_V.sum().isfinite()) or bool(vector_V.isfinite().all())):  # a finite sum is enough
             raise BadUpdate("the update holds NaN or Inf: check the client's data and learning rate")
         update = self.layout.unpacked(vector_V)
         return update._replace(weight=torch.tensor(weight, dtype=self.layout.weight.dtype))
@@ -156,7 +162,13 @@ def build_parts(plan: Plan, sizes: Sequence[int], ledger: Ledger | None) -> Part
         job, coordinator, guard = guarded(plan, job, coordinator, ledger or Ledger(job.secret))
     engine, layout = Deliveries(job), layout_of(job)
     like, _ = job.uplink.encode(layout.packed(), {}, Encoding(job.spec, 0, generator(plan.seed, "layout")))
-    return Parts(job, coordinator, guard, Versions(coordinator, engine.trainer, guard), engine, layout, like)
+    versions = Versions(coordinator, engine.trainer, guard)
+    return Parts(job, coordinator, guard, versions, engine, _without_values(layout), _kinds(like))
+
+
+def _without_values(update: Update) -> Update:
+    aux = {name: value.to("meta") for name, value in update.aux.items()}
+    return Update(update.delta_D.to("meta"), update.weight.to("meta"), aux)
 
 
 def open_ledger(plan: Plan, path: Path, *, begun: bool) -> Ledger | None:
@@ -173,7 +185,7 @@ def open_ledger(plan: Plan, path: Path, *, begun: bool) -> Ledger | None:
     return Ledger.begin(fresh_secret(), plan.identity(), path)
 
 
-def _kinds(payload: Payload) -> list[list[tuple[str, torch.dtype]]]:
+def _kinds(payload: Payload) -> Kinds:
     """Names and types of a payload's tensors."""
     sides = [[(name, side[name].dtype) for name in sorted(side)] for side in payload.sides]
     return [[("", payload.carrier.dtype)], *sides]

@@ -22,7 +22,7 @@ from atoll.core.coordinator import Arrived, Committed, CoordinatorState, Failed,
 from atoll.core.messages import Payload, Task
 from atoll.core.params import load
 from atoll.core.plan import Plan
-from atoll.core.wire import pack, packed_size
+from atoll.core.wire import packed_size, pieces
 from atoll.engine.measuring import measured
 from atoll.engine.run_state import RunState, why_stop
 from atoll.engine.secure import Added
@@ -126,7 +126,7 @@ class Run:
         elif self.state is not None:  # others have joined since
             state = self.state
         else:
-            first_D = job.first_D.clone()
+            first_D = job.first_D
             rule = job.aggregator.init() if guard is None else guard.init()
             state = RunState(first_D, job.algorithm.init_server(first_D), rule, upload=first_D.nbytes)
         self.parts, self.sizes, self.state = parts, tuple(sizes), state
@@ -154,21 +154,21 @@ class Run:
     def prepare(self, machine: CoordinatorState) -> str:
         """Make the newest version ready to be sent; the file of the state, if that must be kept before it is."""
         assert self.parts is not None and self.state is not None
-        state = self.state._replace(coordinator=machine)
+        state, models = self.state._replace(coordinator=machine), dict(self.models)  # others read them meanwhile
         known = {task.version for task in (*machine.in_flight.values(), *machine.arrived, *machine.committing)}
         changed = ""
         for number in sorted(known & state.sent.keys()):
-            if number not in self.models:
-                self.models[number] = self._stored(state.sent[number].packed(), None)
-        if machine.version not in self.models:
+            if number not in models:
+                models[number] = self._stored(state.sent[number].packed(), None)
+        if machine.version not in models:
             if machine.version in state.sent:
-                self.models[machine.version] = self._stored(state.sent[machine.version].packed(), None)
+                models[machine.version] = self._stored(state.sent[machine.version].packed(), None)
             else:
                 self.state, heard = self.parts.versions.broadcast(state)
-                self.models[machine.version] = self._heard(machine.version, heard.broadcast.packed(), heard.payload)
+                models[machine.version] = self._heard(machine.version, heard.broadcast.packed(), heard.payload)
                 if self.parts.job.downlink.chain.transforms:  # what it remembers must not be made twice
                     changed = self.save(self.state)
-        self.models = {number: self.models[number] for number in self.models if number in known | {machine.version}}
+        self.models = {number: models[number] for number in models if number in known | {machine.version}}
         self.objects.keep_only(
             {*(model.ref.name for model in self.models.values()), *(n.object.name for n in self.news)}
         )
@@ -184,8 +184,8 @@ class Run:
         return self._stored(vector, None)
 
     def _stored(self, vector: Tensor, payload: Payload | None) -> Model:
-        data = pack(Payload(vector) if payload is None else payload, compress=payload is not None)
-        return Model(Ref(name=self.objects.put(data), num_bytes=len(data)), payload is None)
+        parts = pieces(Payload(vector) if payload is None else payload, compress=payload is not None)
+        return Model(Ref(name=self.objects.put(*parts), num_bytes=sum(map(len, parts))), payload is None)
 
     def make(self, machine: CoordinatorState, rows: Mapping[Task, TaskRow], now: float, secret: Secret | None) -> Made:
         """Make the next version of what was delivered."""
@@ -240,9 +240,9 @@ class Run:
 
     def _arrival(self, parts: Parts, row: TaskRow) -> Arrival:
         manifest = msgspec.msgpack.decode(bytes.fromhex(row.report["manifest"]), type=Manifest)
-        data = self.uploads.get(row.task, manifest)
-        told = Told(row.report["samples"], row.report["loss"], len(data))
-        return Arrival(parts.opened(data, row.report["counts"]), told)
+        told = Told(row.report["samples"], row.report["loss"], manifest.num_bytes)
+        chunks = self.uploads.read(row.task, manifest)
+        return Arrival(parts.opened(chunks, manifest.num_bytes, row.report["counts"]), told)
 
     def _forget(self, state: RunState, *, keep: bool) -> RunState:
         """Drop broadcasts that nobody works on."""
@@ -252,17 +252,25 @@ class Run:
 
     def save(self, state: RunState) -> str:
         """Write the state to a file of its own; nothing refers to it until the store does."""
-        data = encode_state(state, self.plan.identity())
-        name = f"state-{state.coordinator.attempt}-{hashlib.sha256(data).hexdigest()[:16]}.safetensors"
-        written(self.directory / name, data, self.directory / f".{name}.new")
+        parts, digest = encode_state(state, self.plan.identity()), hashlib.sha256()
+        for part in parts:
+            digest.update(part)
+        name = f"state-{state.coordinator.attempt}-{digest.hexdigest()[:16]}.safetensors"
+        written(self.directory / name, self.directory / f".{name}.new", *parts)
         return name
 
     def drop(self, tasks: tuple[Task, ...], state_file: str) -> None:
-        """Remove what nobody needs any more: updates of these tasks, and states but this one."""
+        """Remove what nobody needs any more: updates of these tasks and of attempts that are over, other states."""
         self.uploads.drop(tasks)
+        self.tidy()
         for path in self.directory.glob("state-*.safetensors"):
             if path.name != state_file:
                 path.unlink(missing_ok=True)
+
+    def tidy(self) -> None:
+        """Remove what was sent for attempts that nobody waits for any more."""
+        now = self.machine
+        self.uploads.keep_only({task.attempt for task in (*now.in_flight.values(), *now.arrived, *now.committing)})
 
     def write_down(self, rows: list[dict[str, Any]], lines: list[str]) -> None:
         """Write the files for people as the store has them, whatever a kill or a full disk has kept from being."""
@@ -303,7 +311,7 @@ class Run:
             return
         job, rows = self.parts.job, self.files.rows()
         model = load(build_model(self.plan, job.federation), job.spec, self.state.params_D)
-        self.files.save_model({name: tensor.clone() for name, tensor in model.state_dict().items()})
+        self.files.save_model(model.state_dict())
         last: dict[str, Any] = rows[-1] if rows else {}
         summary = {
             "reason": reason,
@@ -351,8 +359,7 @@ def taken_up(book: Book, row: RunRow, home: Path, wake: Callable[[set[int]], Non
             run.prepare(run.machine)
             run.lost_sum = run.parts.job.secure is not None and run.machine.phase is Phase.COMMITTING
     run.write_down(book.rows(row.id), book.lines(row.id))
-    now = run.machine
-    run.uploads.keep_only({task.attempt for task in (*now.in_flight.values(), *now.arrived, *now.committing)})
+    run.tidy()
     return run
 
 

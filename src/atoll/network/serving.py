@@ -71,10 +71,10 @@ async def _serve(hub: Hub, face: Server, pairs: list[tuple[Any, socket.socket]],
     hub.start()
     try:
         serving = [asyncio.create_task(server._serve([listener])) for server, listener in pairs]
-        watching = [asyncio.create_task(_until_over(hub))] if once else []
+        watching = asyncio.create_task(_until_over(hub)) if once else None
         await asyncio.gather(*serving)
-        for task in watching:  # somebody has ended the server before the runs were over
-            task.cancel()
+        if watching is not None:
+            watching.cancel()
     finally:
         await asyncio.to_thread(hub.close)
 

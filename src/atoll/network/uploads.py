@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from atoll.core.messages import Task
@@ -28,7 +29,7 @@ class Uploads:
             folder.mkdir(parents=True, exist_ok=True)
         path = folder / digest.hex()
         if not path.exists():
-            written(path, data, folder / f"{digest.hex()}.{os.urandom(4).hex()}")
+            written(path, folder / f"{digest.hex()}.{os.urandom(4).hex()}", data)
 
     def num_bytes(self, task: Task) -> int:
         """How many bytes are here of a task."""
@@ -41,24 +42,23 @@ class Uploads:
         folder, sizes = self._folder(task), dict(zip(manifest.chunks, manifest.sizes(), strict=True))
         return [digest for digest, size in sizes.items() if _size(folder / digest.hex()) != size]
 
-    def settle(self, task: Task, manifest: Manifest) -> bytearray:
-        """An object whose chunks are all here, and outlive a loss of power from now on."""
+    def settle(self, task: Task, manifest: Manifest) -> Iterator[bytes]:
+        """The chunks of an object, which are all here, and outlive a loss of power from now on."""
         missing = self.missing(task, manifest)
         if missing:
             raise ObjectError(f"{len(missing)} chunks are missing: send them first")
+        folder = self._folder(task)
         if manifest.chunks:  # an object of no bytes has no folder
-            sync_names(self._folder(task))
-        return self._joined(task, manifest)
+            sync_names(folder)
+        return ((folder / digest.hex()).read_bytes() for digest in manifest.chunks)
 
-    def get(self, task: Task, manifest: Manifest) -> bytearray:
-        """An object, checked against its hashes: disks forget too."""
-        whole = self._joined(task, manifest)
-        start = 0
-        for digest, size in zip(manifest.chunks, manifest.sizes(), strict=True):
-            if hashlib.sha256(memoryview(whole)[start : start + size]).digest() != digest:
+    def read(self, task: Task, manifest: Manifest) -> Iterator[bytes]:
+        """The chunks of an object, checked against their hashes: disks forget too."""
+        for digest in manifest.chunks:
+            data = (self._folder(task) / digest.hex()).read_bytes()
+            if hashlib.sha256(data).digest() != digest:
                 raise ObjectError(f"the file of chunk {digest.hex()} was changed: restore it from a copy")
-            start += size
-        return whole
+            yield data
 
     def drop(self, tasks: tuple[Task, ...]) -> None:
         """Remove what was sent for some tasks."""
@@ -72,14 +72,6 @@ class Uploads:
         for folder in self._root.glob("*"):
             if folder.name not in {str(attempt) for attempt in attempts}:
                 shutil.rmtree(folder, ignore_errors=True)
-
-    def _joined(self, task: Task, manifest: Manifest) -> bytearray:
-        whole, folder, start = bytearray(manifest.num_bytes), self._folder(task), 0
-        for digest, size in zip(manifest.chunks, manifest.sizes(), strict=True):
-            with (folder / digest.hex()).open("rb") as file:
-                file.readinto(memoryview(whole)[start : start + size])
-            start += size
-        return whole
 
     def _folder(self, task: Task) -> Path:
         return self._root / str(task.attempt) / str(task.client)

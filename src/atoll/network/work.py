@@ -6,7 +6,7 @@ Shapes: V, the packed vector of a broadcast.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from atoll.core.errors import AtollError, PlanError, TrainingError
 from atoll.core.messages import Broadcast, Payload, State, Task, Update, stack
 from atoll.core.plan import Plan
-from atoll.core.wire import pack, packed_size, unpack
+from atoll.core.wire import packed_size, pieces, unpack_parts
 from atoll.data.dataset import Dataset
 from atoll.data.index import drawn
 from atoll.engine.build import build_coordinator
@@ -35,7 +35,8 @@ from atoll.train.federation import Federation
 from atoll.train.job import Job, build_job
 from atoll.train.trainer import Trainer
 
-Fetch = Callable[[Ref], bytearray]
+Fetch = Callable[[Ref], Iterable[bytes]]
+"""Gets an object, chunk by chunk."""
 SLACK = 1 << 20
 """Bytes that what is sent may be longer than twice the vector: tables, and codecs that do not pay."""
 
@@ -47,8 +48,8 @@ class Unwilling(AtollError):
 class Made(NamedTuple):
     """An update that was trained, with what is told of it, and what the client remembers if it counts."""
 
-    data: bytes
-    """As it travels; where it is added in secret, as it is before that."""
+    data: list[bytes | memoryview]
+    """As it travels, in parts; where it is added in secret, as it is before that."""
     num_samples: int
     loss: float
     weight: float
@@ -110,7 +111,7 @@ class Work:
         job, task = self.job, self.task(order)
         _, before = self.home.state()
         trained = self.trainer.train_one(task, sent, before)
-        update = protected(job, [task], stack([trained.update]))
+        update = protected(job, [task], trained.update.alone())
         if not bool(finite(update).all()) or not math.isfinite(trained.loss):
             raise TrainingError("the update holds NaN or Inf: lower local.lr, or check this client's data")
         payload, memory = encoded(job, task, update.rows(0), before)
@@ -119,7 +120,7 @@ class Work:
         samples, loss = job.federation.num_samples(self.number), trained.loss
         if job.mechanism is not None:  # nothing but the update is protected
             samples, loss = samples if job.mechanism.at_client is None else 1, 0.0
-        return Made(pack(payload, compress=True), samples, loss, float(update.weight[0]), trained.state | memory)
+        return Made(pieces(payload, compress=True), samples, loss, float(update.weight[0]), trained.state | memory)
 
     def _addend(self, task: Task, update: Update, payload: Payload) -> Payload:
         """What is left of an update at the uplink's other end; with this client's share of noise, where that is due."""
@@ -141,12 +142,12 @@ class Work:
             return None
         for each in news:
             vector_V = vector_V + self._decoded(self._payload(each.object, fetch))
-        return vector_V if manifest_of(pack(Payload(vector_V))).name() == order.model.name else None
+        return vector_V if manifest_of(*pieces(Payload(vector_V))).name() == order.model.name else None
 
     def _payload(self, ref: Ref, fetch: Fetch) -> Payload:
         if ref.num_bytes > self.max_bytes:
             raise Unwilling(f"a broadcast of {ref.num_bytes:,} bytes, at most {self.max_bytes:,} are due in this run")
-        return unpack(fetch(ref), max_bytes=self.max_bytes)
+        return unpack_parts(fetch(ref), ref.num_bytes, max_bytes=self.max_bytes)
 
     def _decoded(self, payload: Payload) -> Tensor:
         try:

@@ -15,13 +15,13 @@ from typing import IO, Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
 from atoll.core.aggregator import as_rows, rows_of
 from atoll.core.coordinator import CoordinatorState
 from atoll.core.errors import DiskFull, RunError
 from atoll.core.messages import Broadcast, State, Task
 from atoll.core.plan import Plan
+from atoll.core.tensor_file import tensor_file
 from atoll.engine.run_state import Ahead, Journey, RunState
 from atoll.train.exchange import Report
 
@@ -106,29 +106,29 @@ class RunDirectory:
 
     def save(self, state: RunState, identity: str) -> None:
         """Write a checkpoint in place of the last one."""
-        self._write(CHECKPOINT, encode_state(state, identity))
+        self._write(CHECKPOINT, *encode_state(state, identity))
 
     def save_model(self, named: State) -> None:
         """Write a model's tensors by name, for use elsewhere."""
-        self._write("model.safetensors", save({name: tensor.contiguous() for name, tensor in named.items()}))
+        self._write("model.safetensors", *tensor_file(named))
 
     def load(self, identity: str) -> RunState | None:
         """Read the checkpoint, or None if the run was stopped before its first."""
         path = self.path / CHECKPOINT
         return read_state(path, identity) if path.exists() else None
 
-    def _write(self, name: str, data: bytes) -> None:
+    def _write(self, name: str, *parts: bytes | memoryview) -> None:
         final, temporary = self.path / name, self.path / f".{name}.new"
         with _explained(self.path):
             with temporary.open("wb") as file:
-                file.write(data)
+                file.writelines(parts)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(final)
 
 
-def encode_state(state: RunState, identity: str) -> bytes:
-    """A run's state as one safetensors file with its plain part as JSON in the header."""
+def encode_state(state: RunState, identity: str) -> list[bytes | memoryview]:
+    """The parts of a safetensors file with a run's state, whose plain part is JSON in the header."""
     tensors: State = {"params": state.params_D}
     tensors |= {f"server/{name}": tensor for name, tensor in state.server.items()}
     tensors |= {f"rule/{name}": tensor for name, tensor in state.rule.items()}
@@ -153,8 +153,7 @@ def encode_state(state: RunState, identity: str) -> bytes:
         "contribution": list(state.contribution.items()),
         "reports": {client: ahead.report for client, ahead in state.ahead.items()},
     }
-    whole = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
-    return save(whole, metadata={"state": json.dumps(text)})
+    return tensor_file(tensors, {"state": json.dumps(text)})
 
 
 def read_state(path: Path, identity: str) -> RunState:
