@@ -268,7 +268,9 @@ class Run:
                 path.unlink(missing_ok=True)
 
     def tidy(self) -> None:
-        """Remove what was sent for attempts that nobody waits for any more."""
+        """Remove what was sent for attempts that nobody waits for any more, and states that a kill left half."""
+        for path in self.directory.glob(".state-*.new"):
+            path.unlink(missing_ok=True)
         now = self.machine
         self.uploads.keep_only({task.attempt for task in (*now.in_flight.values(), *now.arrived, *now.committing)})
 
