@@ -27,7 +27,7 @@ INFO = RunInfo("run", {"rounds": 3, "seed": 1}, "hash", 3, 3, 100, 10)
 def pending(home: RunHome, attempt: int, data: bytes = b"update") -> Pending:
     name = home.objects.put(data)
     manifest = msgspec.msgpack.encode(home.objects.manifest(name))
-    return Pending(attempt, 0, "0" * 64, name, Delivery(manifest, 10, 0.5, 10.0, bytes(64)))
+    return Pending(attempt, 0, "0" * 64, "0" * 64, name, Delivery(manifest, 10, 0.5, 10.0, bytes(64)))
 
 
 @pytest.fixture

@@ -401,7 +401,7 @@ class Conductor:
     def _try_to_write(self, draft: Draft) -> None:
         """Find out whether disk and store take something again."""
         probe = self.home / ".room"
-        written(probe, bytes(PROBE), self.home / ".room.new")
+        written(probe, self.home / ".room.new", bytes(PROBE))
         probe.unlink()
         draft.book.note_time(self.now())
         draft.then(lambda: self.trouble(""))
