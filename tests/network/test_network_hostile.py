@@ -124,7 +124,7 @@ def bad_updates() -> dict[str, tuple[bytes, str]]:
         "a bomb that says so": (bomb(10 << 30, struct.pack("<I", len(more)) + more), "are allowed"),
         "a bomb that lies": (bomb(len(good), struct.pack("<I", len(more)) + more), "a chunk of 67108864 bytes"),
         "a frame that lies": (bomb(len(good), struct.pack("<I", len(lying)) + bytes(lying)), "cannot be decompressed"),
-        "more frames than are due": (bomb(len(good), 2 * (struct.pack("<I", len(frame)) + frame)), "compressed bytes"),
+        "more frames than are due": (bomb(len(good), 2 * (struct.pack("<I", len(frame)) + frame)), "more bytes are"),
     }
 
 

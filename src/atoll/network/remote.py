@@ -6,12 +6,13 @@ Shapes: C clients, V packed values of an update.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, final
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from atoll.core.coordinator import Coordinator
 from atoll.core.errors import AtollError, PlanError, RunError
@@ -32,6 +33,7 @@ from atoll.privacy.noise import fresh_secret
 from atoll.train.exchange import Told, Work, received
 from atoll.train.federation import Federation
 from atoll.train.job import Job, build_job
+from atoll.train.loop import Workspace, workspace
 from atoll.train.server import layout_of
 from atoll.train.trainer import Trainer
 
@@ -77,8 +79,8 @@ class Arrival(NamedTuple):
 class Deliveries(InProcess):
     """The engine of a network: what clients have delivered stands in place of their training."""
 
-    def __init__(self, job: Job) -> None:
-        super().__init__(job, Trainer(job))
+    def __init__(self, job: Job, space: Workspace) -> None:
+        super().__init__(job, Trainer(job, space=space))
         self.read: Callable[[Task], Arrival] = _nothing
 
     def describe(self) -> dict[str, object]:
@@ -141,8 +143,12 @@ class Parts(NamedTuple):
         return update._replace(weight=torch.tensor(weight, dtype=self.layout.weight.dtype))
 
 
-def build_parts(plan: Plan, sizes: Sequence[int], ledger: Ledger | None) -> Parts:
-    """Build a plan for clients that have so many samples; `ledger` is the privacy ledger of a run that has begun."""
+def build_parts(plan: Plan, sizes: Sequence[int], ledger: Ledger | None) -> tuple[Parts, Tensor]:
+    """Build a plan for clients that have so many samples, and the parameters that a run of it starts from.
+
+    `ledger` is the privacy ledger of a run that has begun. Only who begins needs the first parameters: the job that is
+    kept for weeks has their shape, and no memory for them.
+    """
     dataset = plan.data.build("data.catalog")
     if not isinstance(dataset, Dataset):
         raise PlanError(f"data '{plan.data.name}' gave {type(dataset).__name__}: it must return an atoll.Dataset")
@@ -157,13 +163,14 @@ def build_parts(plan: Plan, sizes: Sequence[int], ledger: Ledger | None) -> Part
     job = build_job(plan, federation, secret=ledger.secret if ledger else None)
     if job.kinds:
         raise PlanError(f"clients of {plan.algorithm.name} keep models of their own, which a server cannot measure")
-    guard = None
+    first_D, space = job.first_D, workspace(job)
+    job, guard = replace(job, first_D=first_D.new_zeros(()).expand(first_D.shape)), None
     if plan.privacy is not None:
         job, coordinator, guard = guarded(plan, job, coordinator, ledger or Ledger(job.secret))
-    engine, layout = Deliveries(job), layout_of(job)
+    engine, layout = Deliveries(job, space), layout_of(job)
     like, _ = job.uplink.encode(layout.packed(), {}, Encoding(job.spec, 0, generator(plan.seed, "layout")))
     versions = Versions(coordinator, engine.trainer, guard)
-    return Parts(job, coordinator, guard, versions, engine, _without_values(layout), _kinds(like))
+    return Parts(job, coordinator, guard, versions, engine, _without_values(layout), _kinds(like)), first_D
 
 
 def _without_values(update: Update) -> Update:

@@ -119,14 +119,13 @@ class Run:
         ledger = open_ledger(self.plan, self.directory / PRIVACY_LEDGER, begun=bool(state_file))
         if ledger is not None:
             ledger.check(self.machine.attempt if self.machine.phase is Phase.READY else 0)
-        parts = build_parts(self.plan, sizes, ledger)
+        parts, first_D = build_parts(self.plan, sizes, ledger)
         job, guard = parts.job, parts.guard
         if state_file:
             state = read_state(self.directory / state_file, self.plan.identity())
         elif self.state is not None:  # others have joined since
             state = self.state
         else:
-            first_D = job.first_D
             rule = job.aggregator.init() if guard is None else guard.init()
             state = RunState(first_D, job.algorithm.init_server(first_D), rule, upload=first_D.nbytes)
         self.parts, self.sizes, self.state = parts, tuple(sizes), state
@@ -196,6 +195,36 @@ class Run:
             state = self._forget(self.state._replace(coordinator=machine), keep=False)
             return Made(state, None, Committed(0), (), None, self.save(state), None)
         tasks, policy = machine.committing, parts.coordinator.policy
+        state, row, event, reports = self._settled(parts, machine, rows, secret)
+        after, commands = parts.coordinator.step(machine, event)
+        state = self._forget(state._replace(coordinator=after), keep=policy.keeps_tasks)
+        if commands or not row:
+            return Made(state, None, event, (), None, self.save(state), None)
+        valid = {report.client for report in reports} - set(state.quarantined)
+        counters = {"failed": after.failed, "rejected": after.rejected, "abandoned": after.abandoned}
+        row = {"round": after.version, **row, **counters}
+        if policy.keeps_tasks:
+            row["staleness"] = sum(machine.version - task.version for task in tasks) / len(tasks)
+        if parts.guard is not None:
+            row = parts.guard.told(row, after.attempt)
+        took = max(0.0, now - self.began)
+        state = state._replace(seconds=state.seconds + took)
+        so_far = {**row, "round_seconds": round(took, 6), "seconds": round(state.seconds, 6)}
+        last = after.version >= parts.coordinator.rounds
+        reason = why_stop(self.plan.stop, so_far)
+        found = measured(self.plan, parts.engine, after.version, state, last=last or reason is not None)
+        row = {**so_far, **found.row}
+        reason = reason or why_stop(self.plan.stop, row)
+        counted = tuple(task for task in tasks if task.client in valid)
+        epsilon = row.get("privacy", {}).get("epsilon")
+        return Made(state, row, event, counted, reason, self.save(state), epsilon)
+
+    def _settled(
+        self, parts: Parts, machine: CoordinatorState, rows: Mapping[Task, TaskRow], secret: Secret | None
+    ) -> tuple[RunState, dict[str, Any], Committed, list[Report]]:
+        """The next version, what is told of it, and whose work is in it; what it was made of is forgotten here."""
+        assert self.state is not None
+        tasks, policy = machine.committing, parts.coordinator.policy
         state = self.state._replace(coordinator=machine, bytes_down=self.state.bytes_down + self.bytes_down)
         self.bytes_down = 0
         own = parts.versions.own_update(state)
@@ -215,28 +244,7 @@ class Run:
             each = rows_of(work.folded)
             work = work._replace(folded=parts.versions.late_rows(state, [(task, each.rows(i)) for i, task in late]))
         state, row, event = parts.versions.settle(state, tasks, work, own, added)
-        after, commands = parts.coordinator.step(machine, event)
-        state = self._forget(state._replace(coordinator=after), keep=policy.keeps_tasks)
-        if commands or not row:
-            return Made(state, None, event, (), None, self.save(state), None)
-        valid = {report.client for report in valid_of(work)} - set(state.quarantined)
-        counters = {"failed": after.failed, "rejected": after.rejected, "abandoned": after.abandoned}
-        row = {"round": after.version, **row, **counters}
-        if policy.keeps_tasks:
-            row["staleness"] = sum(machine.version - task.version for task in tasks) / len(tasks)
-        if parts.guard is not None:
-            row = parts.guard.told(row, after.attempt)
-        took = max(0.0, now - self.began)
-        state = state._replace(seconds=state.seconds + took)
-        so_far = {**row, "round_seconds": round(took, 6), "seconds": round(state.seconds, 6)}
-        last = after.version >= parts.coordinator.rounds
-        reason = why_stop(self.plan.stop, so_far)
-        found = measured(self.plan, parts.engine, after.version, state, last=last or reason is not None)
-        row = {**so_far, **found.row}
-        reason = reason or why_stop(self.plan.stop, row)
-        counted = tuple(task for task in tasks if task.client in valid)
-        epsilon = row.get("privacy", {}).get("epsilon")
-        return Made(state, row, event, counted, reason, self.save(state), epsilon)
+        return state, row, event, valid_of(work)
 
     def _arrival(self, parts: Parts, row: TaskRow) -> Arrival:
         manifest = msgspec.msgpack.decode(bytes.fromhex(row.report["manifest"]), type=Manifest)

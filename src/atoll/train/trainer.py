@@ -53,13 +53,13 @@ def fold_of(job: Job) -> Aggregator:
 class Trainer:
     """Trains groups of `stack` clients by a recorded step; 0, or a model that does not allow it, is the plain loop."""
 
-    def __init__(self, job: Job, *, stack: int = 0, compile: bool = False) -> None:
+    def __init__(self, job: Job, *, stack: int = 0, compile: bool = False, space: Workspace | None = None) -> None:
         self.job = job
         self.fold = fold_of(job)
         self.stack = next((size for size in (stack, min(stack, 1)) if why_not(job, size) is None), 0)
         self.compile = compile and self.stack > 0
         self._stacked = StackedTrainer(job, size=self.stack, compile=compile) if self.stack > 0 else None
-        self._space: Workspace | None = None
+        self._space = space
         self._own_slices: list[tuple[Tensor, Tensor]] | None = None
         self._own = OwnModels(job) if job.kinds else None
 
