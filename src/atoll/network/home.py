@@ -25,8 +25,9 @@ from atoll.core.errors import PlanError, RunError
 from atoll.core.messages import State
 from atoll.core.tensor_file import tensor_file
 from atoll.ledger import chain
+from atoll.network.blobs import Disk, room_in, sync_names, written
 from atoll.network.identity import load_key, make_key
-from atoll.network.objects import Objects, room_in, sync_names, written
+from atoll.network.objects import Objects
 from atoll.network.protocol import Delivery, RunInfo
 from atoll.privacy.noise import derived
 
@@ -153,7 +154,7 @@ class RunHome:
 
     def __init__(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        self.path, self.objects = path, Objects(path / "objects")
+        self.path, self.objects = path, Objects(Disk(path / "objects"))
         self.objects.sweep()
         lines = self.lines()
         self.head = chain.Head(len(lines), chain.read(lines[-1])[0].hash()) if lines else chain.EMPTY
