@@ -63,6 +63,8 @@ class Federation:
         self.home, self.url = root / "server", f"https://localhost:{self.port}"
         self.server: Child | None = None
         self.clients: dict[int, Child] = {}
+        self.env: dict[str, str] = {}
+        """What the server finds in its environment beside what tests have in theirs."""
         self._all: list[Child] = []
 
     def write(self, plan: Plan) -> None:
@@ -75,7 +77,7 @@ class Federation:
         argv += ["--host", "localhost", "--port", str(self.port), "--admin-port", str(self.admin_port)]
         argv += ["--cert", str(self.certs / "server.pem"), "--key", str(self.certs / "server.key"), *options]
         argv += ["--store", self.store] if self.store else []
-        self.server = self._start(argv, "server.out", die_at=die_at)
+        self.server = self._start(argv, "server.out", self.env, die_at)
         if ready:
             self.ready()
         return self.server

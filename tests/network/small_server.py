@@ -23,6 +23,7 @@ from atoll.core.messages import Broadcast, Payload, State, Task, Update, stack
 from atoll.core.wire import pack, unpack
 from atoll.engine.base import InProcess
 from atoll.ledger import chain
+from atoll.network.blobs import Disk
 from atoll.network.gate import Gate, Refused, token_hash
 from atoll.network.identity import holds, public_bytes, read_stamp
 from atoll.network.objects import Objects, read_manifest
@@ -77,7 +78,8 @@ class SmallServer:
     def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
         self.store, self.now = Store(f"sqlite:///{path}/store.db"), now
         self.restart()
-        self.objects, self.key = Objects(path / "objects"), Ed25519PrivateKey.generate()
+        self.path = path
+        self.objects, self.key = Objects(Disk(path / "objects")), Ed25519PrivateKey.generate()
         self.infos: dict[str, RunInfo] = {}
         self.orders: dict[int, list[Order]] = {}
         self.ended: tuple[str, ...] = ()

@@ -19,6 +19,7 @@ from cryptography.x509.oid import NameOID
 from network.small_server import CUT_AFTER, CUT_BEFORE, SmallServer, serving
 
 from atoll.core.errors import RunError
+from atoll.network.blobs import Disk
 from atoll.network.certs import make_certificates
 from atoll.network.connection import LONGEST_PAUSE, Connection, Declined, tls_context
 from atoll.network.identity import public_bytes
@@ -241,19 +242,19 @@ def test_a_download_goes_on_where_it_was_interrupted(tmp_path: Path, server: Sma
     with enrolled(server, url, sleep=kill) as connection:
         server.trouble = lambda method, path: CUT_AFTER if path.endswith("/3") else None
         with pytest.raises(Killed):
-            connection.download("run", ref, Objects(tmp_path / "here"))
+            connection.download("run", ref, Objects(Disk(tmp_path / "here")))
         server.trouble = lambda method, path: None
         server.log.clear()
-        connection.download("run", ref, Objects(tmp_path / "here"))
-    assert bytes(Objects(tmp_path / "here").get(ref.name)) == DATA
+        connection.download("run", ref, Objects(Disk(tmp_path / "here")))
+    assert bytes(Objects(Disk(tmp_path / "here")).get(ref.name)) == DATA
     assert chunk_requests(server, "GET") == ["3", "4", "5"]
 
 
 def test_equal_chunks_travel_once(tmp_path: Path, server: SmallServer, url: str) -> None:
     ref = server.put(bytes(7 * CHUNK))
     with enrolled(server, url) as connection:
-        connection.download("run", ref, Objects(tmp_path / "here"))
-    assert bytes(Objects(tmp_path / "here").get(ref.name)) == bytes(7 * CHUNK)
+        connection.download("run", ref, Objects(Disk(tmp_path / "here")))
+    assert bytes(Objects(Disk(tmp_path / "here")).get(ref.name)) == bytes(7 * CHUNK)
     assert chunk_requests(server, "GET") == ["0"]
 
 
@@ -269,7 +270,7 @@ def test_an_upload_sends_only_what_is_missing(tmp_path: Path, server: SmallServe
         server.log.clear()
         connection.upload("run", 0, DATA)
         assert [method for method, _, _ in server.log] == ["POST"]
-        (server.objects.root / "chunks" / names[1]).unlink()
+        (server.path / "objects" / "chunks" / names[1]).unlink()
         connection.upload("run", 0, DATA)
         assert chunk_requests(server, "PUT") == [names[1]]
         server.trouble = lambda method, path: Missing(("0" * 64,)) if path.endswith("missing") else None
@@ -291,7 +292,7 @@ def test_objects_that_are_not_what_was_said_are_not_kept(tmp_path: Path, server:
         poll(connection)
         for number, (wanted, trouble, says) in enumerate(lies):
             server.trouble = trouble
-            here = Objects(tmp_path / f"here-{number}")
+            here = Objects(Disk(tmp_path / f"here-{number}"))
             with pytest.raises(ObjectError, match=says):
                 connection.download("run", wanted, here)
             assert not list((here.root / "manifests").iterdir())

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.network import objects
+from atoll.network.blobs import Disk
 from atoll.network.objects import CHUNK, Manifest, ObjectError, Objects, cut, manifest_of, read_manifest
 
 
@@ -22,7 +23,7 @@ def test_what_is_put_can_be_got(size: int) -> None:
     before, objects.CHUNK = objects.CHUNK, 64
     try:
         with tempfile.TemporaryDirectory() as root:
-            store, data = Objects(Path(root)), os.urandom(size)
+            store, data = Objects(Disk(Path(root))), os.urandom(size)
             name = store.put(data)
             assert bytes(store.get(name)) == data
             assert sum(store.manifest(name).sizes()) == size
@@ -32,7 +33,7 @@ def test_what_is_put_can_be_got(size: int) -> None:
 
 
 def test_an_upload_sends_what_is_missing_and_no_more(tmp_path: Path) -> None:
-    store, data = Objects(tmp_path), os.urandom(CHUNK) + bytes(2 * CHUNK) + os.urandom(100)
+    store, data = Objects(Disk(tmp_path)), os.urandom(CHUNK) + bytes(2 * CHUNK) + os.urandom(100)
     manifest = manifest_of(data)
     assert len(manifest.chunks) == 4 and len(set(manifest.chunks)) == 3
     assert set(store.missing(manifest)) == set(manifest.chunks)
@@ -47,7 +48,7 @@ def test_an_upload_sends_what_is_missing_and_no_more(tmp_path: Path) -> None:
 
 
 def test_a_chunk_must_be_what_its_name_says(tmp_path: Path) -> None:
-    store = Objects(tmp_path)
+    store = Objects(Disk(tmp_path))
     with pytest.raises(ObjectError, match="hash of its name"):
         store.put_chunk(hashlib.sha256(b"one").digest(), b"two")
     name = store.put(b"a" * 100)
@@ -62,7 +63,7 @@ def test_a_chunk_must_be_what_its_name_says(tmp_path: Path) -> None:
 )
 def test_names_do_not_lead_out_of_the_directory(tmp_path: Path, name: str) -> None:
     with pytest.raises(ObjectError, match="not the name of an object"):
-        Objects(tmp_path).manifest(name)
+        Objects(Disk(tmp_path)).manifest(name)
 
 
 @pytest.mark.parametrize(
@@ -85,10 +86,10 @@ def test_manifests_are_not_trusted(data: bytes) -> None:
 
 
 def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path) -> None:
-    store = Objects(tmp_path)
+    store = Objects(Disk(tmp_path))
     (tmp_path / "new" / "half").write_bytes(b"half")
     name, other = store.put(b"kept" * 10), store.put(b"not kept" * 10)
-    Objects(tmp_path).sweep()
+    Objects(Disk(tmp_path)).sweep()
     assert not list((tmp_path / "new").iterdir())
     assert store.keep_only([name]) == 2
     assert bytes(store.get(name)) == b"kept" * 10

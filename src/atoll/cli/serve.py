@@ -30,6 +30,10 @@ def serve(
     store: Annotated[
         str | None, typer.Option(help="sqlite:///PATH or postgresql://USER@HOST/NAME; SQLite in the home unless given.")
     ] = None,
+    objects: Annotated[
+        str | None,
+        typer.Option(help="Where models and updates lie: a directory, s3://, gs:// or az://; the home unless given."),
+    ] = None,
     max_samples: Annotated[int, typer.Option(help="No client weighs more than one with so many samples.")] = 10_000_000,
     once: Annotated[bool, typer.Option("--once", help="End when all runs are over and clients know it.")] = False,
 ) -> None:
@@ -48,9 +52,8 @@ def serve(
 
     tls = tls_context(cert, key, client_ca) if cert is not None and key is not None else None
     with locked(home):
-        hub = Hub(
-            home, Store(store or f"sqlite:///{home.resolve()}/store.db"), num_clients=clients, max_samples=max_samples
-        )
+        kept = Store(store or f"sqlite:///{home.resolve()}/store.db")
+        hub = Hub(home, kept, objects=objects, num_clients=clients, max_samples=max_samples)
         if chosen is not None:
             hub.begin_with(name or _name(chosen.name or f"{chosen.data.name}-{chosen.algorithm.name}"), chosen)
         serve_hub(hub, home, host=host, port=port, tls=tls, admin_port=admin_port, once=once)

@@ -34,11 +34,11 @@ from atoll.core.eligibility import Eligibility
 from atoll.core.errors import AtollError
 from atoll.core.messages import Task
 from atoll.ledger import chain
+from atoll.network.blobs import Place, written
 from atoll.network.clerk import Clerk, Draft
 from atoll.network.gate import Refused
 from atoll.network.logs import log
 from atoll.network.metrics import Metrics
-from atoll.network.objects import written
 from atoll.network.records import cohort_of, rejected_of, told
 from atoll.network.runs import RUNNING, Made, Run, hash_of, taken_up
 from atoll.network.secrecy import STEP_SECONDS, Secret
@@ -67,13 +67,14 @@ class Conductor:
     def __init__(
         self,
         home: Path,
+        place: Place,
         store: Store,
         key: Ed25519PrivateKey,
         metrics: Metrics,
         num_clients: int,
         now: Callable[[], float],
     ) -> None:
-        self.home, self.store, self.now = home, store, now
+        self.home, self.place, self.store, self.now = home, place, store, now
         self._key, self._metrics, self._wanted = key, metrics, num_clients
         self.wake: Callable[[set[int]], None] = lambda numbers: None
         self.runs: dict[str, Run] = {}
@@ -89,7 +90,7 @@ class Conductor:
         with store.look() as book:
             self.know_clients(book.clients())
             for row in book.runs():
-                self.runs[row.id] = taken_up(book, row, home, self.ring)
+                self.runs[row.id] = taken_up(book, row, home, place, self.ring)
                 metrics.at_round(row.id, self.runs[row.id].machine.version)
 
     def ring(self, numbers: set[int]) -> None:

@@ -26,8 +26,9 @@ from atoll.core.errors import PlanError, RunError
 from atoll.core.messages import State
 from atoll.core.tensor_file import tensor_file
 from atoll.ledger import chain
+from atoll.network.blobs import Disk, room_in, sync_names, written
 from atoll.network.identity import load_key, make_key
-from atoll.network.objects import Objects, room_in, sync_names, written
+from atoll.network.objects import Objects
 from atoll.network.protocol import Delivery, RunInfo
 from atoll.privacy.noise import derived
 
@@ -155,7 +156,7 @@ class RunHome:
 
     def __init__(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        self.path, self.objects = path, Objects(path / "objects", durable=False)
+        self.path, self.objects = path, Objects(Disk(path / "objects", durable=False))
         """`objects` are those that were fetched: they can be had again."""
         self.objects.sweep()
         self.head = self._read_head()

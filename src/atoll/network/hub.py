@@ -12,6 +12,7 @@ from typing import Any
 from atoll.core.coordinator import Command, Finish, Halt, Phase, Reason
 from atoll.core.errors import RunError
 from atoll.core.plan import Plan
+from atoll.network.blobs import place_of
 from atoll.network.clerk import Draft
 from atoll.network.conductor import ONLINE_SECONDS, Conductor
 from atoll.network.desk import Desk
@@ -34,6 +35,7 @@ class Hub:
         home: Path,
         store: Store,
         *,
+        objects: str | None = None,
         num_clients: int = 1,
         max_samples: int = 10_000_000,
         now: Callable[[], float] = time.time,
@@ -47,7 +49,7 @@ class Hub:
         self.gate, self.metrics = Gate(store, now), Metrics()
         self.on_shut_down: Callable[[], None] = lambda: None
         self._wanted, self._started = num_clients, now()
-        self.conductor = Conductor(home, store, self.key, self.metrics, num_clients, now)
+        self.conductor = Conductor(home, place_of(home, objects), store, self.key, self.metrics, num_clients, now)
         self._clerk, self._runs, self._store = self.conductor.clerk, self.conductor.runs, store
         self.desk = Desk(self.conductor, self.metrics, max_samples, lambda id: self.revoke(id, Status.QUARANTINED))
 
@@ -166,7 +168,7 @@ class Hub:
         build_parts(
             plan, [1000] * max(self._wanted, len(self.conductor.clients), 1), None
         )  # refuse early what is wrong
-        return Run(run, plan, self.conductor.home, self.conductor.ring)
+        return Run(run, plan, self.conductor.home, self.conductor.place, self.conductor.ring)
 
     def lines(self, run: str) -> list[str]:
         """The ledger of a run."""

@@ -1,29 +1,28 @@
 """Large objects as chunks named by their SHA-256: what is there already is never sent twice, and nothing is trusted.
 
-An object is a manifest: the ordered hashes of its chunks and the size of each. Files are written beside their place,
-synced and then renamed, so that a name always stands for whole and right bytes, whatever is killed when.
+An object is a manifest: the ordered hashes of its chunks and the size of each. It is put when all of its chunks are
+there, so that a name always stands for whole and right bytes, whatever is killed when.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import hashlib
-import os
-import secrets
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
-from atoll.core.errors import AtollError, DiskFull
+from atoll.core.errors import AtollError
 from atoll.core.wire import recut
+from atoll.network.blobs import Blobs
 
 CHUNK = 1 << 20
 """Bytes of every chunk of an object but the last."""
 MAX_CHUNKS = 1 << 20
 HASH = 32
+CHUNKS, MANIFESTS = "chunks", "manifests"
+FEW = 16
+"""Fewer names than these are looked for one by one; more, by listing what there is."""
 
 Digest = Annotated[bytes, msgspec.Meta(min_length=HASH, max_length=HASH)]
 
@@ -72,24 +71,15 @@ def read_manifest(data: bytes, max_bytes: int) -> Manifest:
 
 
 class Objects:
-    """Chunks and manifests in a directory, each in a file of its own name.
+    """Chunks and manifests, each by its own name."""
 
-    What can be had again need not be `durable`: it outlives a kill, but perhaps not a loss of power.
-    """
-
-    def __init__(self, root: Path, *, durable: bool = True) -> None:
-        self.root, self._durable = root, durable
-        for kind in ("chunks", "manifests", "new"):
-            (root / kind).mkdir(parents=True, exist_ok=True)
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
+        self._manifests: dict[str, Manifest] = {}
 
     def sweep(self) -> None:
         """Remove what a process that was killed left half written; nobody else may be writing."""
-        for left in (self.root / "new").iterdir():
-            left.unlink(missing_ok=True)
-
-    def num_bytes(self) -> int:
-        """How many bytes all chunks take."""
-        return sum(entry.stat().st_size for entry in os.scandir(self.root / "chunks"))
+        self._blobs.sweep()
 
     def put(self, *parts: bytes | memoryview) -> str:
         """Keep an object that is these parts one after another; return its name."""
@@ -97,7 +87,7 @@ class Objects:
         for chunk in cut(*parts):
             digests.append(hashlib.sha256(chunk).digest())
             if not self.has_chunk(digests[-1]):
-                self._write(self._chunk(digests[-1]), chunk)
+                self._blobs.put(_chunk(digests[-1]), chunk)
         return self.put_manifest(Manifest(sum(map(len, parts)), tuple(digests)))
 
     def put_chunk(self, digest: bytes, data: bytes | memoryview) -> None:
@@ -105,7 +95,7 @@ class Objects:
         if hashlib.sha256(data).digest() != digest:
             raise ObjectError("a chunk that does not have the hash of its name: send it again")
         if not self.has_chunk(digest):
-            self._write(self._chunk(digest), data)
+            self._blobs.put(_chunk(digest), data)
 
     def put_manifest(self, manifest: Manifest) -> str:
         """Keep a manifest whose chunks are all here; return the object's name."""
@@ -113,36 +103,40 @@ class Objects:
         if missing:
             raise ObjectError(f"{len(missing)} chunks are missing: send them first")
         name = manifest.name()
-        path = self.root / "manifests" / name
-        if not path.exists():
-            if self._durable:
-                sync_names(self.root / "chunks")
-            self._write(path, msgspec.msgpack.encode(manifest))
-            if self._durable:
-                sync_names(path.parent)
+        if self._blobs.size(f"{MANIFESTS}/{name}") < 0:
+            self._blobs.sync(CHUNKS)
+            self._blobs.put(f"{MANIFESTS}/{name}", msgspec.msgpack.encode(manifest))
+            self._blobs.sync(MANIFESTS)
+        self._manifests[name] = manifest
         return name
 
     def has_chunk(self, digest: bytes) -> bool:
         """Whether a chunk is here."""
-        return self._chunk(digest).exists()
+        return self._blobs.size(_chunk(digest)) >= 0
 
     def missing(self, manifest: Manifest) -> list[bytes]:
         """Which chunks of an object are not here, or have another size than the manifest says."""
         sizes = dict(zip(manifest.chunks, manifest.sizes(), strict=True))
-        return [digest for digest, size in sizes.items() if self._size(digest) != size]
+        if len(sizes) < FEW:
+            return [digest for digest, size in sizes.items() if self._blobs.size(_chunk(digest)) != size]
+        here = self._blobs.sizes(CHUNKS)
+        return [digest for digest, size in sizes.items() if here.get(digest.hex()) != size]
 
     def manifest(self, name: str) -> Manifest:
         """What an object is made of."""
-        try:
-            data = (self.root / "manifests" / _safe(name)).read_bytes()
-        except FileNotFoundError as error:
-            raise ObjectError(f"there is no object {name}: it was never here, or is not needed any more") from error
-        return msgspec.msgpack.decode(data, type=Manifest)
+        found = self._manifests.get(name)
+        if found is None:
+            try:
+                data = self._blobs.get(f"{MANIFESTS}/{_safe(name)}")
+            except FileNotFoundError as error:
+                raise ObjectError(f"there is no object {name}: it was never here, or is not needed any more") from error
+            found = self._manifests[name] = msgspec.msgpack.decode(data, type=Manifest)
+        return found
 
     def chunk(self, digest: bytes) -> bytes:
         """The bytes of a chunk, checked."""
         try:
-            data = self._chunk(digest).read_bytes()
+            data = self._blobs.get(_chunk(digest))
         except FileNotFoundError as error:
             raise ObjectError(f"there is no chunk {digest.hex()}: it was never here, or was removed") from error
         if hashlib.sha256(data).digest() != digest:
@@ -175,59 +169,15 @@ class Objects:
         """Remove every object but these; return how many files went."""
         kept = set(names)
         used = {digest.hex() for name in kept for digest in self.manifest(name).chunks}
-        gone = [path for path in (self.root / "manifests").iterdir() if path.name not in kept]
-        gone += [path for path in (self.root / "chunks").iterdir() if path.name not in used]
-        for path in gone:
-            path.unlink(missing_ok=True)
+        gone = [f"{MANIFESTS}/{name}" for name in self._blobs.sizes(MANIFESTS) if name not in kept]
+        gone += [f"{CHUNKS}/{name}" for name in self._blobs.sizes(CHUNKS) if name not in used]
+        self._manifests = {name: found for name, found in self._manifests.items() if name in kept}
+        self._blobs.delete(gone)
         return len(gone)
 
-    def _size(self, digest: bytes) -> int:
-        try:
-            return self._chunk(digest).stat().st_size
-        except FileNotFoundError:
-            return -1
 
-    def _chunk(self, digest: bytes) -> Path:
-        return self.root / "chunks" / digest.hex()
-
-    def _write(self, path: Path, data: bytes | memoryview) -> None:
-        written(path, self.root / "new" / secrets.token_hex(8), data, sync=self._durable)
-
-
-def written(path: Path, beside: Path, *parts: bytes | memoryview, mode: int = 0o666, sync: bool = True) -> None:
-    """Write a file beside its place, sync it and put it there: at no moment is there half a file of its name."""
-    try:
-        with room_in(path.parent):
-            with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-                file.writelines(parts)
-                if sync:
-                    file.flush()
-                    os.fsync(file.fileno())
-            beside.rename(path)
-    except (OSError, DiskFull):
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
-        raise
-
-
-@contextlib.contextmanager
-def room_in(folder: Path) -> Iterator[None]:
-    """Say so where a disk is full."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull(f"no room is left in {folder}: free some, and it goes on by itself") from error
-        raise
-
-
-def sync_names(directory: Path) -> None:
-    """Make sure that names in a directory outlive a loss of power."""
-    number = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
+def _chunk(digest: bytes) -> str:
+    return f"{CHUNKS}/{digest.hex()}"
 
 
 def _safe(name: str) -> str:

@@ -127,7 +127,7 @@ class Parts(NamedTuple):
             if _kinds(payload) != self.kinds:
                 raise BadUpdate("the update's tensors have other names or types than the plan's uplink makes")
             vector_V = self.job.uplink.decode(payload)
-        except (BadUpdate, ObjectError, OSError):
+        except (BadUpdate, ObjectError, OSError, RunError):
             raise
         except Exception as error:  # whatever a codec makes of rubbish
             raise BadUpdate(f"the update cannot be read: {' '.join(str(error).split())[:200]}") from error

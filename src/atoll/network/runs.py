@@ -30,7 +30,8 @@ from atoll.engine.versions import valid_of
 from atoll.ledger import chain
 from atoll.ledger.signing import plan_hash
 from atoll.network.agreement import plan_for_clients
-from atoll.network.objects import Manifest, Objects, written
+from atoll.network.blobs import Place, written
+from atoll.network.objects import Manifest, Objects
 from atoll.network.protocol import News, Ref, RunInfo
 from atoll.network.remote import Arrival, Parts, build_parts, open_ledger
 from atoll.network.secrecy import Post, Secret, add_with_clients
@@ -79,6 +80,7 @@ class Run:
         name: str,
         plan: Plan,
         home: Path,
+        place: Place,
         wake: Callable[[set[int]], None],
         machine: CoordinatorState = FIRST,
         seq: int = 0,
@@ -87,9 +89,10 @@ class Run:
         self.directory = home / "runs" / name
         begun = (self.directory / "plan.toml").exists()
         self.files = RunDirectory.reopen(self.directory) if begun else RunDirectory.create(self.directory, plan)
-        self.objects = Objects(self.directory / "objects")
-        self.objects.sweep()
-        self.uploads = Uploads(self.directory / "uploads")
+        objects, uploads = place(name, "objects"), place(name, "uploads")
+        objects.sweep()
+        uploads.sweep()
+        self.objects, self.uploads = Objects(objects), Uploads(uploads)
         self.told_plan = plan_for_clients(plan)
         self.plan_hash = plan_hash(self.told_plan)
         self.status = RUNNING
@@ -353,10 +356,10 @@ class Run:
         return info | ({"privacy": parts.guard.statement()} if parts.guard is not None else {})
 
 
-def taken_up(book: Book, row: RunRow, home: Path, wake: Callable[[set[int]], None]) -> Run:
+def taken_up(book: Book, row: RunRow, home: Path, place: Place, wake: Callable[[set[int]], None]) -> Run:
     """A run as it was when the process before this one ended, however it did."""
     machine = CoordinatorState.from_plain(json.loads(row.machine))
-    run = Run(row.id, Plan.from_toml(row.plan), home, wake, machine, row.seq)
+    run = Run(row.id, Plan.from_toml(row.plan), home, place, wake, machine, row.seq)
     run.status, run.began, run.counted = row.status, row.began, book.last_counted(row.id)
     if row.sizes:
         run.build(row.sizes, row.state)
