@@ -165,7 +165,7 @@ def test_bad_updates_are_left_out_one_by_one_and_their_senders_shut_out_after_th
     assert told["light 1"] == "quarantined"
     assert told["light 2"] == "approved"
     assert made.audited().rounds == 3
-    assert {path.name for path in (made.directory() / "uploads").iterdir()} <= {"3"}  # nothing of what was refused
+    assert not [path for path in (made.directory() / "uploads").rglob("*") if path.is_file()]
 
 
 def test_an_object_that_is_too_large_is_refused_by_its_manifest(open_server: tuple[Federation, Light]) -> None:
@@ -228,7 +228,7 @@ def test_a_body_without_a_length_is_refused(open_server: tuple[Federation, Light
         with Line(made.port, made.certs) as line:
             lines = {"host": "localhost", **headers}
             head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
-            line.say(f"POST /v1/challenge HTTP/1.1\r\n{head}\r\n".encode() + b"100000\r\n" + bytes(1 << 20))
+            line.say(f"POST /v1/challenge HTTP/1.1\r\n{head}\r\n".encode() + b"100000\r\n" + bytes(1000))
             said = line.hear()
             assert said.status in (400, 413), said
     assert light.plain("GET", "/v1/about").status == 200
