@@ -13,11 +13,10 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from atoll.core.errors import PlanError, RunError
+from atoll.core.errors import DiskFull, PlanError, RunError
 from atoll.ledger import chain
 from atoll.network.app import ClientApp, device_attributes
 from atoll.network.home import Home, Pending, RunHome, Server
-from atoll.network.objects import DiskFull
 from atoll.network.protocol import Delivery, RunInfo
 
 SERVER = Server("https://atoll.example", bytes(32), "0" * 32, "hospital")
