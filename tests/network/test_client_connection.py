@@ -292,8 +292,7 @@ def test_objects_that_are_not_what_was_said_are_not_kept(tmp_path: Path, server:
         poll(connection)
         for number, (wanted, trouble, says) in enumerate(lies):
             server.trouble = trouble
-            here = Objects(Disk(tmp_path / f"here-{number}"))
+            blobs = Disk(tmp_path / f"here-{number}")
             with pytest.raises(ObjectError, match=says):
-                connection.download("run", wanted, here)
-            assert not list((here.root / "manifests").iterdir())
-            assert not list((here.root / "chunks").iterdir())
+                connection.download("run", wanted, Objects(blobs))
+            assert blobs.sizes("") == {}
