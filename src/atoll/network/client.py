@@ -138,6 +138,7 @@ class Client:
                 self._unwilling[run] = str(error)
                 raise
             self._voice.say(f"{run}: agreed; {self._works[run].job.spec.num_params:,} parameters")
+            self._read_ledger(run, self._works[run].home)  # whoever else has this key is found out before work is done
         return self._works[run]
 
     def _deliver(self, work: Work, order: Order) -> None:
