@@ -113,7 +113,7 @@ class SmallServer:
 
     def add_run(self, info: RunInfo) -> None:
         self.infos[info.run] = info
-        line, head = chain.start({"run": info.run}, self.key)
+        line, head = chain.start({"run": info.run, "plan": info.plan}, self.key)
         self.ledgers[info.run], self.heads[info.run] = [line], head
 
     def commit(self, run: str, version: int, cohort: Iterable[tuple[int, str]]) -> None:

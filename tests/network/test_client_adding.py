@@ -133,7 +133,11 @@ class Sum:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"secagg.modulus_bits": 64, "privacy": NOISY}, {"secagg.scheme": {"server": "curious"}}],
+    [
+        {},
+        pytest.param({"secagg.modulus_bits": 64, "privacy": NOISY}, marks=pytest.mark.slow),
+        pytest.param({"secagg.scheme": {"server": "curious"}}, marks=pytest.mark.slow),
+    ],
     ids=["active", "noise", "curious"],
 )
 def test_vectors_add_up_though_clients_are_killed_and_answers_lost(
@@ -141,7 +145,7 @@ def test_vectors_add_up_though_clients_are_killed_and_answers_lost(
 ) -> None:
     found = Sum(tmp_path, PLAN.replace(settings))
     with found.world.stack:
-        deaths = Deaths(found.world, 3, 0.1)
+        deaths = Deaths(found.world, 3, 0.05)
         deaths.watch(monkeypatch)
         found.train()
         total = found.total()
@@ -169,7 +173,7 @@ def test_an_attempt_has_one_session(tmp_path: Path) -> None:
         found.exchange(list(found.machine().open(found.invite())[1]))
         other = found.machine().open(found.invite(round=1))[1]
         assert found.exchange([next(iter(other))]) == []
-    assert "cannot" in found.refusal() or "secure aggregation" in found.refusal()
+    assert "another session" in found.refusal()
 
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {

@@ -261,6 +261,7 @@ LIES: dict[str, tuple[Callable[[One], None], str]] = {
     "changed": (lambda one: one.server.ledgers["run"].__setitem__(0, one.server.ledgers["run"][0][:-9]), "changed"),
     "another key": (lambda one: setattr(one.server, "ledgers", {"run": [forged()]}), "signature"),
     "another order": (lambda one: one.server.ledgers["run"].insert(0, two(one)[1]), "moved"),
+    "another plan": (lambda one: one.server.add_run(info_of(PLAN.replace({"seed": 5}))), "another plan"),
     "an update never sent": (lambda one: one.server.commit("run", 1, [(0, "0" * 64)]), "never sent"),
 }
 
@@ -281,6 +282,7 @@ def test_a_false_ledger_ends_the_client(tmp_path: Path, lie: str) -> None:
     one, (tell, says) = One(tmp_path), LIES[lie]
     with one.joined() as client:
         tell(one)
+        one.server.infos["run"] = info_of(PLAN)
         one.order()
         with pytest.raises(RunError, match=says):
             client.turn()
@@ -295,7 +297,7 @@ def test_a_ledger_that_is_rewritten_later_is_noticed(tmp_path: Path) -> None:
         one.server.commit("run", 1, [(3, "f" * 64)])  # of somebody else: none of this client's business
         one.order(1)
         client.turn()
-        line, head = chain.start({"run": "another"}, one.server.key)
+        line, head = chain.start({"plan": {}}, one.server.key)
         one.server.ledgers["run"], one.server.heads["run"] = [line], head
         for version in (1, 2):
             one.server.commit("run", version, [])

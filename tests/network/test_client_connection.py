@@ -23,7 +23,7 @@ from atoll.network.blobs import Disk
 from atoll.network.certs import make_certificates
 from atoll.network.connection import LONGEST_PAUSE, Connection, Declined, tls_context
 from atoll.network.identity import public_bytes
-from atoll.network.objects import CHUNK, ObjectError, Objects
+from atoll.network.objects import CHUNK, ObjectError, Objects, manifest_of
 from atoll.network.protocol import About, Missing, Order, Orders, Poll, Problem, Ref, RunInfo
 from atoll.network.web import tls_context as server_tls
 
@@ -259,24 +259,23 @@ def test_equal_chunks_travel_once(tmp_path: Path, server: SmallServer, url: str)
 
 
 def test_an_upload_sends_only_what_is_missing(tmp_path: Path, server: SmallServer, url: str) -> None:
-    here = Objects(Disk(tmp_path / "here"))
-    manifest = here.manifest(here.put(DATA))
+    manifest = manifest_of(DATA)
     names = [digest.hex() for digest in manifest.chunks]
     with enrolled(server, url) as connection:
         server.orders[0] = [WITH_TASK]
         lost = iter([None, CUT_BEFORE, CUT_AFTER])
         server.trouble = lambda method, path: next(lost, None) if method == "PUT" else None
-        connection.upload("run", 0, manifest, here)
+        connection.upload("run", 0, DATA)
         assert server.objects.missing(manifest) == []
         server.log.clear()
-        connection.upload("run", 0, manifest, here)
+        connection.upload("run", 0, DATA)
         assert [method for method, _, _ in server.log] == ["POST"]
         (server.path / "objects" / "chunks" / names[1]).unlink()
-        connection.upload("run", 0, manifest, here)
+        connection.upload("run", 0, DATA)
         assert chunk_requests(server, "PUT") == [names[1]]
         server.trouble = lambda method, path: Missing(("0" * 64,)) if path.endswith("missing") else None
         with pytest.raises(ObjectError, match="not of this update"):
-            connection.upload("run", 0, manifest, here)
+            connection.upload("run", 0, DATA)
 
 
 def test_objects_that_are_not_what_was_said_are_not_kept(tmp_path: Path, server: SmallServer, url: str) -> None:

@@ -19,29 +19,28 @@ LOCAL = {"name": "local", "clip": 1.0, "sigma": 0.01, "delta": 1e-5, "test_noise
 SAMPLE = {"name": "sample", "clip": 1.0, "sigma": 0.5, "delta": 1e-5, "test_noise": True}
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"algorithm": "scaffold"},
-        {"algorithm": {"name": "qffl", "q": 1.0}},
-        {"uplink": [{"name": "top_k", "fraction": 0.1, "error_feedback": True}], "evaluation": {"holdout": 0.2}},
-        {"uplink": [{"name": "qsgd"}], "algorithm": "fedadam", "local.lr": 0.05},
-        {"privacy": LOCAL},
-        {"privacy": SAMPLE},
-        {"model": "helpers:normed", "local.buffers": "local", "rounds": 2},
-    ],
-    ids=["fedavg", "scaffold", "qffl", "top_k", "qsgd", "local noise", "private steps", "own buffers"],
-)
-def test_clients_train_as_a_simulation_does_to_the_bit(tmp_path: Path, settings: dict[str, Any]) -> None:
-    plan = SMALL.replace(settings)
+PLANS: dict[str, dict[str, Any]] = {
+    "scaffold": {"algorithm": "scaffold"},
+    "losses": {"algorithm": {"name": "qffl", "q": 1.0}},
+    "feedback": {"uplink": [{"name": "top_k", "fraction": 0.1}], "evaluation": {"holdout": 0.2}},
+    "coins": {"uplink": [{"name": "qsgd"}], "algorithm": "fedadam", "local.lr": 0.05},
+    "local noise": {"privacy": LOCAL},
+    "private steps": {"privacy": SAMPLE},
+    "own buffers": {"model": "helpers:normed", "local.buffers": "local", "rounds": 2},
+}
+FAST = ("feedback", "local noise", "own buffers")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in PLANS])
+def test_clients_train_as_a_simulation_does_to_the_bit(tmp_path: Path, name: str) -> None:
+    plan = SMALL.replace(PLANS[name])
     world = World(tmp_path / "world", plan)
     with world.stack:
         found_D = world.result()
     assert torch.equal(found_D, simulated(plan, world.federation))
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 40))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 40))])
 def test_clients_that_are_killed_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     plan = SMALL.replace({"algorithm": "scaffold", "uplink": [{"name": "top_k", "fraction": 0.1}], "rounds": 4})
     world = World(tmp_path / "world", plan)
@@ -50,7 +49,7 @@ def test_clients_that_are_killed_lose_nothing(tmp_path: Path, monkeypatch: pytes
         deaths.watch(monkeypatch)
         found_D = world.result()
     monkeypatch.undo()
-    assert deaths.num > 10
+    assert deaths.num > 3
     assert torch.equal(found_D, simulated(plan, world.federation))
     assert all(len(names) == 1 for names in world.server.objects_of.values())
 
@@ -63,7 +62,7 @@ def test_an_update_is_never_made_twice_with_other_noise(tmp_path: Path, monkeypa
         deaths.watch(monkeypatch)
         world.result()
     monkeypatch.undo()
-    assert deaths.num > 10
+    assert deaths.num > 3
     assert [len(names) for names in world.server.objects_of.values()] == [1] * 9
     assert len({name for names in world.server.objects_of.values() for name in names}) == 9
     told = [told for _, told in world.server.deliveries.values()]

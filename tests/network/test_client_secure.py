@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "shared-noise": {"privacy": DISTRIBUTED},
     "coded-downlink": {"downlink": [{"name": "quantise", "bits": 8}], "secagg.scheme": {"server": "curious"}},
 }
-FAST = ("masked", "shared-noise")
+FAST = ("shared-noise",)
 
 
 @pytest.fixture(scope="module")
@@ -50,3 +52,24 @@ def test_a_sum_over_the_network_is_that_of_a_simulation(shared: Federation, name
     assert shared.model(name) == simulated(plan, tmp_path / "run")
     assert shared.audited(name).rounds == 3
     assert all("object" not in entry for commit in shared.commits(name) for entry in commit["cohort"])
+
+
+@pytest.mark.slow
+def test_clients_that_are_killed_in_sessions_lose_nothing(processes: Nursery, certs: Path, tmp_path: Path) -> None:
+    plan, rng = BASE.replace({"rounds": 15, "algorithm": "scaffold"}), random.Random(3)
+    with federation(tmp_path / "killed", processes, certs, plan) as made:
+        made.serve("--clients", str(NUM), "--once")
+        made.enrol(NUM)
+        for number in range(NUM):
+            made.join(number)
+        kills = 0
+        while made.status()["round"] < plan.rounds - 3:
+            time.sleep(rng.uniform(0, 0.5))
+            number = rng.randrange(NUM)
+            assert made.clients[number].kill() == -9, made.said()
+            made.join(number)
+            kills += 1
+        made.wait(120)
+        assert made.model() == simulated(plan, tmp_path / "alone")
+        found = made.audited()
+        assert (found.rounds, found.abandoned) == (plan.rounds, 0) and kills > 10, kills

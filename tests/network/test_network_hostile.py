@@ -165,6 +165,7 @@ def test_bad_updates_are_left_out_one_by_one_and_their_senders_shut_out_after_th
     assert told["light 1"] == "quarantined"
     assert told["light 2"] == "approved"
     assert made.audited().rounds == 3
+    assert {path.name for path in (made.directory() / "uploads").iterdir()} <= {"3"}  # nothing of what was refused
 
 
 def test_an_object_that_is_too_large_is_refused_by_its_manifest(open_server: tuple[Federation, Light]) -> None:
@@ -202,6 +203,23 @@ def test_ten_gigabytes_are_refused_by_the_header_alone(open_server: tuple[Federa
                     for _ in range(200):
                         line.say(bytes(MEGABYTE))
     assert memory_of(made.server.pid) - before < 16 * MEGABYTE
+
+
+def test_little_is_read_of_those_who_have_no_session(open_server: tuple[Federation, Light]) -> None:
+    made, light = open_server
+    stranger = Light(made.port, made.certs)
+    path = f"{TASK.format(run=RUN, attempt=0)}/chunks/{'00' * 32}"
+    data = stranger.signed("PUT", path, bytes(MEGABYTE), epoch=1)
+    with Line(made.port, made.certs) as line:
+        line.say(data[:-MEGABYTE])  # the head alone
+        said = line.hear()
+        assert (said.status, said.error) == (401, "there is no such session: begin one")
+    for endpoint in ENDPOINTS:
+        if not endpoint.signed:
+            with Line(made.port, made.certs) as line:
+                line.say(request(endpoint.method, endpoint.path, b"", {"content-length": "100000"}))
+                assert line.hear().status == 413
+    assert light.ask("PUT", path, bytes(MEGABYTE)).status in (410, 422)  # of a client it is read to the end
 
 
 def test_a_body_without_a_length_is_refused(open_server: tuple[Federation, Light]) -> None:
@@ -428,7 +446,7 @@ def lorises(made: Federation, num: int) -> Iterator[Callable[[], int]]:
             lines.append(silent)
             continue
         line = Line(made.port, made.certs)
-        head = b"POST /v1/challenge HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n"
+        head = b"POST /v1/challenge HTTP/1.1\r\nhost: x\r\ncontent-length: 10000\r\n"
         line.say(head + (b"x-header: " if index % 2 else b"\r\n"))
         lines.append(line)
     thread = threading.Thread(target=drip)

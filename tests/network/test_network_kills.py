@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import shutil
+import signal
 import time
 from collections import Counter
 from pathlib import Path
@@ -96,10 +97,30 @@ def assert_undisturbed(made: Federation, plan: Plan, path: Path) -> None:
 
 
 def test_a_few_kills(processes: Nursery, certs: Path, tmp_path: Path) -> None:
-    plan = PLAN.replace({"rounds": 20})
+    plan = PLAN.replace({"rounds": 12})
     with federation(tmp_path / "f", processes, certs, plan) as made:
         begun(made)
         assert storm(made, {"server": 3, "client": 3}, plan.rounds, seed=1) == {"server": 3, "client": 3}
+        made.wait(60)
+        assert_undisturbed(made, plan, tmp_path / "alone")
+
+
+def test_polite_stops(processes: Nursery, certs: Path, tmp_path: Path) -> None:
+    """Whoever is asked to end does so at once, with nothing lost, and goes on when it is started again."""
+    plan = PLAN.replace({"rounds": 10})
+    with federation(tmp_path / "f", processes, certs, plan) as made:
+        begun(made)
+        for done in (2, 5):
+            until(lambda done=done: num_rounds(made) >= done, 60)
+            server, client = made.server, made.clients[1]
+            assert server is not None
+            server.signal(signal.SIGTERM)
+            assert server.wait(15) == 0, server.said
+            client.signal(signal.SIGTERM if done == 2 else signal.SIGINT)
+            assert client.wait(15) == 130, client.said
+            assert "stopped; everything is kept: the same command goes on" in client.said
+            made.serve(*ONCE)
+            made.join(1)
         made.wait(60)
         assert_undisturbed(made, plan, tmp_path / "alone")
 
@@ -151,6 +172,7 @@ def test_a_death_at_each_change_of_a_file(processes: Nursery, certs: Path, tmp_p
     assert number > 40
 
 
+@pytest.mark.slow
 def test_a_death_at_each_change_of_a_file_before_it_serves(processes: Nursery, certs: Path, tmp_path: Path) -> None:
     number = 1
     while True:

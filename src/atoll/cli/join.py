@@ -86,11 +86,16 @@ def join(
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)
+    print(_printable(text), flush=True)
 
 
 def _warn(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(_printable(text), file=sys.stderr, flush=True)
+
+
+def _printable(text: str) -> str:
+    """One short line, whatever a server may say: nothing that a terminal would obey."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:1000])
 
 
 def _app(path: str) -> ClientApp:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from atoll.core.wire import unpack_parts
+from atoll.core.wire import unpack
 from atoll.engine.secure import least_of, session_of, vector_of
 from atoll.network.home import Pending, Talk
 from atoll.network.identity import public_bytes
@@ -44,8 +44,8 @@ class Adding:
     peers: Callable[[Mapping[str, bytes]], Mapping[int, bytes]]
     """Keys by number, as the server tells them -> those that this client trusts."""
 
-    def answer(self, order: Order, message: Ref, fetch: Fetch) -> str:
-        """The object that answers a message; Abort or Unwilling if this client leaves the session."""
+    def answer(self, order: Order, message: Ref, fetch: Fetch) -> bytes:
+        """What this client says to a message; Abort or Unwilling if it leaves the session."""
         home = self.work.home
         talk, pending = home.talk(order.attempt), home.pending()
         if talk is not None and talk.heard == message.name and talk.answer:
@@ -69,12 +69,11 @@ class Adding:
                 vector = self._vector(order, pending, config_of(state).encoding, talk.max_samples)
                 state, answers = machine.handle(state, Vector(vector))
         except Abort as abort:
-            home.keep_talk(order.attempt, Talk(message.name, "", 0, dump(abort.state), tuple(done)))
+            home.keep_talk(order.attempt, Talk(message.name, b"", 0, dump(abort.state), tuple(done)))
             raise
         [answer] = answers
-        after = Talk(message.name, home.objects.put(answer), talk.max_samples, dump(state), tuple(done))
-        home.keep_talk(order.attempt, after)
-        return after.answer
+        home.keep_talk(order.attempt, Talk(message.name, answer, talk.max_samples, dump(state), tuple(done)))
+        return answer
 
     def _begun(self, order: Order, pending: Pending, data: bytes) -> Talk:
         """A session in which the client waits for this invitation, if that is what the plan leads to."""
@@ -99,7 +98,7 @@ class Adding:
         )
         if not 0 <= place < groups or job.secure.scheme.invite(session) != invite:
             raise Unwilling("an invitation to add something else than the plan says, or on another model")
-        return Talk("", "", info.max_samples, dump(ClientState(model=session.model)), ())
+        return Talk("", b"", info.max_samples, dump(ClientState(model=session.model)), ())
 
     def _machine(self, done: set[bytes], state: ClientState, data: bytes) -> Client:
         """The client's machine; what it does once is added to `done`, which is on disk before an answer leaves."""
@@ -132,9 +131,7 @@ class Adding:
     def _vector(self, order: Order, pending: Pending, encoding: Encoding, max_samples: int) -> np.ndarray:
         """The update of this attempt as it is added."""
         job, told = self.work.job, pending.delivery
-        objects, name = self.work.home.objects, pending.object
-        size = objects.manifest(name).num_bytes
-        payload = unpack_parts(objects.read(name), size, max_bytes=self.work.max_bytes)
+        payload = unpack(self.work.home.update(), max_bytes=self.work.max_bytes)
         like = layout_of(job)
         update = like.unpacked(payload.carrier)._replace(weight=like.weight.new_tensor(told.weight))
         largest = self._largest(max_samples)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from atoll.core.errors import DataError
 from atoll.data.dataset import Array, Dataset
 from atoll.network.agreement import NO_MODELS, Floors
 
@@ -53,6 +54,17 @@ class ClientApp:
         for name in ("train_x", "train_y"):  # how numbers lie in memory must not change what is computed
             object.__setattr__(self, name, np.ascontiguousarray(getattr(self, name)))
         self.dataset()
+
+    def told(self) -> dict[str, bool | float]:
+        """What the device says of itself now."""
+        try:
+            return {
+                str(k): bool(v) if isinstance(v, bool | np.bool_) else float(v) for k, v in self.attributes().items()
+            }
+        except Exception as error:
+            raise DataError(
+                f"the app's attributes failed with {type(error).__name__}: {error}; they are true or false, or numbers"
+            ) from error
 
     def dataset(self) -> Dataset:
         """The samples, checked; nothing is tested here, so that one sample stands for the test set."""

@@ -75,10 +75,10 @@ Place = Callable[[str, str], Blobs]
 
 @final
 class Disk(Blobs):
-    """Files of a directory."""
+    """Files of a directory; what can be had again need not be `durable`: it outlives a kill, not a loss of power."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, root: Path, *, durable: bool = True) -> None:
+        self._root, self._durable = root, durable
         with room_in(root):
             (root / NEW).mkdir(parents=True, exist_ok=True)
 
@@ -87,10 +87,12 @@ class Disk(Blobs):
         path = self._root / name
         with room_in(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
-        written(path, self._root / NEW / secrets.token_hex(8), data)
+        written(path, self._root / NEW / secrets.token_hex(8), data, sync=self._durable)
 
     def sync(self, folder: str) -> None:
         """Sync the directory."""
+        if not self._durable:
+            return
         with contextlib.suppress(FileNotFoundError):  # nothing was put there
             sync_names(self._root / folder)
 
@@ -215,14 +217,15 @@ def _served() -> Iterator[None]:
         raise StoreAway(f"the object store of --objects does not serve ({why}); it goes on when that passes") from error
 
 
-def written(path: Path, beside: Path, *parts: bytes | memoryview, mode: int = 0o666) -> None:
+def written(path: Path, beside: Path, *parts: bytes | memoryview, mode: int = 0o666, sync: bool = True) -> None:
     """Write a file beside its place, sync it and put it there: at no moment is there half a file of its name."""
     try:
         with room_in(path.parent):
             with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
                 file.writelines(parts)
-                file.flush()
-                os.fsync(file.fileno())
+                if sync:
+                    file.flush()
+                    os.fsync(file.fileno())
             beside.rename(path)
     except (OSError, DiskFull):
         with contextlib.suppress(OSError):

@@ -18,6 +18,7 @@ from atoll.network.agreement import Floors, at_work
 from atoll.network.app import ClientApp
 from atoll.network.connection import Connection, Declined
 from atoll.network.home import Home, Pending, RunHome
+from atoll.network.objects import Manifest, manifest_of
 from atoll.network.protocol import (
     MAX_WAIT,
     TASK,
@@ -80,6 +81,7 @@ class Client:
         self._voice.say(f"joined as {welcome.name}, client {welcome.number}; {len(self._app.train_y):,} samples")
         while not (self.turn() and once):
             pass
+        self._connection.mention("POST", "/v1/poll", self._poll(wait=0.0))  # the server may end, too
 
     def turn(self) -> bool:
         """Ask for work once and do what there is; True if all runs are over."""
@@ -87,13 +89,15 @@ class Client:
             self._warn_once("", "resting: outside the hours of the floors")
             self._sleep(SHORT_REST)
             return False
-        poll = Poll(len(self._app.train_y), MAX_WAIT, dict(self._app.attributes()), ended=tuple(sorted(self._ended)))
-        told = self._connection.ask("POST", "/v1/poll", Orders, poll, wait=MAX_WAIT)
+        told = self._connection.ask("POST", "/v1/poll", Orders, self._poll(MAX_WAIT), wait=MAX_WAIT)
         done = [self._do(order) for order in told.orders]
         self._end([name for name in told.ended if is_run_name(name)])
         if not any(done):
             self._sleep(told.retry + random.uniform(0, told.spread))  # noqa: S311
         return bool(told.ended) and not told.open and not told.orders
+
+    def _poll(self, wait: float) -> Poll:
+        return Poll(len(self._app.train_y), wait, self._app.told(), ended=tuple(sorted(self._ended)))
 
     def _do(self, order: Order) -> bool:
         """Do an order, or tell the server why not."""
@@ -139,7 +143,7 @@ class Client:
     def _deliver(self, work: Work, order: Order) -> None:
         """Train, unless that was done before, and deliver until the server says that the update is safe."""
         home, path = work.home, TASK.format(run=order.run, attempt=order.attempt)
-        reason = work.plan.eligibility.why_not(self._app.attributes())
+        reason = work.plan.eligibility.why_not(self._app.told())
         if reason is not None:
             raise Unwilling(f"this device may not be asked now: {reason}")
         home.settle(order.counted)
@@ -158,8 +162,7 @@ class Client:
             self._read_ledger(order.run, home)
             return
         began = time.monotonic()
-        manifest = home.objects.manifest(pending.object)
-        self._connection.upload(order.run, order.attempt, manifest, home.objects)
+        manifest = self._connection.upload(order.run, order.attempt, home.update())
         told = self._connection.ask("POST", f"{path}/update", Delivered, pending.delivery)
         if told.object != pending.object:
             raise RunError("the server has taken another update than was sent: tell the operator")
@@ -185,25 +188,29 @@ class Client:
         self._voice.say(
             f"{order.run}: round {order.version + 1}: {human_bytes(down)} down in {times[0]}, trained in {times[1]}"
         )
-        name = home.objects.put(*made.data)
+        manifest = manifest_of(*made.data)
         pending = Pending(
             attempt=order.attempt,
             version=order.version,
             model=order.model.name,
             params=params_hash(sent.params_D).hex(),
-            object=name,
-            delivery=self._told_of(order, home, name, made),
+            object=manifest.name(),
+            delivery=self._told_of(order, manifest, made),
         )
-        home.keep(pending, made.state)
+        home.keep(pending, made.data, made.state)
         return pending
 
     def _fetched(self, work: Work, run: str, ref: Ref) -> Iterator[bytes]:
-        self._connection.download(run, ref, work.home.objects)
-        return work.home.objects.read(ref.name)
+        """An object of the server's; what a loss of power has spoilt here is fetched again."""
+        objects = work.home.objects
+        if not self._connection.download(run, ref, objects) and not objects.is_sound(ref.name):
+            objects.keep_only(())
+            self._connection.download(run, ref, objects)
+        return objects.read(ref.name)
 
     def _answer(self, work: Work, order: Order, message: Ref) -> None:
         """Answer a message of secure aggregation; the same message gets the same answer."""
-        path, objects = TASK.format(run=order.run, attempt=order.attempt), work.home.objects
+        path = TASK.format(run=order.run, attempt=order.attempt)
         adding = Adding(
             work=work,
             identity=self._home.key,
@@ -211,9 +218,8 @@ class Client:
             info=lambda: self._connection.ask("GET", f"/v1/runs/{order.run}", RunInfo),
             peers=self._peers,
         )
-        name = adding.answer(order, message, lambda ref: self._fetched(work, order.run, ref))
-        manifest = objects.manifest(name)
-        self._connection.upload(order.run, order.attempt, manifest, objects)
+        answer = adding.answer(order, message, lambda ref: self._fetched(work, order.run, ref))
+        manifest = self._connection.upload(order.run, order.attempt, answer)
         self._connection.ask("POST", f"{path}/secure", Done, Answer(msgspec.msgpack.encode(manifest)))
         self._voice.say(
             f"{order.run}: round {order.version + 1}: {human_bytes(manifest.num_bytes)} up to add in secret"
@@ -223,10 +229,9 @@ class Client:
         """Everybody's keys: those that the owner gave, or those that were seen first."""
         return self._home.peers(told) if self._given is None else self._given
 
-    def _told_of(self, order: Order, home: RunHome, name: str, made: Made) -> Delivery:
-        manifest = msgspec.msgpack.encode(home.objects.manifest(name))
-        told = Delivery(manifest, made.num_samples, made.loss, made.weight, bytes(64))
-        text = update_text(order.run, order.attempt, order.version, name, told)
+    def _told_of(self, order: Order, manifest: Manifest, made: Made) -> Delivery:
+        told = Delivery(msgspec.msgpack.encode(manifest), made.num_samples, made.loss, made.weight, bytes(64))
+        text = update_text(order.run, order.attempt, order.version, manifest.name(), told)
         return msgspec.structs.replace(told, signature=self._home.key.sign(text))
 
     def _refuse(self, order: Order, reason: str) -> None:
@@ -247,6 +252,8 @@ class Client:
             raise RunError(f"record {fault.number} of the ledger of {run} {fault.what}; do not trust this server")
         records = [chain.read(line)[0] for line in lines]
         for record in records:
+            if record.kind == chain.START and not home.agreed_to(record.body.get("plan", {})):
+                raise RunError(f"the ledger of {run} is of another plan than this client agreed to; ask the operator")
             if record.kind == COMMIT:
                 self._check_receipt(run, home, record)
         home.add_lines(lines, chain.Head(home.head.length + len(lines), records[-1].hash()))
@@ -271,10 +278,13 @@ class Client:
         for run in set(names) & set(self._home.unfinished()):
             work = self._works.pop(run, None)
             home = self._home.run(run) if work is None else work.home
-            while self._read_ledger(run, home):
-                pass
-            home.end()
-            self._voice.say(f"{run}: is over")
+            try:
+                while self._read_ledger(run, home):
+                    pass
+                home.end()
+                self._voice.say(f"{run}: is over")
+            except (Declined, DiskFull) as error:  # it is looked at again when it is told again
+                self._warn_once(run, str(error))
 
     def _warn_once(self, run: str, reason: str) -> None:
         if (run, reason) not in self._told:

@@ -6,6 +6,7 @@ import random
 import ssl
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -20,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from atoll.core.errors import AtollError, RunError
 from atoll.network.gate import enrolment, session_request
 from atoll.network.identity import Stamp, client_id, public_bytes, sign
-from atoll.network.objects import HASH, Manifest, ObjectError, Objects, read_manifest
+from atoll.network.objects import HASH, Manifest, ObjectError, Objects, cut, manifest_of, read_manifest
 from atoll.network.protocol import (
     MAX_CONTROL,
     TASK,
@@ -133,33 +134,43 @@ class Connection:
         data = b"" if body is None else msgspec.json.encode(body)
         return self._until_done(lambda: _read(self._signed(method, path, data, MAX_CONTROL, wait), answer))
 
-    def download(self, run: str, ref: Ref, objects: Objects) -> None:
-        """Get an object, without the chunks that are here already; each is checked as it arrives."""
+    def mention(self, method: str, path: str, body: Message) -> None:
+        """Make a signed request once, whether it is heard or not."""
+        with suppress(httpx2.TransportError, Later, AtollError):
+            self._signed(method, path, msgspec.json.encode(body), MAX_CONTROL)
+
+    def download(self, run: str, ref: Ref, objects: Objects) -> bool:
+        """Get an object, without the chunks that are here already, and say whether none was.
+
+        Each is checked as it arrives."""
         path = f"/v1/runs/{run}/objects/{ref.name}"
         manifest = read_manifest(self._fetch(path, _manifest_bytes(ref.num_bytes)), ref.num_bytes)
         if manifest.name() != ref.name or manifest.num_bytes != ref.num_bytes:
             raise ObjectError(f"the server sent another object than {ref.name}: tell the operator")
         missing = set(objects.missing(manifest))
+        none_here = len(missing) == len(set(manifest.chunks))
         for index, (digest, size) in enumerate(zip(manifest.chunks, manifest.sizes(), strict=True)):
             if digest in missing:
                 objects.put_chunk(digest, self._fetch(f"{path}/{index}", size))
                 missing.discard(digest)
         objects.put_manifest(manifest)
+        return none_here
 
-    def upload(self, run: str, attempt: int, manifest: Manifest, objects: Objects) -> None:
-        """Send the chunks of an object that the server does not have."""
-        path = TASK.format(run=run, attempt=attempt)
+    def upload(self, run: str, attempt: int, data: bytes | memoryview) -> Manifest:
+        """Send the chunks of an object that the server does not have; the object's manifest."""
+        path, manifest = TASK.format(run=run, attempt=attempt), manifest_of(data)
         announced = Answer(msgspec.msgpack.encode(manifest))
-        ours = {digest.hex(): digest for digest in manifest.chunks}
+        chunks = dict(zip((digest.hex() for digest in manifest.chunks), cut(data), strict=True))
         for _ in range(SENDINGS):
             wanted = self.ask("POST", f"{path}/missing", Missing, announced).chunks
             if not wanted:
-                return
+                break
             for name in dict.fromkeys(wanted):
-                if name not in ours:
+                if name not in chunks:
                     raise ObjectError("the server asks for a chunk that is not of this update: tell the operator")
-                chunk = objects.chunk(ours[name])
+                chunk = bytes(chunks[name])
                 self._until_done(partial(self._signed, "PUT", f"{path}/chunks/{name}", chunk, MAX_CONTROL))
+        return manifest
 
     def _fetch(self, path: str, most: int) -> bytes:
         return self._until_done(lambda: self._signed("GET", path, b"", max(most, MAX_CONTROL)))

@@ -45,7 +45,7 @@ class Desk:
         self._now = conductor.now
         self._counting, self._one_large = threading.Lock(), threading.Lock()
         self.told_end: set[int] = set()
-        """Who has heard that all runs are over."""
+        """Who knows that all runs are over, and has read their ledgers."""
 
     def orders(self, client: ClientRow, poll: Poll) -> Orders:
         """What a client has to do now."""
@@ -59,7 +59,7 @@ class Desk:
                 if (order := self._order(run, number)) is not None and (run.name, order.attempt) not in poll.busy
             ]
             ended = tuple(run.name for run in self._runs.values() if run.status != RUNNING)
-            if len(ended) == len(self._runs):
+            if len(ended) == len(self._runs) and set(ended) <= set(poll.ended):
                 self.told_end.add(number)
             return Orders(tuple(orders), ended, len(self._runs) - len(ended))
 

@@ -106,6 +106,10 @@ class Gate:
             self._sessions[stamp.client] = (epoch, after)
         return known
 
+    def has_session(self, client: str) -> bool:
+        """Whether somebody of this id has shown that it is theirs, since the server was started."""
+        return client in self._sessions
+
     def forget(self) -> None:
         """Look clients up again: somebody was let in or shut out."""
         self._known.clear()

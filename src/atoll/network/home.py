@@ -12,11 +12,12 @@ import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 import msgspec
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -33,7 +34,8 @@ from atoll.privacy.noise import derived
 
 T = TypeVar("T")
 
-VECTOR = "vector"
+VECTOR, UPDATE, STATE = "vector", "update", "state."
+"""What tensors are called in files."""
 NEVER = -1
 """Stands for an attempt or a version that there never was."""
 
@@ -69,8 +71,8 @@ class Talk(msgspec.Struct, frozen=True):
 
     heard: str
     """The name of the newest message."""
-    answer: str
-    """The object that answers it; "" if the client has left the session."""
+    answer: bytes
+    """What the client says to it; nothing if it has left the session."""
     max_samples: int
     """What everybody's number of samples is a share of."""
     state: bytes
@@ -90,10 +92,10 @@ class Home:
     @classmethod
     def make(cls, path: Path) -> Home:
         """A home for a client that is about to enrol; keys that are there from an earlier try are kept."""
-        path.mkdir(0o700, parents=True, exist_ok=True)
-        lock = _locked(path)
         if (path / "server.json").exists():
             raise RunError(f"{path} is the home of an enrolled client: join with it, or name another --home")
+        path.mkdir(0o700, parents=True, exist_ok=True)
+        lock = _locked(path)
         if not (path / "key").exists():
             make_key(path / "key")
         if not (path / "secret").exists():
@@ -154,10 +156,10 @@ class RunHome:
 
     def __init__(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        self.path, self.objects = path, Objects(Disk(path / "objects"))
+        self.path, self.objects = path, Objects(Disk(path / "objects", durable=False))
+        """`objects` are those that were fetched: they can be had again."""
         self.objects.sweep()
-        lines = self.lines()
-        self.head = chain.Head(len(lines), chain.read(lines[-1])[0].hash()) if lines else chain.EMPTY
+        self.head = self._read_head()
         """The last record of the run's ledger that was verified."""
         self.sent = {json.loads(line)["object"] for line in _lines(path / "sent.jsonl")}
         """Every object that this client ever delivered in this run, or was about to."""
@@ -165,9 +167,13 @@ class RunHome:
     def agreed(self, info: RunInfo) -> None:
         """Remember what the run is; one that is another than before is refused. It may only become longer."""
         path = self.path / "info.json"
-        if path.exists() and _lasting(_read(path, RunInfo)) != _lasting(info):
+        if path.exists() and not self.agreed_to(info.plan):
             raise PlanError(f"run {info.run} has another plan than it had before: give the other plan another name")
         _write(path, msgspec.json.encode(info))
+
+    def agreed_to(self, plan: Mapping[str, Any]) -> bool:
+        """Whether this is the plan that the client agreed to; only the number of rounds may differ."""
+        return _lasting(_read(self.path / "info.json", RunInfo).plan) == _lasting(plan)
 
     def end(self) -> None:
         """Note that the run has ended; nothing but its ledger is needed any more."""
@@ -178,7 +184,7 @@ class RunHome:
         """The newest attempt that counted, and what the client remembers of it."""
         path = self.path / "state.safetensors"
         found = _pending(path)
-        return (NEVER, {}) if found is None else (found.attempt, _tensors(path))
+        return (NEVER, {}) if found is None else (found.attempt, _tensors(path, STATE))
 
     def pending(self) -> Pending | None:
         """The newest update that was trained, unless it counted already."""
@@ -189,23 +195,32 @@ class RunHome:
         found = self.pending() or _pending(self.path / "state.safetensors")
         return NEVER if found is None else found.attempt
 
-    def keep(self, pending: Pending, state: State) -> None:
-        """Write down an update, whose object is here, and what is remembered if it counts."""
+    def keep(self, pending: Pending, update: Sequence[bytes | memoryview], state: State) -> None:
+        """Write down an update, and what is remembered if it counts; what was fetched for it is not needed any more."""
         _append(self.path / "sent.jsonl", json.dumps({"attempt": pending.attempt, "object": pending.object}))
         self.sent.add(pending.object)
+        tensors = {f"{STATE}{name}": tensor for name, tensor in state.items()}
+        tensors[UPDATE] = torch.frombuffer(bytearray().join(update), dtype=torch.uint8)
         text = {"pending": msgspec.json.encode(pending).decode()}
-        _write(self.path / "pending.safetensors", *tensor_file(state, text))
-        self.objects.keep_only([pending.object])
+        _write(self.path / "pending.safetensors", *tensor_file(tensors, text))
+        self.objects.keep_only(())
+
+    def update(self) -> memoryview:
+        """The bytes of the pending update."""
+        return _tensors(self.path / "pending.safetensors", UPDATE)[""].numpy().data
 
     def talk(self, attempt: int) -> Talk | None:
         """The session of an attempt, if this client was in one."""
         path = self.path / "talks" / str(attempt)
-        return _read(path, Talk) if path.exists() else None
+        if not path.exists():
+            return None
+        with _readable(path):
+            return msgspec.msgpack.decode(path.read_bytes(), type=Talk)
 
     def keep_talk(self, attempt: int, talk: Talk) -> None:
         """Write down how far a session went; it holds secrets, and is never removed: nobody is told twice."""
         (self.path / "talks").mkdir(exist_ok=True)
-        _write(self.path / "talks" / str(attempt), msgspec.json.encode(talk), mode=0o600)
+        _write(self.path / "talks" / str(attempt), msgspec.msgpack.encode(talk), mode=0o600)
 
     def settle(self, counted: int | None) -> None:
         """If the pending update counted, what it remembers holds from now on."""
@@ -229,9 +244,20 @@ class RunHome:
         return list(_lines(self.path / "ledger.jsonl"))
 
     def add_lines(self, lines: Sequence[str], head: chain.Head) -> None:
-        """Keep lines that were verified, and their head."""
-        _append(self.path / "ledger.jsonl", *lines)
+        """Keep lines that were verified, and their head; should they be lost, the server has them."""
+        _append(self.path / "ledger.jsonl", *lines, sync=False)
         self.head = head
+
+    def _read_head(self) -> chain.Head:
+        """The head of the ledger; lines at its end that a loss of power has spoilt are removed."""
+        lines, whole = self.lines(), chain.EMPTY
+        for left in range(len(lines), 0, -1):
+            with suppress(ValueError, KeyError, TypeError):
+                whole = chain.Head(left, chain.read(lines[left - 1])[0].hash())
+                break
+        if whole.length < len(lines):
+            _write(self.path / "ledger.jsonl", "".join(f"{line}\n" for line in lines[: whole.length]).encode())
+        return whole
 
 
 def _text(path: Path) -> dict[str, str] | None:
@@ -242,9 +268,11 @@ def _text(path: Path) -> dict[str, str] | None:
         return file.metadata() or {}
 
 
-def _tensors(path: Path) -> State:
+def _tensors(path: Path, start: str = "") -> State:
+    """The tensors of a file whose names start so, by the rest of their names."""
     with _readable(path), safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        names = [name for name in file.keys() if name.startswith(start)]  # noqa: SIM118
+        return {name.removeprefix(start): file.get_tensor(name) for name in names}
 
 
 @contextmanager
@@ -261,9 +289,9 @@ def _pending(path: Path) -> Pending | None:
         return None if text is None else msgspec.json.decode(text["pending"], type=Pending)
 
 
-def _lasting(info: RunInfo) -> str:
+def _lasting(plan: Mapping[str, Any]) -> str:
     """What must not change in the course of a run."""
-    return json.dumps({key: value for key, value in info.plan.items() if key != "rounds"}, sort_keys=True)
+    return json.dumps({key: value for key, value in plan.items() if key != "rounds"}, sort_keys=True)
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -277,14 +305,15 @@ def _lines(path: Path) -> Iterator[str]:
     yield from whole.decode().splitlines()
 
 
-def _append(path: Path, *lines: str) -> None:
+def _append(path: Path, *lines: str, sync: bool = True) -> None:
     """Add lines to a file: all of them, or none if the disk is full."""
     with room_in(path.parent), path.open("ab") as file:
         size = file.tell()
         try:
             file.write("".join(f"{line}\n" for line in lines).encode())
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         except OSError:
             os.truncate(path, size)
             raise

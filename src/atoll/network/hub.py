@@ -196,9 +196,11 @@ class Hub:
         """Whether all runs are over, and everybody who is there has heard of it."""
         with self._clerk.lock:
             over = bool(self._runs) and all(run.status != RUNNING for run in self._runs.values())
-            there = {
-                number for number, seen in self.conductor.present.items() if self.now() - seen.heard < ONLINE_SECONDS
-            }
+            lately = self.now() - ONLINE_SECONDS
+            there = {number for number, seen in self.conductor.present.items() if seen.heard > lately}
+            if self._started > lately:  # who worked for the server before this one may be on the way back
+                worked = {number for run in self._runs.values() for number in run.counted}
+                there |= worked & self.conductor.clients.keys()
             return over and there <= self.desk.told_end
 
     def _know_clients(self, draft: Draft) -> None:

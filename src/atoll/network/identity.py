@@ -58,12 +58,17 @@ def public_bytes(key: Ed25519PrivateKey) -> bytes:
 
 
 def write_secret(path: Path, data: bytes) -> None:
-    """Write a new file that only its owner can read; FileExistsError if there is one."""
+    """Write a new file that only its owner can read; FileExistsError if there is one. At no moment is it half."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+    if path.exists():
+        raise FileExistsError(path)
+    beside = path.with_name(f".{path.name}.new")
+    beside.unlink(missing_ok=True)
+    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+    beside.rename(path)
 
 
 def must_be_private(path: Path) -> None:

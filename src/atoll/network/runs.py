@@ -156,21 +156,21 @@ class Run:
     def prepare(self, machine: CoordinatorState) -> str:
         """Make the newest version ready to be sent; the file of the state, if that must be kept before it is."""
         assert self.parts is not None and self.state is not None
-        state = self.state._replace(coordinator=machine)
+        state, models = self.state._replace(coordinator=machine), dict(self.models)  # others read them meanwhile
         known = {task.version for task in (*machine.in_flight.values(), *machine.arrived, *machine.committing)}
         changed = ""
         for number in sorted(known & state.sent.keys()):
-            if number not in self.models:
-                self.models[number] = self._stored(state.sent[number].packed(), None)
-        if machine.version not in self.models:
+            if number not in models:
+                models[number] = self._stored(state.sent[number].packed(), None)
+        if machine.version not in models:
             if machine.version in state.sent:
-                self.models[machine.version] = self._stored(state.sent[machine.version].packed(), None)
+                models[machine.version] = self._stored(state.sent[machine.version].packed(), None)
             else:
                 self.state, heard = self.parts.versions.broadcast(state)
-                self.models[machine.version] = self._heard(machine.version, heard.broadcast.packed(), heard.payload)
+                models[machine.version] = self._heard(machine.version, heard.broadcast.packed(), heard.payload)
                 if self.parts.job.downlink.chain.transforms:  # what it remembers must not be made twice
                     changed = self.save(self.state)
-        self.models = {number: self.models[number] for number in self.models if number in known | {machine.version}}
+        self.models = {number: models[number] for number in models if number in known | {machine.version}}
         self.objects.keep_only(
             {*(model.ref.name for model in self.models.values()), *(n.object.name for n in self.news)}
         )
@@ -271,11 +271,19 @@ class Run:
         return name
 
     def drop(self, tasks: tuple[Task, ...], state_file: str) -> None:
-        """Remove what nobody needs any more: updates of these tasks, and states but this one."""
+        """Remove what nobody needs any more: updates of these tasks and of attempts that are over, other states."""
         self.uploads.drop(tasks)
+        self.tidy()
         for path in self.directory.glob("state-*.safetensors"):
             if path.name != state_file:
                 path.unlink(missing_ok=True)
+
+    def tidy(self) -> None:
+        """Remove what was sent for attempts that nobody waits for any more, and states that a kill left half."""
+        for path in self.directory.glob(".state-*.new"):
+            path.unlink(missing_ok=True)
+        now = self.machine
+        self.uploads.keep_only({task.attempt for task in (*now.in_flight.values(), *now.arrived, *now.committing)})
 
     def write_down(self, rows: list[dict[str, Any]], lines: list[str]) -> None:
         """Write the files for people as the store has them, whatever a kill or a full disk has kept from being."""
@@ -364,8 +372,7 @@ def taken_up(book: Book, row: RunRow, home: Path, place: Place, wake: Callable[[
             run.prepare(run.machine)
             run.lost_sum = run.parts.job.secure is not None and run.machine.phase is Phase.COMMITTING
     run.write_down(book.rows(row.id), book.lines(row.id))
-    now = run.machine
-    run.uploads.keep_only({task.attempt for task in (*now.in_flight.values(), *now.arrived, *now.committing)})
+    run.tidy()
     return run
 
 

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from atoll.core.errors import AtollError
 from atoll.network.clerk import RETRY
 from atoll.network.gate import Refused
 from atoll.network.hub import Hub
@@ -53,7 +54,13 @@ from atoll.network.web import TooLarge, read_body
 
 M = TypeVar("M", bound=Message)
 MAX_PATH = 400
+MAX_GREETING = 1 << 14
+"""Bytes that are read of somebody who has no session."""
 POLL = "/v1/poll"
+
+
+class Stranger(AtollError):
+    """Somebody without a session who wants to send much."""
 
 
 class Call(NamedTuple):
@@ -137,7 +144,7 @@ class Server:
             received, problem, headers = 0, Problem(""), dict[str, str]()
             try:
                 stamp = self._stamp(endpoint, request)
-                body = await read_body(dict(request.headers), request.receive, most)
+                body = await self._body(request, stamp, most)
                 received = len(body)
                 call = partial(self._let_in, stamp, request, body)
                 if endpoint.path == POLL:
@@ -149,9 +156,10 @@ class Server:
                 response = Response(content, media_type=kind)
             except Refused as refused:
                 problem, status = Problem(str(refused), refused.retry), refused.status
-            except TooLarge as error:
-                problem, status = Problem(str(error)), HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+            except (Stranger, TooLarge) as error:
                 headers["connection"] = "close"  # the rest is not even read
+                code = HTTPStatus.UNAUTHORIZED if isinstance(error, Stranger) else HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+                problem, status = Problem(str(error)), code
             except ObjectError as error:
                 problem, status = Problem(str(error)), HTTPStatus.UNPROCESSABLE_ENTITY
             except Exception as error:
@@ -165,6 +173,16 @@ class Server:
             return response
 
         return served
+
+    async def _body(self, request: Request, stamp: Stamp | None, most: int) -> bytes:
+        """What was sent; of somebody who has no session only little is read."""
+        known = stamp is not None and self._hub.gate.has_session(stamp.client)
+        try:
+            return await read_body(dict(request.headers), request.receive, most if known else MAX_GREETING)
+        except TooLarge:
+            if stamp is not None and not known:
+                raise Stranger("there is no such session: begin one") from None
+            raise
 
     def _trouble(self, endpoint: Endpoint, error: Exception) -> tuple[Problem, HTTPStatus]:
         """Say that it cannot be done now; a defect here is no reason to tell strangers about it."""

@@ -71,10 +71,10 @@ async def _serve(hub: Hub, face: Server, pairs: list[tuple[Any, socket.socket]],
     hub.start()
     try:
         serving = [asyncio.create_task(server._serve([listener])) for server, listener in pairs]
-        if once:
-            watching = asyncio.create_task(_until_over(hub))
-            serving.append(watching)
+        watching = asyncio.create_task(_until_over(hub)) if once else None
         await asyncio.gather(*serving)
+        if watching is not None:
+            watching.cancel()
     finally:
         await asyncio.to_thread(hub.close)
 
