@@ -168,10 +168,11 @@ class Objects:
     def keep_only(self, names: Iterable[str]) -> int:
         """Remove every object but these; return how many files went."""
         kept = set(names)
-        used = {digest.hex() for name in kept for digest in self.manifest(name).chunks}
+        manifests = {name: self.manifest(name) for name in kept}
+        used = {digest.hex() for manifest in manifests.values() for digest in manifest.chunks}
         gone = [f"{MANIFESTS}/{name}" for name in self._blobs.sizes(MANIFESTS) if name not in kept]
         gone += [f"{CHUNKS}/{name}" for name in self._blobs.sizes(CHUNKS) if name not in used]
-        self._manifests = {name: found for name, found in self._manifests.items() if name in kept}
+        self._manifests = manifests
         self._blobs.delete(gone)
         return len(gone)
 
