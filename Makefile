@@ -4,10 +4,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install demo test test-all check bench clean
+.PHONY: help install demo federation test test-all check bench clean
 
 help:
 	@echo "make demo      train FedAvg on non-IID MNIST and write a report"
+	@echo "make federation two hospitals and a server, each a process, over TLS"
 	@echo "make test      the tests (a few minutes)"
 	@echo "make test-all  the tests and the slow proofs: published results, kill -9, memory"
 	@echo "make check     formatting, lint, types and import rules"
@@ -22,6 +23,9 @@ install: .venv/installed
 
 demo: install
 	@$(BIN)/python examples/demo.py
+
+federation: install
+	@$(BIN)/python examples/hospitals/run.py
 
 test: install
 	$(BIN)/pytest -n auto -m "not slow"

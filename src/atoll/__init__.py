@@ -10,12 +10,16 @@ if TYPE_CHECKING:
     from atoll.core.parts import Part
     from atoll.core.plan import Plan
     from atoll.data.dataset import Dataset
+    from atoll.network.agreement import Floors
+    from atoll.network.app import ClientApp
 
-__all__ = ["AtollError", "Dataset", "Part", "Plan", "Result", "run"]
+__all__ = ["AtollError", "ClientApp", "Dataset", "Floors", "Part", "Plan", "Result", "run"]
 
 _HOMES = {
     "AtollError": "atoll.core.errors",
+    "ClientApp": "atoll.network.app",
     "Dataset": "atoll.data.dataset",
+    "Floors": "atoll.network.agreement",
     "Part": "atoll.core.parts",
     "Plan": "atoll.core.plan",
     "Result": "atoll.api",

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from atoll.core.coordinator import Reason
-from atoll.core.devices import INSTANT
 from atoll.core.errors import RunError
 from atoll.core.params import load
 from atoll.core.parts import Part
 from atoll.core.plan import Plan
 from atoll.data.heterogeneity import label_counts
 from atoll.engine.base import Engine
-from atoll.engine.build import build_coordinator, build_engine
+from atoll.engine.build import build_coordinator, build_devices, build_engine
 from atoll.engine.guarding import Guard, guarded
 from atoll.engine.run_state import Round, RunState, why_stop
 from atoll.engine.simulation import Simulation
@@ -154,7 +153,7 @@ def _forget_if_nothing_ran(directory: RunDirectory) -> None:
 
 
 def _run(plan: Plan, directory: RunDirectory | None, watcher: Watcher, checkpoint_seconds: float) -> Result:
-    federation = build_federation(plan)
+    federation, devices = build_federation(plan), build_devices(plan)
     coordinator = build_coordinator(plan, federation)
     ledger = _ledger(plan, directory)
     job = build_job(plan, federation, secret=ledger.secret if ledger else None)
@@ -178,7 +177,6 @@ def _run(plan: Plan, directory: RunDirectory | None, watcher: Watcher, checkpoin
             directory.log(
                 f"begins after round {round_now} of {plan.rounds}: {title}; set-up took {setup_seconds:.1f} s"
             )
-        devices = plan.devices.build("rounds.devices", seed=plan.seed) if plan.devices else INSTANT
         simulation = Simulation(plan, engine, coordinator, state, devices, guard)
         if history:
             simulation.last_row, simulation.reason = history[-1], why_stop(plan.stop, history[-1])

@@ -277,8 +277,8 @@ BOMBS = {
     "empty chunk": (squeezed(1000, b""), "not zstd"),
     "second chunk missing": (squeezed(CHUNK + 1, zeros(CHUNK)), "cut off"),
     "one chunk too large": (squeezed(CHUNK + 1, zeros(CHUNK + 1)), "where 1048576 are due"),
-    "one chunk too many": (squeezed(1000, zeros(1000), zeros(1000)), "compressed bytes declared"),
-    "chunk cut off": (squeezed(1000, zeros(1000))[:-1], "compressed bytes declared"),
+    "one chunk too many": (squeezed(1000, zeros(1000), zeros(1000)), "more bytes are there"),
+    "chunk cut off": (squeezed(1000, zeros(1000))[:-1], "cut off"),
     "unknown dictionary": (squeezed(1000, b"\x28\xb5\x2f\xfd\x61\x07\xe8\x02" + rle(1000)), "decompressed"),
 }
 

@@ -137,7 +137,7 @@ def test_clients_that_protect_themselves_may_add_in_secret(name: str, options: d
     assert "train_loss" not in masked.history[-1]
 
 
-def test_groups_let_a_robust_rule_see_sums() -> None:
+def testgroups_of_let_a_robust_rule_see_sums() -> None:
     """Two of twenty send large nonsense: it drowns the mean, and the median of the groups' means hardly moves."""
     plan = Plan(
         rounds=6,
@@ -153,14 +153,13 @@ def test_groups_let_a_robust_rule_see_sums() -> None:
     assert held.history[-1]["clients"] == 20
 
 
-def test_groups_are_drawn_anew_each_round_and_leave_nobody_out() -> None:
+def testgroups_of_are_drawn_anew_each_round_and_leave_nobody_out() -> None:
     from atoll.core.messages import Task
-    from atoll.engine.secure import _groups
+    from atoll.engine.secure import groups_of
     from atoll.train.job import build_job
 
     job = build_job(PLAN.replace({"secagg": {"groups": 3}}))
-    assert job.secure is not None
-    drawn = [_groups(job, job.secure, [Task(client, 0, attempt) for client in range(11)]) for attempt in range(4)]
+    drawn = [groups_of(job, [Task(client, 0, attempt) for client in range(11)]) for attempt in range(4)]
     assert all(sorted(client for group in each for client in group) == list(range(11)) for each in drawn)
     assert all({len(group) for group in each} == {3, 4} for each in drawn)
     assert len({tuple(each) for each in drawn}) == 4

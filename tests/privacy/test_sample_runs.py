@@ -21,7 +21,7 @@ from atoll.core.privacy import Exposure
 from atoll.engine.base import Engine
 from atoll.engine.inline import inline
 from atoll.engine.vectorised import vectorised
-from atoll.privacy.noise import discrete_gaussian, fresh_secret
+from atoll.privacy.noise import fresh_secret, narrow_gaussian
 from atoll.train.batches import client_batches
 from atoll.train.job import Job, build_job
 from atoll.train.private import SENSITIVITY, grid_of
@@ -141,8 +141,8 @@ def test_what_is_released_carries_the_noise_that_was_charged(engine: Any, monkey
     job = build_job(Plan(**{**vars(plan), "local": {"lr": 1.0, "batch_size": 16, "steps": 1}}))
     job = replace(job, first_D=torch.zeros_like(job.first_D))
     monkeypatch.setattr(
-        "atoll.train.private.discrete_gaussian",
-        lambda key, sigma, num: np.zeros(num) if sigma < 1 else discrete_gaussian(key, sigma, num),
+        "atoll.train.private.narrow_gaussian",
+        lambda key, sigma, num: np.zeros(num, np.int32) if sigma < 1 else narrow_gaussian(key, sigma, num),
     )
     noise_ACD = released_noise(engine(job), job, 12)
     assert np.abs(noise_ACD - noise_ACD.round()).max() < 0.1

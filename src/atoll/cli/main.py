@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atoll.cli.join import enrol, join
+from atoll.cli.ledger import ledger_app
+from atoll.cli.operator import certs, clients_app, runs_app, status, stop
 from atoll.cli.plans import PlanArgument, SetOption, read_plan, read_settings
 from atoll.cli.privacy import privacy_app
+from atoll.cli.serve import serve
 from atoll.core.errors import AtollError, PlanError, RunError, TrainingError
 
 if TYPE_CHECKING:
@@ -36,6 +40,9 @@ app = typer.Typer(
 data_app = typer.Typer(help="Data sets: list them, fetch them, look at how they are dealt out.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(privacy_app, name="privacy")
+app.add_typer(ledger_app, name="ledger")
+app.add_typer(clients_app, name="clients")
+app.add_typer(runs_app, name="runs")
 
 
 @app.command()
@@ -322,6 +329,10 @@ def _resumed(directory: Path, source: str | None, settings: dict[str, object]) -
 def _slug(plan: Plan) -> str:
     text = plan.name or f"{plan.data.name}-{plan.algorithm.name}"
     return "".join(c if c.isalnum() or c in "-_" else "-" for c in text).strip("-") or "run"
+
+
+for _command in (serve, enrol, join, status, stop, certs):
+    app.command()(_command)
 
 
 def main() -> None:

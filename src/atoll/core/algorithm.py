@@ -85,7 +85,8 @@ def send_delta(delta_D: Tensor, task: LocalTask) -> tuple[Update, State]:
 
 def add_delta(params_D: Tensor, aggregate: Aggregate, server: State, task: ServerTask) -> tuple[Tensor, State]:
     """Move the model by the mean delta times the server's learning rate."""
-    return params_D + task.lr * aggregate.delta_D, server
+    step_D = task.lr * aggregate.delta_D
+    return step_D.add_(params_D), server  # in place: large models have no room for another vector
 
 
 class Scores(NamedTuple):

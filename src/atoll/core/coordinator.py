@@ -69,6 +69,21 @@ class CoordinatorState(NamedTuple):
     scores: Mapping[int, float] = NOTHING
     """What the sampler wants to know of each client that took part."""
 
+    def to_plain(self) -> dict[str, Any]:
+        """The state as JSON has it."""
+        return {**self._asdict(), "in_flight": list(self.in_flight.values()), "scores": dict(self.scores)}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> CoordinatorState:
+        """Undo `to_plain`, also after JSON made texts of numbers and lists of tuples."""
+        found = dict(plain)
+        for name in ("in_flight", "arrived", "committing"):
+            found[name] = tuple(Task(*task) for task in found[name])
+        found["in_flight"] = {task.client: task for task in found["in_flight"]}
+        found["phase"] = Phase(found["phase"])
+        found["scores"] = {int(client): score for client, score in found["scores"].items()}
+        return cls(**found)
+
 
 def everybody(client: int) -> bool:
     """Every client can be reached."""

@@ -21,6 +21,8 @@ class Heard(NamedTuple):
     """What travels to those who heard the one before."""
     whole_bytes: int
     """What travels to those who did not."""
+    payload: Payload | None = None
+    """What travels through the chain; None where the broadcast goes as it is."""
 
 
 class Downlink(NamedTuple):
@@ -56,6 +58,6 @@ class Downlink(NamedTuple):
         payload, others = self.chain.encode(vector_V if known_V is None else vector_V - known_V, others, encoding)
         heard_V, num_bytes = self.chain.decode(payload), packed_size(payload)
         if known_V is None:
-            return Heard(broadcast.unpacked(heard_V), num_bytes, num_bytes), others
+            return Heard(broadcast.unpacked(heard_V), num_bytes, num_bytes, payload), others
         heard_V = known_V + heard_V
-        return Heard(broadcast.unpacked(heard_V), num_bytes, whole_bytes), {**others, "known": heard_V}
+        return Heard(broadcast.unpacked(heard_V), num_bytes, whole_bytes, payload), {**others, "known": heard_V}

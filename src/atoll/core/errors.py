@@ -36,6 +36,10 @@ class RunError(AtollError):
     exit_code = 5
 
 
+class DiskFull(RunError):
+    """There is no room: nothing was written, and it can be tried again when there is."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Say which known name was probably meant, as the end of an error message.
 

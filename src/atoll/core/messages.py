@@ -76,6 +76,10 @@ class Update(NamedTuple):
         delta_D, aux = _unpacked(vector_V, self.delta_D, self.aux)
         return Update(delta_D, self.weight, aux)
 
+    def alone(self) -> Update:
+        """The stacked update of this client alone, which shares its memory."""
+        return Update(self.delta_D[None], self.weight[None], {k: v[None] for k, v in self.aux.items()})
+
     def rows(self, keep_C: Tensor | int) -> Update:
         """The clients of a stacked update that a boolean mask picks, or the one with this number."""
         return Update(self.delta_D[keep_C], self.weight[keep_C], {k: v[keep_C] for k, v in self.aux.items()})

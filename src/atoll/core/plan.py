@@ -200,8 +200,6 @@ class Plan(Section):
             raise PlanError("models is empty: name at least one, or leave it out")
         if self.stop.accuracy is not None and self.evaluation.every == 0:
             raise PlanError("stop.accuracy needs evaluation.every of at least 1: nothing would be measured")
-        if self.devices is None and self.eligibility != Eligibility():
-            raise PlanError("eligibility is a rule on devices, but the plan has none: set devices, e.g. to fleet")
         if self.devices is None and self.stop.simulated_seconds is not None:
             raise PlanError("stop.simulated_seconds needs devices that take time: set devices, e.g. to fleet")
 

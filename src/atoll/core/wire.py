@@ -13,7 +13,7 @@ import math
 import re
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -49,7 +49,9 @@ MAX_DIMS = 8
 MAX_SIDES = 64
 MAX_TENSORS = 1024
 CHUNK = 1 << 20
-"""Bytes that are compressed together: what `unpack` needs beside the tensors."""
+"""Bytes that are compressed together: what `unpack` needs beside the tensors. No table is longer."""
+MAX_FRAME = CHUNK + CHUNK // 64
+"""Bytes of a compressed chunk; zstd makes nothing longer than this."""
 DAMAGED = "refuse it, or ask the sender to send it again"
 
 
@@ -65,18 +67,49 @@ def pack(payload: Payload, *, compress: bool = False) -> bytes:
     >>> pack(Payload(torch.tensor([1, -1], dtype=torch.int8))).hex(" ")
     '41 54 4f 4c 01 00 00 00 1c 00 00 00 00 00 00 00 03 01 02 00 00 00 00 00 00 00 01 ff'
     """
+    return b"".join(pieces(payload, compress=compress))
+
+
+def pieces(payload: Payload, *, compress: bool = False) -> list[bytes | memoryview]:
+    """What `pack` joins: where nothing is compressed, tensors are looked at where they lie, and not copied."""
     table, tensors = _table(payload)
-    size = HEADER.size + len(table) + sum(tensor.nbytes for tensor in tensors)
-    header = HEADER.pack(MAGIC, VERSION, 0, len(payload.sides), size)
-    plain = b"".join([header, table, *(_bytes(tensor) for tensor in tensors)])
+    views, start = [bytes_of(tensor) for tensor in tensors], HEADER.size + len(table)
+    size = start + sum(map(len, views))
+    plain: list[bytes | memoryview] = [HEADER.pack(MAGIC, VERSION, 0, len(payload.sides), size), table, *views]
     if not compress:
         return plain
-    compressor = zstandard.ZstdCompressor()
-    parts = [HEADER.pack(MAGIC, VERSION, ZSTD, len(payload.sides), size), table]
-    for start in range(HEADER.size + len(table), size, CHUNK):
-        frame = compressor.compress(memoryview(plain)[start : start + CHUNK])
+    compressor, taken = zstandard.ZstdCompressor(), start
+    parts: list[bytes | memoryview] = [HEADER.pack(MAGIC, VERSION, ZSTD, len(payload.sides), size), table]
+    for chunk in recut(views, CHUNK):
+        frame = compressor.compress(chunk)
         parts += [struct.pack("<I", len(frame)), frame]
-    return b"".join(parts) if sum(map(len, parts)) < size else plain
+        taken += len(frame) + 4
+        if taken >= size:
+            return plain
+    return parts if taken < size else plain
+
+
+def recut(parts: Iterable[bytes | bytearray | memoryview], size: int) -> Iterator[memoryview]:
+    """The same bytes in pieces of `size`, the last may be shorter; only those that lie in several parts are copied.
+
+    >>> [bytes(piece) for piece in recut([b"ab", b"cdefg"], 3)]
+    [b'abc', b'def', b'g']
+    """
+    held, room = list[memoryview](), size
+    for part in parts:
+        view = memoryview(part)
+        while view:
+            held.append(view[:room])
+            view, room = view[room:], room - len(held[-1])
+            if room == 0:
+                yield _joined(held)
+                held, room = [], size
+    if held:
+        yield _joined(held)
+
+
+def _joined(views: list[memoryview]) -> memoryview:
+    return views[0] if len(views) == 1 else memoryview(b"".join(views))
 
 
 def packed_size(payload: Payload) -> int:
@@ -96,15 +129,53 @@ def unpack(data: bytes | bytearray | memoryview, *, max_bytes: int) -> Payload:
     be written to, it takes no more than a chunk and the objects of at most MAX_TENSORS tensors.
     """
     message = memoryview(data).cast("B")
-    flags, num_sides, size = _read_header(message, max_bytes)
-    rows, names, start = _read_table(message, num_sides, min(max_bytes, 1 << 62))
-    num_bytes = sum(row.num_bytes for row in rows)
-    if start + num_bytes != size:
-        raise WireError(f"header and table disagree: {size} bytes declared, {start + num_bytes} described; {DAMAGED}")
-    body = message[start:]
-    chunks = _decompressed(_frames(body, num_bytes)) if flags & ZSTD else iter([body])
-    tensors = _read_tensors(rows, chunks)
-    return Payload(next(tensors), tuple({name: next(tensors) for name in side} for side in names))
+    return unpack_parts([message], len(message), max_bytes=max_bytes)
+
+
+def unpack_parts(parts: Iterable[bytes | bytearray | memoryview], num_bytes: int, *, max_bytes: int) -> Payload:
+    """`unpack` a message of `num_bytes` that comes in parts, such as files: it is never in memory as a whole."""
+    source = recut(parts, CHUNK)
+    head = next(source, memoryview(b""))
+    flags, num_sides, size = _read_header(head, num_bytes, max_bytes)
+    rows, names, start = _read_table(head, num_sides, min(max_bytes, 1 << 62))
+    described = start + sum(row.num_bytes for row in rows)
+    if described != size:
+        raise WireError(f"header and table disagree: {size} bytes declared, {described} described; {DAMAGED}")
+    body = _Source(itertools.chain([head[start:]], source))
+    tensors = list(_read_tensors(rows, _decompressed(body, size - start) if flags & ZSTD else iter(body.next, None)))
+    if body.next() is not None:
+        raise WireError(f"more bytes are there than are declared; {DAMAGED}")
+    sides = iter(tensors[1:])
+    return Payload(tensors[0], tuple({name: next(sides) for name in side} for side in names))
+
+
+class _Source:
+    """Bytes that come in parts."""
+
+    def __init__(self, parts: Iterator[memoryview]) -> None:
+        self._parts, self._rest = parts, memoryview(b"")
+
+    def next(self) -> memoryview | None:
+        """Some bytes, or None if that was all."""
+        while not self._rest:
+            found = next(self._parts, None)
+            if found is None:
+                return None
+            self._rest = found
+        found, self._rest = self._rest, memoryview(b"")
+        return found
+
+    def take(self, num: int) -> memoryview:
+        """So many bytes."""
+        held = list[memoryview]()
+        while num:
+            found = self.next()
+            if found is None:
+                raise WireError(f"cut off: {num} more bytes are needed; {DAMAGED}")
+            held.append(found[:num])
+            self._rest = found[num:]
+            num -= len(held[-1])
+        return _joined(held) if held else memoryview(b"")
 
 
 class _Row(NamedTuple):
@@ -146,7 +217,7 @@ def _row(tensor: Tensor) -> bytes:
     return struct.pack(f"<BB{tensor.ndim}Q", CODES[tensor.dtype], tensor.ndim, *tensor.shape)
 
 
-def _bytes(tensor: Tensor) -> memoryview:
+def bytes_of(tensor: Tensor) -> memoryview:
     """Look at a tensor's memory; only one that is scattered or on another device is copied."""
     dense = tensor.detach().cpu().contiguous()
     bytes_N = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)  # a view of one element may have any stride
@@ -163,10 +234,10 @@ def _check_names(names: list[str]) -> None:
         raise WireError(f"the names of a side must ascend, each of them once; {DAMAGED}")
 
 
-def _read_header(message: memoryview, max_bytes: int) -> tuple[int, int, int]:
+def _read_header(message: memoryview, num_bytes: int, max_bytes: int) -> tuple[int, int, int]:
     """Flags, number of sides and size, once the message is one and is all there."""
     if len(message) < HEADER.size or message[: len(MAGIC)] != MAGIC:
-        raise WireError(f"not a payload: {len(message)} bytes that do not start with {MAGIC!r}; {DAMAGED}")
+        raise WireError(f"not a payload: {num_bytes} bytes that do not start with {MAGIC!r}; {DAMAGED}")
     _, version, flags, num_sides, size = HEADER.unpack_from(message)
     if version != VERSION or flags & ~ZSTD:
         raise WireError(
@@ -175,8 +246,8 @@ def _read_header(message: memoryview, max_bytes: int) -> tuple[int, int, int]:
         )
     if size > max_bytes:
         raise WireError(f"a payload of {size} bytes, {max_bytes} are allowed: send less, or raise the limit")
-    if len(message) != size and not (flags & ZSTD and len(message) < size):
-        raise WireError(f"{size} bytes declared, {len(message)} are there; {DAMAGED}")
+    if num_bytes != size and not (flags & ZSTD and num_bytes < size):
+        raise WireError(f"{size} bytes declared, {num_bytes} are there; {DAMAGED}")
     if num_sides > MAX_SIDES:
         raise WireError(f"{num_sides} sides, at most {MAX_SIDES} are allowed: use a shorter chain of transforms")
     return flags, num_sides, size
@@ -224,27 +295,20 @@ def _fields(layout: str, message: memoryview, at: int) -> tuple[tuple[Any, ...],
     return struct.unpack_from(layout, message, at), end
 
 
-def _frames(body: memoryview, num_bytes: int) -> list[memoryview]:
-    """The compressed chunks, each of which promises exactly the bytes that are its share."""
-    frames, at = [], 0
+def _decompressed(body: _Source, num_bytes: int) -> Iterator[memoryview]:
+    """The compressed chunks, each of which must promise exactly the bytes that are its share."""
+    decompressor = zstandard.ZstdDecompressor(max_window_size=CHUNK)
     for left in range(num_bytes, 0, -CHUNK):
-        (length,), at = _fields("<I", body, at)
-        frame, at = body[at : at + length], at + length
+        (length,) = struct.unpack("<I", body.take(4))
+        if length > MAX_FRAME:
+            raise WireError(f"a chunk of {length} compressed bytes, at most {MAX_FRAME} are due; {DAMAGED}")
+        frame = body.take(length)
         try:
             promised = zstandard.frame_content_size(frame)
         except zstandard.ZstdError as error:
             raise WireError(f"a chunk is not zstd: {error}; {DAMAGED}") from error
         if promised != min(left, CHUNK):
             raise WireError(f"a chunk of {promised} bytes where {min(left, CHUNK)} are due; {DAMAGED}")
-        frames.append(frame)
-    if at != len(body):
-        raise WireError(f"{at} compressed bytes declared, {len(body)} are there; {DAMAGED}")
-    return frames
-
-
-def _decompressed(frames: list[memoryview]) -> Iterator[memoryview]:
-    decompressor = zstandard.ZstdDecompressor(max_window_size=CHUNK)
-    for frame in frames:
         try:
             chunk = decompressor.decompress(frame, allow_extra_data=False)
         except zstandard.ZstdError as error:
@@ -253,13 +317,15 @@ def _decompressed(frames: list[memoryview]) -> Iterator[memoryview]:
 
 
 def _read_tensors(rows: list[_Row], chunks: Iterator[memoryview]) -> Iterator[Tensor]:
-    """Copy the bytes into tensors; the chunks hold as many as the rows describe."""
+    """Copy the bytes into tensors; the chunks hold as many as the rows describe, or fewer."""
     chunk = memoryview(b"")
     for row in rows:
         bytes_N = torch.empty(row.num_bytes, dtype=torch.uint8)
         target = bytes_N.numpy().data
         while target:
-            chunk = chunk or next(chunks)
+            chunk = chunk or next(chunks, memoryview(b""))
+            if not chunk:
+                raise WireError(f"cut off: {len(target)} more bytes are needed; {DAMAGED}")
             num = min(len(target), len(chunk))
             target[:num] = chunk[:num]
             target, chunk = target[num:], chunk[num:]

@@ -33,10 +33,11 @@ from atoll.privacy.accounting import spent
 from atoll.privacy.auditing import Found, audited, most_shown
 from atoll.privacy.ledger import Ledger
 from atoll.privacy.noise import coins, fresh_secret
+from atoll.train.exchange import Report, Work
 from atoll.train.federation import build_federation
 from atoll.train.job import Job, build_job
 from atoll.train.server import empty_update
-from atoll.train.trainer import Report, Trainer, Work
+from atoll.train.trainer import Trainer
 
 HALF = Fraction(1, 2)
 LOUD = 1000.0

@@ -16,9 +16,10 @@ from atoll.core.aggregator import joined, merge_rows
 from atoll.core.errors import PlanError
 from atoll.core.messages import Broadcast, State, Task
 from atoll.train.evaluate import SLICE
+from atoll.train.exchange import Work
 from atoll.train.job import Job
 from atoll.train.metrics import Metrics, classification
-from atoll.train.trainer import Trainer, Work, explained
+from atoll.train.trainer import Trainer, explained
 
 Progress = Callable[[int], None]
 """Called with the number of clients that are done."""

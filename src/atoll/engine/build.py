@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from atoll.core.aggregator import Aggregator
 from atoll.core.coordinator import Coordinator, CoordinatorState, Policy, Sampler
+from atoll.core.devices import INSTANT, Devices
+from atoll.core.eligibility import Eligibility
 from atoll.core.errors import PlanError
 from atoll.core.parts import Part
 from atoll.core.plan import Plan
@@ -41,6 +43,16 @@ def build_coordinator(plan: Plan, federation: Federation) -> Coordinator:
         seed=plan.seed,
         sizes=federation.partition.sizes,
     )
+
+
+def build_devices(plan: Plan) -> Devices:
+    """What a simulation's devices are like; between organisations they are what they are."""
+    if plan.devices is not None:
+        devices: Devices = plan.devices.build("rounds.devices", seed=plan.seed)
+        return devices
+    if plan.eligibility != Eligibility():
+        raise PlanError("eligibility is a rule on devices, but the plan has none: set devices, e.g. to fleet")
+    return INSTANT
 
 
 def build_engine(part: Part, job: Job, coordinator: Coordinator, done: int = 0) -> Engine:

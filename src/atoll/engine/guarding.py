@@ -21,10 +21,11 @@ from atoll.privacy.accounting import Spent, spent
 from atoll.privacy.draws import secret_generator
 from atoll.privacy.ledger import Ledger
 from atoll.privacy.noise import derived
+from atoll.train.exchange import sent_by
 from atoll.train.federation import build_federation
 from atoll.train.job import Job, build_job, exposed
 from atoll.train.server import aggregated, empty_update
-from atoll.train.trainer import fold_of, sent_by
+from atoll.train.trainer import fold_of
 
 ALWAYS = ("round", "round_seconds", "seconds", "test")
 """What is told of a round whatever protects it: the model that was released, on the central test set, and time."""

@@ -19,8 +19,9 @@ from atoll.core.errors import AtollError, PlanError, RunError, TrainingError
 from atoll.core.messages import Broadcast, State, Task
 from atoll.engine.base import Engine, rehearse, settings_of, stack_size, worker_count
 from atoll.engine.pipes import grouped, joined, receive, send
+from atoll.train.exchange import Report, Work
 from atoll.train.job import Job
-from atoll.train.trainer import Report, Trainer, Work, explained
+from atoll.train.trainer import Trainer, explained
 
 
 def processes(

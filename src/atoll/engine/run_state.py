@@ -16,7 +16,7 @@ from torch import Tensor
 from atoll.core.coordinator import NOTHING, CoordinatorState, Reason
 from atoll.core.messages import Broadcast, State, Task, Update
 from atoll.core.plan import Stop
-from atoll.train.trainer import Report
+from atoll.train.exchange import Report
 
 
 class Journey(NamedTuple):

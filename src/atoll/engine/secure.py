@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,15 +12,16 @@ import numpy as np
 from torch import Tensor
 
 from atoll.core.aggregator import as_rows
+from atoll.core.errors import AtollError
 from atoll.core.messages import State, Task, Update, stack
 from atoll.core.seeds import generator
 from atoll.engine.players import stage_for
 from atoll.secagg.encoding import Encoding
 from atoll.secagg.scheme import Outcome, Session
+from atoll.train.exchange import Report
 from atoll.train.job import Job
 from atoll.train.secure import (
     Largest,
-    Secure,
     Sum,
     from_grid_sum,
     from_sum,
@@ -28,7 +30,6 @@ from atoll.train.secure import (
     rounding_of,
     to_integers,
 )
-from atoll.train.trainer import Report
 
 
 class Added(NamedTuple):
@@ -86,33 +87,68 @@ def add_in_secret(
     """Play the sessions of a round; `sent` holds the updates of those who come as far as to send one."""
     secure = job.secure
     assert secure is not None
-    attempt, share = asked[0].attempt, max(task.share for task in asked)
-    heaviest = 1 if job.mechanism is not None and job.mechanism.at_client is not None else job.federation.max_samples
-    largest = Largest(share * heaviest, job.federation.max_samples)
-    model = hashlib.sha256(params_D.contiguous().numpy().data).digest()
+    largest = largest_of(job, asked)
     before = secure.scheme.steps[secure.scheme.counts_from]
     silent = {client: before for client in (task.client for task in asked) if client not in sent} | dict(lost)
     rounds: list[tuple[Session, Outcome, Update]] = []
-    for number, group in enumerate(_groups(job, secure, asked)):
+    for number, group in enumerate(groups_of(job, asked)):
         like = next((sent[client].update for client in group if client in sent), None)
         if like is None:
             continue
-        encoding = secure.encoding(len(group))
-        on_grid = _on_grid(job)
-        session = Session(
-            run=run,
-            round=asked[0].version,
-            attempt=attempt * secure.settings.groups + number,
-            model=model,
-            clients=group,
+        session = session_of(job, run, params_hash(params_D), asked[0], number, group, like, largest)
+        session = session._replace(
             silent={client: silent[client] for client in group if client in silent},
-            length=like.packed().numel() + 1 if on_grid else length(like),
-            encoding=encoding,
-            vector=partial(_vector, job, sent, largest, encoding, attempt),
-            least=_least(job, len(group)),
+            vector=partial(_vector, job, sent, largest, session.encoding, asked[0].attempt),
         )
         rounds.append((session, secure.scheme.play(session, stage_for(len(group), session.length)), like))
-    return _told(job, rounds, largest, len(asked))
+    return told(job, rounds, largest, len(asked))
+
+
+def params_hash(params_D: Tensor) -> bytes:
+    """A name for parameters."""
+    return hashlib.sha256(params_D.contiguous().numpy().data).digest()
+
+
+def session_of(
+    job: Job,
+    run: str,
+    params: bytes,
+    first: Task,
+    number: int,
+    group: tuple[int, ...],
+    like: Update,
+    largest: Largest,
+) -> Session:
+    """One group's session, for updates of this layout; nobody is lost yet, and vectors are elsewhere.
+
+    All who take part must agree on the model, and on what their weights are shares of: who could tell each another
+    largest weight could let one of them outweigh all others, and see its update in the sum.
+    """
+    secure = job.secure
+    assert secure is not None
+    return Session(
+        run=run,
+        round=first.version,
+        attempt=first.attempt * secure.settings.groups + number,
+        model=hashlib.sha256(struct.pack("<dQ", *largest) + params).digest(),
+        clients=group,
+        silent={},
+        length=like.packed().numel() + 1 if _on_grid(job) else length(like),
+        encoding=secure.encoding(len(group)),
+        vector=_elsewhere,
+        least=least_of(job, len(group)),
+    )
+
+
+def largest_of(job: Job, asked: Sequence[Task]) -> Largest:
+    """What weights and sizes are shares of."""
+    share = max(task.share for task in asked)
+    heaviest = 1 if job.mechanism is not None and job.mechanism.at_client is not None else job.federation.max_samples
+    return Largest(share * heaviest, job.federation.max_samples)
+
+
+def _elsewhere(client: int) -> np.ndarray:
+    raise AtollError(f"the vector of client {client} is not here; this is a bug")
 
 
 def _on_grid(job: Job) -> bool:
@@ -120,7 +156,7 @@ def _on_grid(job: Job) -> bool:
     return job.mechanism is not None and job.mechanism.on_grid is not None
 
 
-def _least(job: Job, num_clients: int) -> int:
+def least_of(job: Job, num_clients: int) -> int:
     """Of how many clients a sum must be; of all whose noise it needs."""
     if job.mechanism is None or job.mechanism.min_reports is None:
         return 2
@@ -131,25 +167,31 @@ def _vector(
     job: Job, sent: Mapping[int, Sent], largest: Largest, encoding: Encoding, attempt: int, client: int
 ) -> np.ndarray:
     update, report = sent[client]
+    return vector_of(job, update, report.num_samples, report.loss, largest, encoding, attempt, client)
+
+
+def vector_of(
+    job: Job, update: Update, samples: int, loss: float, largest: Largest, encoding: Encoding, attempt: int, client: int
+) -> np.ndarray:
+    """What a client adds to the sum."""
     if _on_grid(job):
         return grid_integers(update, encoding)
-    samples, loss = report.num_samples, report.loss
     if job.mechanism is not None:  # nothing but the update is protected
         samples, loss = largest.samples, 0.0
     return to_integers(update, samples, loss, largest, encoding, rounding_of(job.seed, attempt, client))
 
 
-def _groups(job: Job, secure: Secure, asked: Sequence[Task]) -> list[tuple[int, ...]]:
+def groups_of(job: Job, asked: Sequence[Task]) -> list[tuple[int, ...]]:
     """The cohort, split at random into groups that differ by one client at most."""
-    clients = sorted(task.client for task in asked)
-    num = secure.settings.groups
+    assert job.secure is not None
+    clients, num = sorted(task.client for task in asked), job.secure.settings.groups
     if num == 1:
         return [tuple(clients)]
     mixed = generator(job.seed, "secagg groups", asked[0].attempt).permutation(clients).tolist()
     return [tuple(sorted(mixed[place::num])) for place in range(num)]
 
 
-def _told(job: Job, rounds: list[tuple[Session, Outcome, Update]], largest: Largest, num_asked: int) -> Added:
+def told(job: Job, rounds: list[tuple[Session, Outcome, Update]], largest: Largest, num_asked: int) -> Added:
     """What the sums of all groups say together."""
     clients: set[int] = set()
     sums: list[Sum] = []

@@ -36,20 +36,19 @@ from atoll.core.coordinator import (
 from atoll.core.devices import INSTANT, Devices, Load
 from atoll.core.eligibility import Eligibility
 from atoll.core.errors import PlanError, TrainingError
-from atoll.core.messages import Broadcast, Payload, State, Task, Update, stack
+from atoll.core.messages import Payload, Task, Update
 from atoll.core.plan import Plan
 from atoll.core.seeds import generator
-from atoll.core.transform import Encoding
 from atoll.core.wire import packed_size
 from atoll.engine.base import Engine, Progress, silent
 from atoll.engine.guarding import Guard, must_fit
 from atoll.engine.measuring import measured
 from atoll.engine.run_state import Ahead, Journey, Round, RunState, why_stop
 from atoll.engine.secure import Added, Sent, add_in_secret, counted, fates
-from atoll.engine.versions import Given, Versions
+from atoll.engine.versions import Versions, valid_of
+from atoll.train.exchange import Work, finite
 from atoll.train.loop import knowledge
 from atoll.train.server import aggregated
-from atoll.train.trainer import Report, Work, finite
 
 LOOK_AHEAD = 4
 """Where few updates make a version, so many stacks of clients are trained ahead of their arrival."""
@@ -210,17 +209,9 @@ class Simulation:
 
     def _broadcast(self, state: RunState, clients: list[int]) -> tuple[RunState, list[int]]:
         """Send the newest version to clients; how many bytes that takes for each of them."""
-        job, machine = self.job, state.coordinator
-        if machine.version not in state.sent:
-            fresh = Broadcast(state.params_D, job.algorithm.broadcast(state.params_D, state.server))
-            rng = generator(self.plan.seed, "downlink", machine.attempt)
-            found, memory = job.downlink.send(fresh, state.downlink, Encoding(job.spec, machine.attempt, rng))
-            state = state._replace(
-                sent={**state.sent, machine.version: found.broadcast},
-                downlink=memory,
-                news=state.news + found.num_bytes,
-                last_news=found.num_bytes,
-            )
+        job = self.job
+        if state.coordinator.version not in state.sent:
+            state, _ = self.versions.broadcast(state)
         if not job.downlink.by_difference:
             return state, [state.last_news] * len(clients)
         whole = packed_size(Payload(state.downlink["known"]))
@@ -262,44 +253,18 @@ class Simulation:
             if not tasks:
                 return self._forget(state), {}, Committed(0)
         state, work, late = self._train(state, tasks, own, progress)
-        valid = _valid(work)
-        if not valid and policy.min_reports > 0:
+        if not valid_of(work) and policy.min_reports > 0:
             self._must_be_an_attack(state, tasks)
             return self._forget(state), {}, Committed(0, len(work.reports))
-        told: dict[str, Any] = {}
         added: Added | None = None
         if job.secure is not None:
             added, work = self._add_in_secret(state, asked, lost, work)
-            valid, told["secagg"] = _valid(work), added.row
-        state = self._counted_up(state, tasks, work, added)
-        if added is not None and added.folded is None:
-            return self._forget(state), {}, Committed(0, len(work.reports))
-        if len(valid) >= policy.min_reports:
-            gap_D = None
-            if policy.mixes:
-                [task] = tasks
-                gap_D = self._counts(state, task) * (state.sent[task.version].params_D - state.params_D)
-            stands_for_many = added is not None and "weight" in work.folded
-            given = Given(own, gap_D, len(valid) if stands_for_many else None)
-            state, work, more = self.versions.next(state, work, given)
-            valid, told = _valid(work), told | more
-        samples, loss = _seen(valid) if added is None else (added.samples, added.loss)
-        row: dict[str, Any] = {
-            "clients": len(valid),
-            "samples": samples,
-            "train_loss": loss,
-            "bytes_up": state.bytes_up,
-            "bytes_down": state.bytes_down,
-            "samples_trained": state.samples,
-            **told,
-        }
-        if self.devices is not INSTANT:
+        state, row, event = self.versions.settle(state, self._as_done(state, tasks), work, own, added)
+        if row and self.devices is not INSTANT:
             row["simulated_seconds"] = round(state.clock, 6)
-        if policy.keeps_tasks:
+        if row and policy.keeps_tasks:
             row["staleness"] = late
-        wanted = self.coordinator.sampler.score
-        scores = {report.client: float(getattr(report, wanted)) for report in valid} if wanted else {}
-        return self._forget(state), row, Committed(len(valid), len(work.reports) - len(valid), scores)
+        return self._forget(state), row, event
 
     def _must_be_an_attack(self, state: RunState, tasks: tuple[Task, ...]) -> None:
         """Bad clients must not end a run; honest ones who all send NaN should."""
@@ -311,19 +276,6 @@ class Simulation:
                 f"(now {self.job.lr_of(version):g}), take fewer local steps, or check the data and the model"
             )
 
-    def _counted_up(self, state: RunState, tasks: tuple[Task, ...], work: Work, added: Added | None) -> RunState:
-        """Add what a round took to what was taken before."""
-        sent = [report.bytes_up for report in work.reports]
-        state = state._replace(
-            bytes_up=state.bytes_up + (sum(sent) if added is None else added.bytes_up),
-            bytes_down=state.bytes_down + (0 if added is None else added.bytes_down),
-            samples=state.samples + sum(self._passes(state, task) for task in self._as_done(state, tasks)),
-        )
-        if self.guard is not None:  # how much one client sends must not decide whether another comes in time
-            return state
-        largest = max(sent, default=0) if added is None else added.upload
-        return state._replace(upload=max(state.upload if state.coordinator.version else 0, largest))
-
     def _add_in_secret(
         self, state: RunState, asked: tuple[Task, ...], lost: dict[int, str], work: Work
     ) -> tuple[Added, Work]:
@@ -331,7 +283,7 @@ class Simulation:
 
         Those who sent NaN or Inf refuse to add it, and stay invalid; of a group that has no sum nothing is known.
         """
-        valid, rows = _valid(work), rows_of(work.folded)
+        valid, rows = valid_of(work), rows_of(work.folded)
         sent = {report.client: Sent(rows.rows(number), report) for number, report in enumerate(valid)}
         added = add_in_secret(self.job, self.plan.identity(), state.params_D, asked, sent, lost)
         reports = [report for report in work.reports if not report.valid or report.client in added.clients]
@@ -345,10 +297,6 @@ class Simulation:
         """The tasks with as much of their work as there was time for."""
         done = [task._replace(work=state.works[task]) if task in state.works else task for task in tasks]
         return done if self.guard is None else self.guard.orders(done, state.rule)
-
-    def _counts(self, state: RunState, task: Task) -> float:
-        """How much a task's update counts that is late by some versions."""
-        return self.coordinator.policy.staleness(state.coordinator.version - task.version)
 
     def _forget(self, state: RunState) -> RunState:
         """Drop what nobody works on any more."""
@@ -371,12 +319,8 @@ class Simulation:
             return state, self._collude(state, tasks, done, own), 0.0
         state = self._train_ahead(state, tasks, progress)
         each = [state.ahead[task.client] for task in tasks]
-        counts = [self._counts(state, task) for task, ahead in zip(tasks, each, strict=True) if ahead.report.valid]
-        rows = [ahead.update for ahead in each if ahead.report.valid]
-        folded: State = {}
-        if rows:
-            stacked = stack(rows)
-            folded = as_rows(stacked._replace(delta_D=stacked.delta_D * torch.tensor(counts)[:, None]))
+        pairs = zip(tasks, each, strict=True)
+        folded = self.versions.late_rows(state, [(task, ahead.update) for task, ahead in pairs if ahead.report.valid])
         states = {ahead.report.client: ahead.state for ahead in each if ahead.state and ahead.report.valid}
         work = self._collude(state, tasks, Work(folded, [ahead.report for ahead in each], states), own)
         late = sum(state.coordinator.version - task.version for task in tasks) / len(tasks)
@@ -422,17 +366,6 @@ class Simulation:
         by_client = {report.client: bool(good) for report, good in zip(valid, good_C.tolist(), strict=True)}
         reports = [report._replace(valid=by_client.get(report.client, False)) for report in work.reports]
         return Work(as_rows(changed.rows(good_C)), reports, work.states)
-
-
-def _valid(work: Work) -> list[Report]:
-    """Whose work counts."""
-    return [report for report in work.reports if report.valid]
-
-
-def _seen(reports: list[Report]) -> tuple[int, float]:
-    """How many samples some clients have, and their mean training loss by samples."""
-    samples = sum(report.num_samples for report in reports)
-    return samples, sum(report.loss * report.num_samples for report in reports) / max(1, samples)
 
 
 def _counters(machine: CoordinatorState) -> dict[str, int]:

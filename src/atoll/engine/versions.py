@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -9,16 +10,21 @@ from torch import Tensor
 
 from atoll.core.aggregator import as_rows, rows_of
 from atoll.core.contribution import Contribution
-from atoll.core.coordinator import Coordinator
+from atoll.core.coordinator import Committed, Coordinator
 from atoll.core.detection import Detector, Sight
+from atoll.core.downlink import Heard
 from atoll.core.errors import TrainingError
 from atoll.core.messages import SERVER, Aggregate, Broadcast, State, Task, Update, stack
+from atoll.core.seeds import generator
+from atoll.core.transform import Encoding
 from atoll.engine.guarding import Guard
 from atoll.engine.run_state import RunState
+from atoll.engine.secure import Added
 from atoll.train.contributing import Before, shares_of, with_shares
+from atoll.train.exchange import Report, Work, finite
 from atoll.train.judging import detection_row, judged
 from atoll.train.server import aggregated, server_task
-from atoll.train.trainer import Trainer, Work, finite
+from atoll.train.trainer import Trainer
 
 
 class Given(NamedTuple):
@@ -54,6 +60,82 @@ class Versions:
             )
         return own
 
+    def broadcast(self, state: RunState) -> tuple[RunState, Heard]:
+        """Send the newest version: what clients hear of it."""
+        job, machine = self.job, state.coordinator
+        fresh = Broadcast(state.params_D, job.algorithm.broadcast(state.params_D, state.server))
+        rng = generator(job.seed, "downlink", machine.attempt)
+        found, memory = job.downlink.send(fresh, state.downlink, Encoding(job.spec, machine.attempt, rng))
+        state = state._replace(
+            sent={**state.sent, machine.version: found.broadcast},
+            downlink=memory,
+            news=state.news + found.num_bytes,
+            last_news=found.num_bytes,
+        )
+        return state, found
+
+    def late_rows(self, state: RunState, updates: Iterable[tuple[Task, Update]]) -> State:
+        """Updates of several versions as rows, each counted by how late it is; nothing if there are none."""
+        pairs = list(updates)
+        if not pairs:
+            return {}
+        stacked = stack([update for _, update in pairs])
+        counts = torch.tensor([self._counts(state, task) for task, _ in pairs])
+        return as_rows(stacked._replace(delta_D=stacked.delta_D * counts[:, None]))
+
+    def settle(
+        self, state: RunState, tasks: Sequence[Task], work: Work, own: Update | None, added: Added | None = None
+    ) -> tuple[RunState, dict[str, Any], Committed]:
+        """Make a version of what clients did if it is enough; what the metrics say of it, and what to tell the machine.
+
+        `added` is what is known of a sum that was made in secret: `work` then has a row for each group.
+        """
+        policy, valid = self.coordinator.policy, valid_of(work)
+        told: dict[str, Any] = {} if added is None else {"secagg": added.row}
+        state = self._counted_up(state, tasks, work, added)
+        if added is not None and added.folded is None:
+            return state, {}, Committed(0, len(work.reports))
+        if len(valid) >= policy.min_reports:
+            gap_D = None
+            if policy.mixes:
+                [task] = tasks
+                gap_D = self._counts(state, task) * (state.sent[task.version].params_D - state.params_D)
+            stands_for_many = added is not None and "weight" in work.folded
+            given = Given(own, gap_D, len(valid) if stands_for_many else None)
+            state, work, more = self.next(state, work, given)
+            valid, told = valid_of(work), told | more
+        samples, loss = _seen(valid) if added is None else (added.samples, added.loss)
+        row: dict[str, Any] = {
+            "clients": len(valid),
+            "samples": samples,
+            "train_loss": loss,
+            "bytes_up": state.bytes_up,
+            "bytes_down": state.bytes_down,
+            "samples_trained": state.samples,
+            **told,
+        }
+        wanted = self.coordinator.sampler.score
+        scores = {report.client: float(getattr(report, wanted)) for report in valid} if wanted else {}
+        return state, row, Committed(len(valid), len(work.reports) - len(valid), scores)
+
+    def _counted_up(self, state: RunState, tasks: Sequence[Task], work: Work, added: Added | None) -> RunState:
+        """Add what a round took to what was taken before."""
+        sent = [report.bytes_up for report in work.reports]
+        passes = sum(self.job.num_passes(task, first=task.client not in state.clients) for task in tasks)
+        state = state._replace(
+            bytes_up=state.bytes_up + (sum(sent) if added is None else added.bytes_up),
+            bytes_down=state.bytes_down + (0 if added is None else added.bytes_down),
+            samples=state.samples + passes,
+        )
+        if self.guard is not None:  # how much one client sends must not decide whether another comes in time
+            return state
+        largest = max(sent, default=0) if added is None else added.upload
+        return state._replace(upload=max(state.upload if state.coordinator.version else 0, largest))
+
+    def _counts(self, state: RunState, task: Task) -> float:
+        """How much a task's update counts that is late by some versions."""
+        return self.coordinator.policy.staleness(state.coordinator.version - task.version)
+
     def next(self, state: RunState, work: Work, given: Given) -> tuple[RunState, Work, dict[str, Any]]:
         """The next version, whose work counts now, and what the metrics say of both."""
         job, told = self.job, dict[str, Any]()
@@ -86,7 +168,7 @@ class Versions:
 
         As many clients stay as the rule needs, in this round and among those who can still be asked.
         """
-        rows, valid, params_D = rows_of(work.folded), [r for r in work.reports if r.valid], state.params_D
+        rows, valid, params_D = rows_of(work.folded), valid_of(work), state.params_D
         least = self.coordinator.policy.min_reports
         most = min(len(valid), self.coordinator.num_clients - len(state.quarantined)) - least
 
@@ -108,8 +190,19 @@ class Versions:
         """Share out what a round gains, whose commit starts from this state, to those whose updates count."""
         version, num_clients = state.coordinator.version, self.coordinator.num_clients
         before = Before(state.params_D, state.server, state.rule, own, version, num_clients)
-        clients = [report.client for report in work.reports if report.valid]
+        clients = [report.client for report in valid_of(work)]
         found = shares_of(self.job, how, before, clients, rows_of(work.folded), self.trainer.own_scores)
         told = {str(client): share for client, share in found.clients.items()}
         state = state._replace(contribution=with_shares(state.contribution, found))
         return state, {"clients": told, "utility": how.utility, "evaluations": found.evaluations}
+
+
+def valid_of(work: Work) -> list[Report]:
+    """Whose work counts."""
+    return [report for report in work.reports if report.valid]
+
+
+def _seen(reports: list[Report]) -> tuple[int, float]:
+    """How many samples some clients have, and their mean training loss by samples."""
+    samples = sum(report.num_samples for report in reports)
+    return samples, sum(report.loss * report.num_samples for report in reports) / max(1, samples)

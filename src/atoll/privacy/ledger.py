@@ -9,6 +9,7 @@ hash of what the noise of each attempt was added to, and refuses to go on if a r
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import json
 import os
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from atoll.core.errors import RunError
+from atoll.core.errors import DiskFull, RunError
 from atoll.privacy.noise import derived
 
 NAME = "privacy.ledger"
@@ -131,9 +132,14 @@ class Ledger:
         if self.path is None:
             return
         with _explained(self.path), self.path.open("ab") as file:
-            file.write(json.dumps(line).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+            size = file.tell()
+            try:
+                file.write(json.dumps(line).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError:
+                os.truncate(self.path, size)  # half a line would spoil the next one
+                raise
 
 
 def _sums(lines: list[dict[str, Any]]) -> list[str]:
@@ -156,7 +162,8 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunError(
+        kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else RunError
+        raise kind(
             f"the privacy ledger {path} cannot be read or written ({error.strerror}): nothing is released that is not "
             "charged; make room or fix it, then go on with --resume"
         ) from error

@@ -37,8 +37,10 @@ Bounds = tuple[Fraction, Fraction]
 """A number that is known to lie between two others."""
 
 SMALLEST, LARGEST = 2.0**-6, 2.0**44
-CELL_BITS = 13
+CELL_BITS = 14
 """How many bits say the bin of most values by a table."""
+SPARE = 32
+"""One value in so many, and so many more, is drawn in place of those that are not kept: one in fifty."""
 BLOCK = 1 << 15
 """Values that are drawn together: they stay in the processor's cache."""
 ZEROS = memoryview(bytes(8 * BLOCK))
@@ -87,15 +89,18 @@ def discrete_gaussian(key: bytes, sigma: float, num: int) -> np.ndarray:
     >>> discrete_gaussian(bytes(32), 3.0, 5).dtype
     dtype('int64')
     """
+    return narrow_gaussian(key, sigma, num).astype(np.int64, copy=False)
+
+
+def narrow_gaussian(key: bytes, sigma: float, num: int) -> np.ndarray:
+    """As `discrete_gaussian`, in int32 where sigma is below 2^24, and every value below 2^28."""
     if not SMALLEST <= sigma <= LARGEST:
         raise PlanError(
             f"the noise's deviation must be in [2^-6, 2^44] steps of the grid, got {sigma}: change the grid"
         )
     table = _table(float(sigma))
     streams = Streams(Bits(key, 0), Bits(key, 1), Bits(key, 2))
-    out_N = np.empty(num, dtype=np.int64)
-    _fill(table, streams, out_N)
-    return out_N
+    return _drawn(table, streams, num)
 
 
 class Bits:
@@ -104,15 +109,16 @@ class Bits:
     def __init__(self, key: bytes, number: int) -> None:
         self._stream = Cipher(AES256(key), CTR(number.to_bytes(4, "big") + bytes(12))).encryptor()
 
-    def uint64(self, num: int, out: np.ndarray | None = None) -> np.ndarray:
-        """So many words of 64 bits, in place of what an array holds if there is one."""
-        return self._fill(np.empty(num, np.dtype("<u8")) if out is None else out.view(np.dtype("<u8")))
+    def uint64(self, num: int) -> np.ndarray:
+        """So many words of 64 bits."""
+        return self.fill(np.empty(num, np.dtype("<u8")))
 
     def uint32(self, num: int) -> np.ndarray:
         """So many words of 32 bits."""
-        return self._fill(np.empty(num, np.dtype("<u4")))
+        return self.fill(np.empty(num, np.dtype("<u4")))
 
-    def _fill(self, words: np.ndarray) -> np.ndarray:
+    def fill(self, words: np.ndarray) -> np.ndarray:
+        """An array of words, with random bits in place of what it held."""
         if len(words):
             zeros = ZEROS[: words.nbytes] if words.nbytes <= len(ZEROS) else bytes(words.nbytes)
             self._stream.update_into(zeros, words.data.cast("B"))
@@ -160,37 +166,47 @@ class Table(NamedTuple):
     bins: np.ndarray
     """Cell -> its bin; -1 if a bin ends within the cell."""
     lowest: np.ndarray
-    """Sign and cell -> the lowest integer of its bin, or of the bin's mirror image if the sign is minus."""
+    """Sign and cell -> the lowest integer of its bin, or of the bin's mirror image if the sign is minus.
+
+    Its type is that of the values: of 32 bits where sign, cell and place fit a word of as many."""
     sure: np.ndarray
     """Sign and cell -> the 32-bit number below which every place of its bin is kept."""
     ends: np.ndarray
     """Bin -> the floor of 2^64 times the probability of this bin or one before; the last is 2^64 - 1."""
 
 
-def _fill(table: Table, streams: Streams, out_N: np.ndarray) -> None:
-    """Fill an array of int64 with values; those that are not kept are drawn again, all together."""
-    starts = range(0, len(out_N), BLOCK)
-    again = [start + _propose(table, streams, out_N[start : start + BLOCK]) for start in starts]
-    rejected = np.concatenate(again) if again else np.empty(0, dtype=np.int64)
-    if len(rejected):
-        drawn = np.empty(len(rejected), dtype=np.int64)
-        _fill(table, streams, drawn)
-        out_N[rejected] = drawn
+def _drawn(table: Table, streams: Streams, num: int) -> np.ndarray:
+    """So many values: some more are proposed, and take the places of those that are not kept."""
+    total = num + num // SPARE + SPARE
+    values = np.empty(total, dtype=table.lowest.dtype)
+    starts = range(0, total, BLOCK)
+    proposed = [_propose(table, streams, values[start : start + BLOCK]) for start in starts]
+    unsure = np.concatenate([start + each[0] for start, each in zip(starts, proposed, strict=True)])
+    signed_cells = np.concatenate([each[1] for each in proposed])
+    fine = np.concatenate([each[2] for each in proposed])
+    values[unsure], keep = _looked_at(table, signed_cells, values[unsure], fine, streams.more)
+    rejected = unsure[~keep]
+    holes = rejected[: np.searchsorted(rejected, num)]
+    spares = np.delete(values[num:], rejected[len(holes) :] - num)
+    if len(spares) < len(holes):
+        spares = np.concatenate([spares, _drawn(table, streams, len(holes) - len(spares))])
+    values[holes] = spares[: len(holes)]
+    return values[:num]
 
 
-def _propose(table: Table, streams: Streams, out_N: np.ndarray) -> np.ndarray:
-    """Fill an array with proposed values, and return where they are not kept.
+def _propose(table: Table, streams: Streams, out_N: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Fill an array with proposed values; where that is undecided, and the signed cells and fine bits there.
 
     A word is a sign, a cell, and a place: from the near end of the bin if the sign is plus, from the far end if minus.
     """
-    words, fine = streams.words.uint64(len(out_N), out_N), streams.fine.uint32(len(out_N))
-    signed_cells = (words >> (63 - CELL_BITS)).view(np.int64)
-    words &= np.uint64((1 << table.log_width) - 1)
+    kind = np.dtype(f"<u{out_N.itemsize}")
+    words, fine = streams.words.fill(out_N.view(kind)), streams.fine.uint32(len(out_N))
+    signed_cells = np.empty(len(out_N), dtype=np.intp)
+    np.right_shift(words, kind.type(8 * out_N.itemsize - 1 - CELL_BITS), out=signed_cells, casting="unsafe")
+    words &= kind.type((1 << table.log_width) - 1)
     out_N += table.lowest.take(signed_cells, mode="clip")
     unsure = np.flatnonzero(fine >= table.sure.take(signed_cells, mode="clip"))
-    out_N[unsure], keep = _looked_at(table, signed_cells[unsure], out_N[unsure], fine[unsure], streams.more)
-    rejected: np.ndarray = unsure[~keep]
-    return rejected
+    return unsure, signed_cells[unsure], fine[unsure]
 
 
 def _looked_at(
@@ -200,7 +216,7 @@ def _looked_at(
     cells = signed_cells & ((1 << CELL_BITS) - 1)
     negative = signed_cells >> CELL_BITS == 1
     mask = (1 << table.log_width) - 1
-    drawn = values - table.lowest[signed_cells]
+    drawn = values.astype(np.int64) - table.lowest[signed_cells]
     places = np.where(negative, mask - drawn, drawn)
     bins = table.bins[cells]
     unclear = np.flatnonzero(bins < 0)
@@ -264,7 +280,9 @@ def _table(sigma: float) -> Table:
     sure_minus = np.where(bins == 0, 0, sure)  # bin 0 holds -0, which must be looked at
     return table._replace(
         bins=np.where(clear, bins, -1),
-        lowest=np.concatenate([bins * width, 1 - (bins + 1) * width]),
+        lowest=np.concatenate([bins * width, 1 - (bins + 1) * width]).astype(
+            np.int32 if 1 + CELL_BITS + log_width <= 32 else np.int64
+        ),
         sure=np.concatenate([sure, sure_minus]).astype(np.uint32),
         ends=ends_B,
     )

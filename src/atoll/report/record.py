@@ -15,15 +15,15 @@ from typing import IO, Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
 from atoll.core.aggregator import as_rows, rows_of
-from atoll.core.coordinator import CoordinatorState, Phase
-from atoll.core.errors import RunError
+from atoll.core.coordinator import CoordinatorState
+from atoll.core.errors import DiskFull, RunError
 from atoll.core.messages import Broadcast, State, Task
 from atoll.core.plan import Plan
+from atoll.core.tensor_file import tensor_file
 from atoll.engine.run_state import Ahead, Journey, RunState
-from atoll.train.trainer import Report
+from atoll.train.exchange import Report
 
 CHECKPOINT = "checkpoint.safetensors"
 PLAIN = ("bytes_up", "bytes_down", "samples", "seconds", "clock", "upload", "news", "last_news")
@@ -106,42 +106,29 @@ class RunDirectory:
 
     def save(self, state: RunState, identity: str) -> None:
         """Write a checkpoint in place of the last one."""
-        self._write(CHECKPOINT, encode_state(state, identity))
+        self._write(CHECKPOINT, *encode_state(state, identity))
 
     def save_model(self, named: State) -> None:
         """Write a model's tensors by name, for use elsewhere."""
-        self._write("model.safetensors", save({name: tensor.contiguous() for name, tensor in named.items()}))
+        self._write("model.safetensors", *tensor_file(named))
 
     def load(self, identity: str) -> RunState | None:
         """Read the checkpoint, or None if the run was stopped before its first."""
         path = self.path / CHECKPOINT
-        if not path.exists():
-            return None
-        try:
-            with safe_open(path, framework="pt") as file:
-                text = json.loads(file.metadata()["state"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, KeyError, TypeError, json.JSONDecodeError, OSError) as error:
-            raise RunError(f"the checkpoint {path} cannot be read ({error}): start again with another --out") from error
-        if text["identity"] != identity:
-            raise RunError(
-                f"{self.path} belongs to another plan: resume without a plan to go on with its own, "
-                "or choose another --out"
-            )
-        return _decode_state(text, tensors)
+        return read_state(path, identity) if path.exists() else None
 
-    def _write(self, name: str, data: bytes) -> None:
+    def _write(self, name: str, *parts: bytes | memoryview) -> None:
         final, temporary = self.path / name, self.path / f".{name}.new"
         with _explained(self.path):
             with temporary.open("wb") as file:
-                file.write(data)
+                file.writelines(parts)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(final)
 
 
-def encode_state(state: RunState, identity: str) -> bytes:
-    """A run's state as one safetensors file with its plain part as JSON in the header."""
+def encode_state(state: RunState, identity: str) -> list[bytes | memoryview]:
+    """The parts of a safetensors file with a run's state, whose plain part is JSON in the header."""
     tensors: State = {"params": state.params_D}
     tensors |= {f"server/{name}": tensor for name, tensor in state.server.items()}
     tensors |= {f"rule/{name}": tensor for name, tensor in state.rule.items()}
@@ -154,14 +141,9 @@ def encode_state(state: RunState, identity: str) -> bytes:
         parts = {"update": as_rows(ahead.update), "state": ahead.state}
         for kind, group in parts.items():
             tensors |= {f"ahead/{client}/{kind}/{name}": tensor for name, tensor in group.items()}
-    machine = state.coordinator
     text = {
         "identity": identity,
-        "coordinator": {
-            **machine._asdict(),
-            "in_flight": list(machine.in_flight.values()),
-            "scores": dict(machine.scores),
-        },
+        "coordinator": state.coordinator.to_plain(),
         **{name: getattr(state, name) for name in PLAIN},
         "journeys": state.journeys,
         "works": list(state.works.items()),
@@ -171,8 +153,23 @@ def encode_state(state: RunState, identity: str) -> bytes:
         "contribution": list(state.contribution.items()),
         "reports": {client: ahead.report for client, ahead in state.ahead.items()},
     }
-    whole = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
-    return save(whole, metadata={"state": json.dumps(text)})
+    return tensor_file(tensors, {"state": json.dumps(text)})
+
+
+def read_state(path: Path, identity: str) -> RunState:
+    """Read the state that `encode_state` wrote for the run of this identity."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            text = json.loads(file.metadata()["state"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, KeyError, TypeError, json.JSONDecodeError, OSError) as error:
+        raise RunError(f"the checkpoint {path} cannot be read ({error}): start again with another --out") from error
+    if text["identity"] != identity:
+        raise RunError(
+            f"{path.parent} belongs to another plan: resume without a plan to go on with its own, "
+            "or choose another --out"
+        )
+    return _decode_state(text, tensors)
 
 
 def _tensors(sent: Broadcast) -> State:
@@ -187,12 +184,6 @@ def _decode_state(text: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Run
         for folder in folders:
             table = table.setdefault(folder, {})
         table[name] = tensor
-    machine = dict(text["coordinator"])
-    for name in ("in_flight", "arrived", "committing"):
-        machine[name] = tuple(Task(*task) for task in machine[name])
-    machine["in_flight"] = {task.client: task for task in machine["in_flight"]}
-    machine["phase"] = Phase(machine["phase"])
-    machine["scores"] = {int(client): score for client, score in machine["scores"].items()}
     ahead = {
         int(client): Ahead(rows_of(parts["update"]), Report(*text["reports"][client]), parts.get("state", {}))
         for client, parts in tree["ahead"].items()
@@ -208,7 +199,7 @@ def _decode_state(text: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Run
         server=tree["server"],
         rule=tree["rule"],
         clients={int(client): memory for client, memory in tree["client"].items()},
-        coordinator=CoordinatorState(**machine),
+        coordinator=CoordinatorState.from_plain(text["coordinator"]),
         **{name: text[name] for name in PLAIN},
         journeys=tuple(Journey(Task(*task), *rest) for task, *rest in text["journeys"]),
         works={Task(*task): work for task, work in text["works"]},
@@ -239,8 +230,9 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error.strerror)
-        raise RunError(
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        what = "the disk is full" if full else str(error.strerror)
+        raise (DiskFull if full else RunError)(
             f"cannot write to {path}: {what}; make room or fix it, then continue with --resume {path} "
             "(everything up to the last checkpoint is safe)"
         ) from error

@@ -14,6 +14,7 @@ import numpy as np
 
 from atoll.core.errors import PlanError
 from atoll.secagg.encoding import Encoding
+from atoll.secagg.wire import Invite
 
 BATCH = 64
 
@@ -75,6 +76,8 @@ class Scheme(NamedTuple):
     """Clients that are lost before the step of this number, or at it, are not in the sum; later ones are."""
     check: Callable[[int], None]
     """Refuse a cohort of this size, with the way out."""
+    invite: Callable[[Session], Invite] | None = None
+    """What the clients of a network are invited to; None where a scheme is for simulations only."""
 
 
 @contextmanager

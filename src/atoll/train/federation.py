@@ -110,10 +110,14 @@ def _scaled(raw: Tensor, scale: float, shift: float) -> Tensor:
 
 
 def _tensor(array: np.ndarray) -> Tensor:
-    """The same numbers as a tensor, without a copy if torch can take them as they lie."""
+    """The same numbers as a tensor, without a copy if torch can take them as they lie.
+
+    A dimension of one has any stride in NumPy, and torch would choose how to convolve by it: it gets the usual one.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nothing here writes to it
-        return torch.from_numpy(array if all(stride >= 0 for stride in array.strides) else array.copy())
+        tensor = torch.from_numpy(array if all(stride >= 0 for stride in array.strides) else array.copy())
+    return tensor.view(-1).view(tensor.shape) if tensor.is_contiguous() else tensor
 
 
 def build_federation(plan: Plan) -> Federation:

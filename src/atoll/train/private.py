@@ -21,7 +21,7 @@ from torch.func import grad, vmap
 from atoll.core.algorithm import Batch, LocalTask
 from atoll.core.errors import PlanError
 from atoll.core.messages import Task
-from atoll.privacy.noise import coins, derived, discrete_gaussian
+from atoll.privacy.noise import coins, derived, narrow_gaussian
 from atoll.train.clipping import finite, layer_inputs, layer_sums, sum_squares, summed
 from atoll.train.job import Job
 
@@ -29,6 +29,8 @@ SENSITIVITY = 1 + 2.0**-10
 """How far a sample can move the sum, in units of the clip: 1, and a thousandth for errors of float arithmetic."""
 AT_ONCE = 1 << 25
 """How many numbers the gradients of some samples may take together."""
+LARGEST = 2.0**30
+"""Steps of the grid that a sum in int32 can have: there is room for its noise then. In int64 it is the square."""
 TINY = 1e-12
 """The least clip: that of a client whose gradient is zero."""
 
@@ -58,8 +60,9 @@ def poisson_batches(job: Job, task: Task) -> list[np.ndarray]:
 
 def noise_of(job: Job, task: Task, step: int) -> Tensor:
     """The noise of one step (T,), whole numbers of steps of the grid."""
-    drawn = discrete_gaussian(_key(job, "noise", task, step), deviation_of(job), job.spec.num_trainable)
-    return torch.from_numpy(drawn.astype(np.float64))
+    drawn = narrow_gaussian(_key(job, "noise", task, step), deviation_of(job), job.spec.num_trainable)
+    wide = 2 * job.batch_size > LARGEST * grid_of(job)
+    return torch.from_numpy(drawn.astype(np.int64) if wide else drawn)
 
 
 def _key(job: Job, purpose: str, task: Task, step: int) -> bytes:
@@ -69,13 +72,15 @@ def _key(job: Job, purpose: str, task: Task, step: int) -> bytes:
 def released(job: Job, sums: Sums, noise: Tensor, unit: Tensor) -> Sums:
     """What leaves a step: sums in units of the clip, put on the grid, with noise, times `unit`: clip over batch size.
 
-    Noise is float64, so that the sum with it is exact; what follows sees nothing else.
+    The sum with the noise is one of integers, and exact; what follows sees nothing else. That it would not fit is only
+    possible for a batch of twice the expected size; cutting it off first moves no two sums further apart.
     """
-    grid, lead = grid_of(job), unit.shape
+    grid, lead, most = grid_of(job), unit.shape, LARGEST if noise.dtype is torch.int32 else LARGEST**2
     scale = (unit * grid).to(job.spec.dtype)
     found = []
     for slot, value in zip(job.spec.trainable, sums, strict=True):
-        noisy = noise.narrow(-1, slot.offset, slot.size).view(value.shape) + (value / grid).round()
+        steps = (value / grid).round().clamp(-most, most).to(noise.dtype)
+        noisy = noise.narrow(-1, slot.offset, slot.size).view(value.shape) + steps
         found.append(noisy.to(job.spec.dtype) * scale.reshape(lead + (1,) * (value.dim() - len(lead))))
     return found
 

@@ -53,6 +53,16 @@ def empty_update(job: Job) -> Update:
     )
 
 
+def layout_of(job: Job) -> Update:
+    """An update of zeros: the shape of every update that is due."""
+    empty = empty_update(job)
+    return Update(
+        empty.delta_D.new_zeros(empty.delta_D.shape[1:]),
+        empty.weight.new_zeros(()),
+        {name: rows.new_zeros(rows.shape[1:]) for name, rows in empty.aux.items()},
+    )
+
+
 def server_task(job: Job, version: int, num_clients: int) -> ServerTask:
     """What the server's step may look at beside the aggregate."""
 

@@ -266,8 +266,9 @@ class StackedTrainer:
 
     def _noise(self, tasks: list[Task], step: int, live_G: np.ndarray) -> Tensor:
         """The noise of a step of every client that takes it (G, T)."""
-        none = torch.zeros(self.job.spec.num_trainable, dtype=torch.float64)
-        rows = [noise_of(self.job, task, step) if live else none for task, live in zip(tasks, live_G, strict=True)]
+        drawn = [noise_of(self.job, task, step) if live else None for task, live in zip(tasks, live_G, strict=True)]
+        none = torch.zeros_like(next(each for each in drawn if each is not None))
+        rows = [none if each is None else each for each in drawn]
         return rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows)
 
     def _inputs(self, index: Tensor) -> Tensor:

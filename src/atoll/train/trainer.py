@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,13 +14,10 @@ from torch import Tensor
 from atoll.core.aggregator import Aggregator, stacked
 from atoll.core.errors import AtollError, TrainingError
 from atoll.core.messages import SERVER, Broadcast, Payload, State, Task, Update, stack
-from atoll.core.privacy import Sent
-from atoll.core.seeds import generator
-from atoll.core.transform import Encoding
 from atoll.core.wire import packed_size
 from atoll.privacy.grid import integer_sum
-from atoll.privacy.noise import derived
 from atoll.train.evaluate import evaluate_clients, evaluate_ready, evaluate_slice, ready_slices
+from atoll.train.exchange import Told, Work, encoded, finite, protected, received
 from atoll.train.job import Job
 from atoll.train.loop import Trained, Workspace, knowledge, train_client, workspace
 from atoll.train.own_models import OwnModels
@@ -42,28 +38,6 @@ WORTH_A_GROUP = 16
 """So many stacked clients of a small model cost hardly more than one."""
 
 
-class Report(NamedTuple):
-    """What is known of one client's task, beside its vectors."""
-
-    client: int
-    num_samples: int
-    num_steps: int
-    loss: float
-    norm: float
-    """The length of its update."""
-    bytes_up: int
-    valid: bool
-    """Whether the update was finite; others are left out."""
-
-
-class Work(NamedTuple):
-    """What came of some tasks: their updates folded, a report each, and what clients remember."""
-
-    folded: State
-    reports: list[Report]
-    states: dict[int, State]
-
-
 def fold_of(job: Job) -> Aggregator:
     """How updates are folded where they are made: by the rule, or as rows if they must be seen one by one first.
 
@@ -79,13 +53,13 @@ def fold_of(job: Job) -> Aggregator:
 class Trainer:
     """Trains groups of `stack` clients by a recorded step; 0, or a model that does not allow it, is the plain loop."""
 
-    def __init__(self, job: Job, *, stack: int = 0, compile: bool = False) -> None:
+    def __init__(self, job: Job, *, stack: int = 0, compile: bool = False, space: Workspace | None = None) -> None:
         self.job = job
         self.fold = fold_of(job)
         self.stack = next((size for size in (stack, min(stack, 1)) if why_not(job, size) is None), 0)
         self.compile = compile and self.stack > 0
         self._stacked = StackedTrainer(job, size=self.stack, compile=compile) if self.stack > 0 else None
-        self._space: Workspace | None = None
+        self._space = space
         self._own_slices: list[tuple[Tensor, Tensor]] | None = None
         self._own = OwnModels(job) if job.kinds else None
 
@@ -114,26 +88,30 @@ class Trainer:
     def train(self, tasks: list[Task], sent: Mapping[int, Broadcast], states: Mapping[int, State]) -> Work:
         """Do the tasks of one group; `sent` holds the broadcast of each version."""
         before = [states.get(task.client, {}) for task in tasks]
-        memories = [self._algorithm_state(state, sent[task.version]) for task, state in zip(tasks, before, strict=True)]
         broadcasts = [sent[task.version] for task in tasks]
-        first = self._first_losses(tasks, sent)
         if self._stacked is not None:
-            done = self._stacked.train(tasks, broadcasts, memories, first)
+            memories = [self._algorithm_state(*each) for each in zip(before, broadcasts, strict=True)]
+            done = self._stacked.train(tasks, broadcasts, memories, self._first_losses(tasks, sent))
             updates, losses = done.update, done.loss_G.tolist()
             after = [{name: rows[i] for name, rows in done.states.items()} for i in range(len(tasks))]
         else:
-            each = zip(tasks, broadcasts, memories, first, strict=True)
-            with explained():
-                ones = [self._train_one(*one) for one in each]
+            ones = [self.train_one(*each) for each in zip(tasks, broadcasts, before, strict=True)]
             updates, losses = stack([one.update for one in ones]), [one.loss for one in ones]
             after = [one.state for one in ones]
         return self._send(tasks, broadcasts, before, updates, losses, after)
 
+    def train_one(self, task: Task, sent: Broadcast, before: State) -> Trained:
+        """Do one task by the plain loop; `before` is all that the client remembers."""
+        [first] = self._first_losses([task], {task.version: sent})
+        memory = self._algorithm_state(before, sent)
+        with explained():
+            if self._own is not None:
+                return self._own.train(task, sent, memory)
+            return train_client(self.job, self.space, task, sent, memory, first)
+
     def own_update(self, task: Task, sent: Broadcast) -> Update:
         """What the server's own samples make of a version, by the plain loop, so that all engines agree."""
-        [first] = self._first_losses([task], {task.version: sent})
-        with explained():
-            return train_client(self.job, self.space, task, sent, self._algorithm_state({}, sent), first).update
+        return self.train_one(task, sent, {}).update
 
     def own_scores(self, params_D: Tensor) -> tuple[float, float]:
         """Accuracy and mean loss on the server's own samples, which are made ready once."""
@@ -155,11 +133,6 @@ class Trainer:
         """Evaluate the model that a client keeps on the test set."""
         assert self._own is not None
         return self._own.test(client, state)
-
-    def _train_one(self, task: Task, sent: Broadcast, state: State, first_loss: float) -> Trained:
-        if self._own is not None:
-            return self._own.train(task, sent, state)
-        return train_client(self.job, self.space, task, sent, state, first_loss)
 
     def _first_losses(self, tasks: list[Task], sent: Mapping[int, Broadcast]) -> list[float]:
         """The loss of the model that each client got, on its own training data, if the algorithm asks for it."""
@@ -188,9 +161,8 @@ class Trainer:
         after: list[State],
     ) -> Work:
         """The way up: attacks, the uplink, the check for NaN and Inf, and the fold."""
-        job, mechanism = self.job, self.job.mechanism
-        if mechanism is not None and mechanism.at_client is not None:
-            updates = mechanism.at_client(updates, sent_by(job, tasks))
+        job = self.job
+        updates = protected(job, tasks, updates)
         num_bytes = [packed_size(Payload(updates.rows(0).packed()))] * len(tasks)
         bad = [job.attacks(task.client, task.version) for task in tasks]
         if job.uplink.transforms or (job.attack is not None and job.attack.update is not None and any(bad)):
@@ -199,51 +171,19 @@ class Trainer:
                 row = updates.rows(i)
                 if bad[i] and job.attack is not None and job.attack.update is not None:
                     row = job.attack.update(row, knowledge(job, task, broadcasts[i].params_D))
-                memory = {k.removeprefix("uplink."): v for k, v in before[i].items() if k.startswith("uplink.")}
-                rng = generator(job.seed, "uplink", task.attempt, task.client)
-                payload, memory = job.uplink.encode(row.packed(), memory, Encoding(job.spec, task.attempt, rng))
+                payload, memory = encoded(job, task, row, before[i])
                 num_bytes[i] = packed_size(payload)
-                after[i] |= {f"uplink.{k}": v for k, v in memory.items()}
+                after[i] |= memory
                 rows.append(_fitting(row.unpacked(job.uplink.decode(payload)), updates.rows(i)))
             updates = stack(rows)
-        if any(task.share != 1 for task in tasks):
-            shares_C = torch.tensor([task.share for task in tasks], dtype=updates.weight.dtype)
-            updates = updates._replace(weight=updates.weight * shares_C)
-        valid_C = finite(updates)
-        summed = mechanism is not None and mechanism.on_grid is not None  # what is not finite counts there as nothing
-        norms = updates.delta_D.norm(dim=1).tolist()
-        reports = [
-            Report(
-                client=task.client,
-                num_samples=job.federation.num_samples(task.client),
-                num_steps=job.num_steps(task.client, task.work),
-                loss=losses[i],
-                norm=norms[i],
-                bytes_up=num_bytes[i],
-                valid=bool(valid_C[i]) or summed,
-            )
-            for i, task in enumerate(tasks)
-        ]
-        if mechanism is not None and mechanism.on_grid is not None:
-            folded = self.fold.add(self.fold.zero(), mechanism.on_grid(updates, sent_by(job, tasks)))
-        else:
-            usable = updates if bool(valid_C.all()) else updates.rows(valid_C)
-            folded = self.fold.add(self.fold.zero(), usable) if bool(valid_C.any()) else self.fold.zero()
-        everyone = zip(tasks, after, valid_C.tolist(), strict=True)
+        sizes = [job.federation.num_samples(task.client) for task in tasks]
+        told = [Told(*each) for each in zip(sizes, losses, num_bytes, strict=True)]
+        work = received(job, self.fold, tasks, updates, told)
+        if not any(after):
+            return work
+        everyone = zip(tasks, after, finite(updates).tolist(), strict=True)
         states = {task.client: state for task, state, valid in everyone if state and valid}  # NaN is not remembered
-        return Work(folded, reports, states)
-
-
-def sent_by(job: Job, tasks: list[Task]) -> Sent:
-    """What a mechanism may know of the updates of some tasks of one attempt."""
-    assert job.mechanism is not None
-    clip = job.mechanism.clip if tasks[0].clip is None else tasks[0].clip
-    cohort = len(tasks) if job.exposure is None else job.exposure.cohort
-
-    def key(row: int) -> bytes:
-        return derived(job.secret, "client", tasks[row].attempt, tasks[row].client)
-
-    return Sent(job.spec, clip, cohort, key)
+        return work._replace(states=states)
 
 
 def failed(error: Exception) -> TrainingError:
@@ -273,13 +213,3 @@ def _fitting(sent: Update, honest: Update) -> Update:
         if shapes[0] == shapes[1]:
             return sent
     return honest._replace(delta_D=torch.full_like(honest.delta_D, torch.nan))
-
-
-def finite(updates: Update) -> Tensor:
-    """Which clients of a stacked update sent finite numbers only, and a weight that is not negative."""
-    good_C = updates.weight.isfinite() & (updates.weight >= 0)
-    for rows in (updates.delta_D, *updates.aux.values()):
-        flat_C = rows.flatten(1)
-        if not bool(flat_C.sum(1).isfinite().all()):  # a finite sum needs no closer look
-            good_C &= flat_C.isfinite().all(1)
-    return good_C

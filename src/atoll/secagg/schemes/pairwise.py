@@ -42,10 +42,12 @@ def pairwise(server: wire.Mode = "active", dropouts: float = 0.2, colluding: flo
             raise PlanError(f"pairwise masks need at least {floors.min_cohort} clients, got {num_clients}: ask more")
         parameters(num_clients, dropouts, colluding, server)
 
-    def play(session: Session, stage: Stage) -> Outcome:
+    def invite(session: Session) -> wire.Invite:
         config = wire.Config(session.length, session.encoding, server, dropouts, colluding)
         cohort = wire.cohort(session.clients)
-        invite = wire.Invite(session.run, session.round, session.attempt, config, session.model, cohort)
+        return wire.Invite(session.run, session.round, session.attempt, config, session.model, cohort)
+
+    def play(session: Session, stage: Stage) -> Outcome:
         identities = {client: Ed25519PrivateKey.generate() for client in (wire.SERVER, *session.clients)}
         registry = {client: key.public_key().public_bytes_raw() for client, key in identities.items()}
         machine = Server(identity=identities[wire.SERVER], registry=registry)
@@ -61,10 +63,10 @@ def pairwise(server: wire.Mode = "active", dropouts: float = 0.2, colluding: flo
             )
 
         with stage(lambda: _player(session, client)) as ask:
-            return _run(session, machine, invite, ask)
+            return _run(session, machine, invite(session), ask)
 
     steps = tuple(name for phase, name in STEPS.items() if server == "active" or phase is not Phase.CONSENT)
-    return Scheme(play, steps, steps.index("input"), check)
+    return Scheme(play, steps, steps.index("input"), check, invite)
 
 
 def _run(session: Session, server: Server, invite: wire.Invite, ask: Ask) -> Outcome:

@@ -1,0 +1,1 @@
+"""An app for Flower's deployment engine that trains nothing: clients send back what they are sent."""

@@ -1,0 +1,137 @@
+"""`atoll enrol` and `atoll join`: the client's side of a real federation."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from atoll.core.errors import PlanError, RunError
+
+if TYPE_CHECKING:
+    from atoll.network.agreement import Floors
+    from atoll.network.app import ClientApp
+
+HomeOption = Annotated[Path, typer.Option(metavar="DIR", help="The client's own directory: its key and its memory.")]
+CertOption = Annotated[Path | None, typer.Option(help="A certificate of this client, where the server asks for one.")]
+KeyOption = Annotated[Path | None, typer.Option(help="The key of --cert.")]
+
+
+def enrol(
+    url: Annotated[str, typer.Argument(metavar="URL", help="The server's address, e.g. https://atoll.example:8443.")],
+    token: Annotated[str, typer.Option(help="The one-time token that the operator gave you.")],
+    name: Annotated[str, typer.Option(help="What this client is to be called.")],
+    home: HomeOption = Path("atoll-client"),
+    ca: Annotated[
+        Path | None, typer.Option(help="Certificates that vouch for the server; the system's unless given.")
+    ] = None,
+    cert: CertOption = None,
+    key: KeyOption = None,
+) -> None:
+    """Make a key and become known to a server; its operator must approve before work begins."""
+    from atoll.network.connection import Connection, tls_context
+    from atoll.network.home import Home, Server
+
+    kept = Home.make(home)
+    try:
+        tls = tls_context(ca, cert, key)
+        with Connection(url, kept.key, tls, patient=False) as connection:
+            about = connection.about()
+            client = connection.enrol(token, name)
+        authority = None if ca is None else str(ca.resolve())
+        kept.enrolled(Server(url, about.server_key, client, name, authority))
+    finally:
+        kept.close()
+    print(f"enrolled as {name}, client {client}; the server's key is {about.server_key.hex()}")
+    print("compare that key with the operator's, and ask them to approve this client; then run")
+    print(f"\n    atoll join --home {home} --app MODULE:FUNCTION\n")
+
+
+def join(
+    app: Annotated[str, typer.Option(metavar="MODULE:FUNCTION", help="Your function that returns an atoll.ClientApp.")],
+    home: HomeOption = Path("atoll-client"),
+    floors: Annotated[
+        Path | None, typer.Option(help="What you insist on, as TOML; the app's floors unless given.")
+    ] = None,
+    peers: Annotated[
+        Path | None,
+        typer.Option(help="Keys of all clients as JSON, number to key in hexadecimal; the server's word unless given."),
+    ] = None,
+    cert: CertOption = None,
+    key: KeyOption = None,
+    once: Annotated[bool, typer.Option("--once", help="End when all runs are over.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; problems only.")] = False,
+) -> None:
+    """Work for the server that this client is enrolled with. Ctrl-C stops and keeps everything."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is like Ctrl-C
+    from atoll.network.client import Client, Voice
+    from atoll.network.connection import Connection, tls_context
+    from atoll.network.home import Home
+
+    kept = Home.open(home)
+    try:
+        server, own, asked = kept.server(), _app(app), _floors(floors)
+        voice = Voice((lambda text: None) if quiet else _say, _warn)
+        tls = tls_context(Path(server.authority) if server.authority else None, cert, key)
+        with Connection(server.url, kept.key, tls, server_key=server.server_key, say=_warn) as connection:
+            Client(own, kept, connection, voice, asked, _peers(peers)).run(once=once)
+    except KeyboardInterrupt:
+        print("stopped; everything is kept: the same command goes on", file=sys.stderr)
+        raise typer.Exit(130) from None
+    finally:
+        kept.close()
+
+
+def _say(text: str) -> None:
+    print(_printable(text), flush=True)
+
+
+def _warn(text: str) -> None:
+    print(_printable(text), file=sys.stderr, flush=True)
+
+
+def _printable(text: str) -> str:
+    """One short line, whatever a server may say: nothing that a terminal would obey."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:1000])
+
+
+def _app(path: str) -> ClientApp:
+    from atoll.core.parts import imported
+    from atoll.network.app import ClientApp
+
+    if ":" not in path:
+        raise PlanError(f"--app names a function, e.g. hospital.app:client, got {path!r}")
+    found: Any = imported(path)()
+    if not isinstance(found, ClientApp):
+        raise PlanError(f"{path} gave {type(found).__name__}: it must return an atoll.ClientApp")
+    return found
+
+
+def _floors(path: Path | None) -> Floors | None:
+    import tomllib
+
+    from atoll.network.agreement import Floors
+
+    if path is None:
+        return None
+    try:
+        return Floors.read(tomllib.loads(path.read_text()), "floors.")
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise RunError(f"{path} cannot be read as floors ({error}): write TOML, e.g. min_cohort = 3") from error
+
+
+def _peers(path: Path | None) -> dict[int, bytes] | None:
+    import json
+
+    if path is None:
+        return None
+    try:
+        found = {int(number): bytes.fromhex(key) for number, key in json.loads(path.read_text()).items()}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise RunError(f'{path} cannot be read as keys ({error}): write JSON, e.g. {{"0": "64 digits"}}') from error
+    if not all(len(key) == 32 for key in found.values()):
+        raise RunError(f"{path}: a key has 64 hexadecimal digits")
+    return found

@@ -1,0 +1,223 @@
+"""What the operator of a federation's server does: `atoll status`, `clients`, `runs`, `stop`, `certs`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from atoll.cli.plans import PlanArgument, SetOption, read_plan, read_settings
+from atoll.core.errors import RunError
+
+if TYPE_CHECKING:
+    from atoll.network.operator import Address
+
+STOP_SECONDS = 120.0
+"""How long `atoll stop` waits for a server to end: a commit is finished first."""
+
+
+class Format(StrEnum):
+    """How an answer is printed."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+HomeOption = Annotated[Path, typer.Option(envvar="ATOLL_HOME", metavar="DIR", help="The server's home.")]
+AdminOption = Annotated[
+    str | None, typer.Option(metavar="URL", help="The operator's address; that of the home unless given.")
+]
+TokenOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="The operator's token; that of the home unless given.")
+]
+FormatOption = Annotated[Format, typer.Option("--format", help="For people, or for programs.")]
+NamesArgument = Annotated[list[str], typer.Argument(metavar="CLIENT...", help="Names or ids of clients.")]
+
+HOME = Path("atoll-server")
+TABLE = Format.TABLE
+
+clients_app = typer.Typer(help="Who is part of the federation: list, let in, shut out.", no_args_is_help=True)
+runs_app = typer.Typer(help="The runs of a server: list, begin, end.", no_args_is_help=True)
+
+
+def status(
+    home: HomeOption = HOME, admin: AdminOption = None, token_file: TokenOption = None, format: FormatOption = TABLE
+) -> None:
+    """Show how a server, its runs and its clients are."""
+    told = _ask(_address(home, admin, token_file), "GET", "/status")
+    if format is Format.JSON:
+        print(json.dumps(told))
+        return
+    from atoll.report.reading import human_seconds
+
+    server, clients = told["server"], told["clients"]
+    print(f"server   up {human_seconds(server['seconds_up'])}, key {server['key']}")
+    if server["read_only"]:
+        print(f"         READ-ONLY: {server['why']}")
+    counts = ", ".join(f"{clients[what]} {what}" for what in ("online", "pending", "revoked", "quarantined"))
+    print(f"clients  {clients['approved']} approved: {counts}")
+    if told["runs"]:
+        print("\n" + _runs_table(told["runs"]))
+
+
+@clients_app.command("list")
+def clients_list(
+    home: HomeOption = HOME, admin: AdminOption = None, token_file: TokenOption = None, format: FormatOption = TABLE
+) -> None:
+    """Show every client that enrolled."""
+    rows = _ask(_address(home, admin, token_file), "GET", "/clients")["clients"]
+    if format is Format.JSON:
+        print(json.dumps(rows))
+        return
+    from atoll.report.reading import human_seconds
+
+    for row in rows:
+        row["heard"] = "now" if row["online"] else None
+        if not row["online"] and row["seconds_since"] is not None:
+            row["heard"] = f"{human_seconds(row['seconds_since'])} ago"
+    print(_table(rows, ("name", "number", "status", "offences", "heard", "id")))
+
+
+@clients_app.command("approve")
+def clients_approve(
+    names: NamesArgument,
+    home: HomeOption = HOME,
+    admin: AdminOption = None,
+    token_file: TokenOption = None,
+    format: FormatOption = TABLE,
+) -> None:
+    """Let clients in, after their keys' ids were compared; they are numbered in this order."""
+    numbers = _ask(_address(home, admin, token_file), "POST", "/clients/approve", {"names": names})["numbers"]
+    given = dict(zip(names, numbers, strict=True))
+    print(json.dumps(given) if format is Format.JSON else "\n".join(f"{n} is client {i}" for n, i in given.items()))
+
+
+@clients_app.command("revoke")
+def clients_revoke(
+    names: NamesArgument, home: HomeOption = HOME, admin: AdminOption = None, token_file: TokenOption = None
+) -> None:
+    """Shut clients out, at once."""
+    _ask(_address(home, admin, token_file), "POST", "/clients/revoke", {"names": names})
+
+
+@clients_app.command("token")
+def clients_token(
+    hours: Annotated[float, typer.Option(help="How long it can be used.")] = 24.0,
+    home: HomeOption = HOME,
+    admin: AdminOption = None,
+    token_file: TokenOption = None,
+    format: FormatOption = TABLE,
+) -> None:
+    """Print a token with which one client can enrol, once; give it to that client alone."""
+    told = _ask(_address(home, admin, token_file), "POST", "/clients/token", {"seconds": hours * 3600})
+    print(json.dumps(told) if format is Format.JSON else told["token"])
+
+
+@runs_app.command("list")
+def runs_list(
+    home: HomeOption = HOME, admin: AdminOption = None, token_file: TokenOption = None, format: FormatOption = TABLE
+) -> None:
+    """Show every run and how far it is."""
+    rows = _ask(_address(home, admin, token_file), "GET", "/status")["runs"]
+    print(json.dumps(rows) if format is Format.JSON else _runs_table(rows))
+
+
+@runs_app.command("add")
+def runs_add(
+    plan: PlanArgument,
+    name: Annotated[str, typer.Option(metavar="RUN", help="What to call it: a-z, 0-9 and -.")],
+    settings: SetOption = None,
+    home: HomeOption = HOME,
+    admin: AdminOption = None,
+    token_file: TokenOption = None,
+) -> None:
+    """Begin another run beside those that there are; its parts must be in the catalogue."""
+    address = _address(home, admin, token_file)
+    chosen = read_plan(plan, read_settings(settings))
+    _ask(address, "POST", "/runs", {"run": name, "plan": chosen.to_dict()})
+
+
+@runs_app.command("stop")
+def runs_stop(
+    run: Annotated[str, typer.Argument(metavar="RUN")],
+    home: HomeOption = HOME,
+    admin: AdminOption = None,
+    token_file: TokenOption = None,
+) -> None:
+    """End a run with the model that it has; it cannot go on."""
+    _ask(_address(home, admin, token_file), "POST", "/runs/stop", {"run": run})
+
+
+def stop(home: HomeOption = HOME, admin: AdminOption = None, token_file: TokenOption = None) -> None:
+    """Stop the server, politely, and wait until it is gone; started again, it goes on where it was."""
+    import time
+
+    from atoll.network.operator import is_there
+
+    address = _address(home, admin, token_file)
+    _ask(address, "POST", "/stop")
+    until = time.monotonic() + STOP_SECONDS
+    while is_there(address):
+        if time.monotonic() > until:
+            raise RunError(f"the server is still there after {STOP_SECONDS:g} seconds: see its log")
+        time.sleep(0.1)
+
+
+def certs(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write them.")],
+    host: Annotated[list[str], typer.Option(help="A name or address of the server. May be repeated.")],
+    client: Annotated[
+        list[str] | None, typer.Option(help="A client that needs a certificate too. May be repeated.")
+    ] = None,
+) -> None:
+    """Make an authority and certificates, for a year. An organisation may use its own instead."""
+    import datetime
+
+    from atoll.network.certs import make_certificates
+
+    for path in make_certificates(directory, host, datetime.datetime.now(datetime.UTC), client or ()):
+        print(path)
+
+
+def _address(home: Path, admin: str | None, token_file: Path | None) -> Address:
+    """Where the commands go: what was given, and the home's for the rest."""
+    from atoll.network.operator import TOKEN, Address, address_of, read_token
+
+    if admin is None and token_file is None:
+        return address_of(home)
+    return Address(admin or address_of(home).url, read_token(token_file or home / TOKEN))
+
+
+def _ask(address: Address, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    from atoll.network.operator import ask
+
+    return ask(address, method, path, body)
+
+
+def _runs_table(runs: Sequence[Mapping[str, Any]]) -> str:
+    from atoll.report.reading import human_seconds
+
+    rows = [
+        {
+            **run,
+            "round": f"{run['round']} of {run['rounds']}",
+            "answers": f"{run['arrived']} of {run['asked']}",
+            "accuracy": None if run["accuracy"] is None else f"{100 * run['accuracy']:.2f} %",
+            "epsilon": None if run["epsilon"] is None else f"{run['epsilon']:.4g}",
+            "waiting": human_seconds(run["seconds_waiting"]),
+        }
+        for run in runs
+    ]
+    return _table(rows, ("run", "status", "round", "attempt", "phase", "answers", "waiting", "accuracy", "epsilon"))
+
+
+def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    """Rows as text, with the columns' names above them."""
+    cells = [list(columns)]
+    cells += [["-" if row[key] is None else str(row[key]) for key in columns] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in cells)

@@ -1,0 +1,64 @@
+"""`atoll serve`: a server that clients of other organisations join."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atoll.cli.plans import PlanArgument, SetOption, read_plan, read_settings
+from atoll.core.errors import RunError
+
+
+def serve(
+    plan: PlanArgument = None,
+    settings: SetOption = None,
+    home: Annotated[
+        Path, typer.Option(envvar="ATOLL_HOME", help="Where the server keeps its keys, its store and its runs.")
+    ] = Path("atoll-server"),
+    host: Annotated[str, typer.Option(help="Address that clients reach it at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port for clients.")] = 8443,
+    admin_port: Annotated[int, typer.Option(help="Port for the operator, on this machine only; 0 for any.")] = 0,
+    cert: Annotated[Path | None, typer.Option(help="The server's certificate, e.g. of atoll certs.")] = None,
+    key: Annotated[Path | None, typer.Option(help="The certificate's key.")] = None,
+    client_ca: Annotated[
+        Path | None, typer.Option(help="Ask clients for certificates too, and trust those of this authority.")
+    ] = None,
+    clients: Annotated[int, typer.Option(help="Begin when so many clients are approved and there.")] = 1,
+    name: Annotated[str, typer.Option(help="Name of the run; from the plan unless given.")] = "",
+    store: Annotated[
+        str | None, typer.Option(help="sqlite:///PATH or postgresql://USER@HOST/NAME; SQLite in the home unless given.")
+    ] = None,
+    objects: Annotated[
+        str | None,
+        typer.Option(help="Where models and updates lie: a directory, s3://, gs:// or az://; the home unless given."),
+    ] = None,
+    max_samples: Annotated[int, typer.Option(help="No client weighs more than one with so many samples.")] = 10_000_000,
+    once: Annotated[bool, typer.Option("--once", help="End when all runs are over and clients know it.")] = False,
+) -> None:
+    """Serve a plan to clients over HTTPS; without one, go on with the runs of the home.
+
+    A server that was stopped or killed goes on where it was when it is started again with the same home.
+    """
+    if (cert is None) != (key is None):
+        raise RunError("--cert and --key belong together: give both, e.g. of atoll certs")
+    chosen = read_plan(plan, read_settings(settings)) if plan is not None else None
+    from atoll.network.hub import Hub
+    from atoll.network.serving import locked
+    from atoll.network.serving import serve as serve_hub
+    from atoll.network.store import Store
+    from atoll.network.web import tls_context
+
+    tls = tls_context(cert, key, client_ca) if cert is not None and key is not None else None
+    with locked(home):
+        kept = Store(store or f"sqlite:///{home.resolve()}/store.db")
+        hub = Hub(home, kept, objects=objects, num_clients=clients, max_samples=max_samples)
+        if chosen is not None:
+            hub.begin_with(name or _name(chosen.name or f"{chosen.data.name}-{chosen.algorithm.name}"), chosen)
+        serve_hub(hub, home, host=host, port=port, tls=tls, admin_port=admin_port, once=once)
+
+
+def _name(text: str) -> str:
+    """A run's name made of a plan's."""
+    return "".join(c if c.isascii() and c.isalnum() else "-" for c in text.lower()).strip("-")[:64] or "run"

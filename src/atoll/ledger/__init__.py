@@ -1,0 +1,1 @@
+"""A tamper-evident record of every commit, and its offline verifier."""

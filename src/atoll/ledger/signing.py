@@ -1,0 +1,43 @@
+"""Keys and signatures that both a server and an offline verifier must read alike."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+
+def holds(public_key: bytes, data: bytes, signature: bytes) -> bool:
+    """Whether an Ed25519 signature on some bytes is that of a key."""
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, data)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def client_id(public_key: bytes) -> str:
+    """The name by which a server knows a key.
+
+    >>> client_id(bytes(32))
+    '66687aadf862bd776c8fc18b8e9f8e20'
+    """
+    return hashlib.sha256(public_key).hexdigest()[:32]
+
+
+def update_text(
+    run: str, attempt: int, version: int, name: str, num_samples: int, loss: float | None, weight: float
+) -> bytes:
+    """What a client signs when it delivers the update in the object `name`; the ledger keeps the signature."""
+    return b"atoll update 1\0" + msgspec.json.encode([run, attempt, version, name, num_samples, loss, weight])
+
+
+def plan_hash(plan: Mapping[str, Any]) -> str:
+    """The hash of a plan as clients are sent it, by which they know that it never changes."""
+    text = json.dumps(plan, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(b"atoll plan 1\0" + text.encode()).hexdigest()

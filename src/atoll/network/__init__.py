@@ -1,0 +1,1 @@
+"""A real federation: server and clients of several organisations over HTTPS."""

@@ -1,0 +1,175 @@
+"""The plan that clients are sent, and what a client insists on. It is data: names from the catalogue, and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from atoll.core.coordinator import Sampler
+from atoll.core.errors import PlanError
+from atoll.core.parts import Part, members
+from atoll.core.plan import Plan
+from atoll.core.privacy import Mechanism
+from atoll.core.section import Section
+from atoll.network.protocol import RunInfo
+
+NOT_SENT = ("name", "data", "partition", "devices", "attack", "attackers", "stop", "engine")
+"""What is the server's own business, or a simulation's."""
+FAMILIES = {
+    "algorithm": "algorithms",
+    "policy": "rounds",
+    "sampler": "rounds.samplers",
+    "aggregator": "aggregators",
+    "privacy": "privacy.mechanisms",
+    "detection": "detection",
+    "contribution": "contribution",
+}
+CHAINS = {"uplink": "transforms", "downlink": "transforms"}
+NO_MODELS: Mapping[str, Callable[..., Any]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Floors(Section):
+    """What a client insists on, whatever the server's plan says; unset asks nothing."""
+
+    min_cohort: int = 1
+    """A version must be made of at least so many clients."""
+    secagg: bool = False
+    """Whether updates must be added in secret."""
+    max_epsilon: float | None = None
+    """The whole run must be private, and spend no more than this."""
+    algorithms: tuple[str, ...] = ()
+    """The only algorithms that it runs; all if empty."""
+    max_model_bytes: int = 1 << 32
+    max_local_steps: int | None = None
+    """Most steps that one task may take."""
+    hours: tuple[int, ...] = ()
+    """Hours of the day, local time, in which it works: the first and the one before which it stops; all if empty."""
+
+    def check(self) -> None:
+        """Refuse hours that are none."""
+        if self.hours and (len(self.hours) != 2 or not all(0 <= hour <= 24 for hour in self.hours)):
+            raise PlanError(f"floors.hours are two hours of the day, e.g. [20, 6], got {list(self.hours)}")
+
+
+def plan_for_clients(plan: Plan) -> dict[str, Any]:
+    """What clients are told of a plan; a plan that cannot be run between organisations is refused."""
+    _must_be_real(plan)
+    plain = {key: value for key, value in plan.to_dict().items() if key not in NOT_SENT}
+    plain["evaluation"] = {"holdout": plan.evaluation.holdout}
+    _must_be_plain(plain)
+    return plain
+
+
+def read_plan(plain: dict[str, Any], models: Mapping[str, Callable[..., Any]] = NO_MODELS) -> Plan:
+    """The plan that a server sent, if all of its parts are in the catalogue: nothing else is imported.
+
+    `models` are the client's own, by the names that plans call them.
+    """
+    _must_be_plain(plain)
+    model = Part.of(plain.get("model", "logistic"), where="model")
+    if model.name in models:
+        plain = {**plain, "model": Part(models[model.name], **model.options)}
+    elif model.name not in members("models"):
+        raise PlanError(
+            f"the plan's model '{model.name}' is neither in the catalogue nor among this client's own: let the app "
+            f"supply it, e.g. models={{'{model.name}': factory}}"
+        )
+    unknown = [key for key in NOT_SENT if key in plain]
+    if unknown:
+        raise PlanError(f"the server's plan says {unknown[0]}, which is not for clients: ask the operator")
+    return Plan.read(plain)
+
+
+def why_not(floors: Floors, info: RunInfo, plan: Plan, mechanism: Mechanism | None, num_steps: int) -> str | None:
+    """Why a client refuses a run, in words; None if it agrees. `num_steps` is what one task would take."""
+    if info.cohort < floors.min_cohort:
+        return f"a version is made of {info.cohort} clients, this client asks for at least {floors.min_cohort}"
+    if floors.secagg and plan.secagg is None:
+        return "updates would be seen one by one, this client asks for secure aggregation"
+    if floors.max_epsilon is not None:
+        if mechanism is None or info.epsilon is None:
+            return f"the run is not private, this client asks for an epsilon of at most {floors.max_epsilon:g}"
+        if mechanism.test_noise:
+            return "the run's noise comes from its seed, which protects nobody"
+        if info.epsilon > floors.max_epsilon:
+            return f"the run may spend epsilon {info.epsilon:g}, this client allows {floors.max_epsilon:g}"
+    if floors.algorithms and plan.algorithm.name not in floors.algorithms:
+        return f"the algorithm is {plan.algorithm.name}, this client runs {', '.join(floors.algorithms)} only"
+    if info.num_bytes > floors.max_model_bytes:
+        return f"the model has {info.num_bytes:,} bytes, this client allows {floors.max_model_bytes:,}"
+    if floors.max_local_steps is not None and num_steps > floors.max_local_steps:
+        return f"a task takes {num_steps} steps, this client allows {floors.max_local_steps}"
+    return None
+
+
+def at_work(hours: tuple[int, ...], hour: int) -> bool:
+    """Whether a client with these hours works at this hour of the day.
+
+    >>> at_work((20, 6), 23), at_work((20, 6), 12), at_work((), 12)
+    (True, False, True)
+    """
+    if not hours:
+        return True
+    first, last = hours
+    return first <= hour < last if first <= last else hour >= first or hour < last
+
+
+def _must_be_real(plan: Plan) -> None:
+    """Refuse what only a simulation can do."""
+    if plan.attack is not None:
+        raise PlanError("attacks are simulated: nobody is asked to attack over a network; leave attack out")
+    if plan.devices is not None:
+        raise PlanError("devices are simulated: over a network they are what they are; leave devices out")
+    if plan.secagg is not None and plan.secagg.lost:
+        raise PlanError("secagg.lost is for simulations: over a network clients are lost by themselves; leave it out")
+    if plan.secagg is not None and plan.secagg.scheme.name != "pairwise":
+        raise PlanError(f"secagg.scheme {plan.secagg.scheme.name} is for simulations: over a network use pairwise")
+    sampler: Sampler = plan.sampler.build("rounds.samplers")
+    if plan.secagg is not None and "with replacement" in sampler.scheme:
+        raise PlanError(
+            f"{plan.sampler.name} draws clients {sampler.scheme} and gives each a share, by which a server that lies "
+            'could let one outweigh all others in their sum: with secagg use sampler = "uniform" without replacement'
+        )
+    if plan.evaluation.clients_every:
+        raise PlanError("evaluation.clients_every looks at clients' data, which stay with them: leave it out")
+    if plan.models is not None or plan.public is not None:
+        raise PlanError("models of clients' own and public samples are for simulations so far: leave them out")
+
+
+def _must_be_plain(plain: dict[str, Any]) -> None:
+    """Refuse parts that are not in the catalogue: what they mean is code, and code is not sent."""
+    for field, family in FAMILIES.items():
+        if field in plain:
+            _check_part(Part.of(plain[field], where=field), field, family)
+    must_name_no_code(Part.of(plain.get("model", "logistic"), where="model").options, "model")
+    for field, family in CHAINS.items():
+        for part in plain.get(field, []):
+            _check_part(Part.of(part, where=field), field, family)
+    local = plain.get("local", {})
+    _check_part(Part.of(local.get("optimizer", "sgd")), "local.optimizer", "train.optimizers")
+    _check_part(Part.of(local.get("schedule", "constant")), "local.schedule", "train.schedules")
+    if "secagg" in plain:
+        _check_part(Part.of(plain["secagg"].get("scheme", "pairwise")), "secagg.scheme", "secagg.schemes")
+    if plain.get("loss", "cross_entropy") not in members("train.losses"):
+        raise PlanError(f"loss '{plain['loss']}' is not in the catalogue: no code is sent over a network")
+
+
+def _check_part(part: Part, field: str, family: str) -> None:
+    if part.name not in members(family):
+        raise PlanError(
+            f"{field} '{part.name}' is not in the catalogue, and no code is sent over a network: use one of "
+            f"{', '.join(members(family))}"
+        )
+    must_name_no_code(part.options, field)
+
+
+def must_name_no_code(value: Any, field: str) -> None:
+    """Refuse `module:function` however deep it is: whoever sends options must not choose what is called with them."""
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            must_name_no_code(inner, field)
+    elif isinstance(value, str) and ":" in value:
+        raise PlanError(f"{field}: over a network options are numbers and names from the catalogue, got {value!r}")

@@ -1,0 +1,154 @@
+"""The clerk: one thread that writes down what happens, several things in one transaction when they come together.
+
+Nothing in memory changes before the store has it: a change works on a draft, which takes effect when the transaction
+is over. If that fails, everybody who waits is told to come again, and nothing has happened.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from http import HTTPStatus
+from typing import Any
+
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+
+from atoll.core.coordinator import CoordinatorState
+from atoll.core.errors import DiskFull
+from atoll.network.gate import Refused
+from atoll.network.logs import log
+from atoll.network.runs import Run
+from atoll.network.store import Book, Store
+
+TICK = 0.2
+"""Seconds between two looks at the clock."""
+RETRY = 5.0
+"""Seconds after which those try again who could not be served."""
+MOST = 256
+"""So many changes go into one transaction at most."""
+PASSING = (OperationalError, InterfaceError, DiskFull)
+"""What is wrong with the disk or the database, and passes: they are full, away or busy."""
+
+
+class Draft:
+    """What a transaction is about to change."""
+
+    def __init__(self, book: Book) -> None:
+        self.book = book
+        self._machines: dict[str, tuple[Run, CoordinatorState, int]] = {}
+        self._effects: list[Callable[[], None]] = []
+
+    def machine(self, run: Run) -> tuple[CoordinatorState, int]:
+        """Where a run stands, earlier changes of this transaction included, and how many events it has had."""
+        _, machine, seq = self._machines.get(run.name, (run, run.machine, run.seq))
+        return machine, seq
+
+    def move(self, run: Run, machine: CoordinatorState, seq: int) -> None:
+        """Let a run stand there."""
+        self._machines[run.name] = (run, machine, seq)
+
+    def then(self, effect: Callable[[], None]) -> None:
+        """Do this once everything is written down."""
+        self._effects.append(effect)
+
+    def take_effect(self) -> None:
+        """It is written down."""
+        for run, machine, seq in self._machines.values():
+            run.machine, run.seq = machine, seq
+        for effect in self._effects:
+            try:
+                effect()
+            except Exception as error:  # what is written down is so, whatever becomes of the rest
+                log("read_only", why=str(error))
+
+
+Change = Callable[[Draft], Any]
+
+
+class Clerk:
+    """Makes changes, and calls `tick` in between, all in one thread; `lock` is held while memory changes."""
+
+    def __init__(self, store: Store, tick: Callable[[], None], trouble: Callable[[str], None]) -> None:
+        self._store, self._tick, self._trouble = store, tick, trouble
+        self._inbox: queue.SimpleQueue[tuple[Change, Future[Any]] | None] = queue.SimpleQueue()
+        self._going = True
+        self.lock = threading.RLock()
+        self._thread = threading.Thread(target=self._work, name="clerk")
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def nudge(self) -> None:
+        """Look at the clock now."""
+        self._inbox.put(None)
+
+    def stop(self) -> None:
+        """Finish what was asked for, and end."""
+        self._going = False
+        self.nudge()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def submit(self, change: Change) -> Future[Any]:
+        """Make a change soon; the future tells when it is safe, or why it was refused."""
+        future: Future[Any] = Future()
+        self._inbox.put((change, future))
+        return future
+
+    def make(self, change: Change) -> Any:
+        """Make a change, and wait until it is safe."""
+        return self.submit(change).result()
+
+    def _work(self) -> None:
+        while self._going or not self._inbox.empty():
+            batch: list[tuple[Change, Future[Any]]] = []
+            try:
+                item = self._inbox.get(timeout=TICK)
+                while item is not None and len(batch) < MOST - 1:
+                    batch.append(item)
+                    item = self._inbox.get_nowait()
+                batch += [item] if item is not None else []
+            except queue.Empty:
+                pass
+            if batch:
+                self._write(batch)
+            self._tick()
+
+    def _write(self, batch: list[tuple[Change, Future[Any]]]) -> None:
+        """Make changes in one transaction; if one of them fails, each in one of its own, so that none harms another."""
+        answers: list[tuple[Future[Any], Any, Refused | None]] = []
+        try:
+            with self._store.change() as book:
+                draft = Draft(book)
+                for change, future in batch:
+                    try:
+                        answers.append((future, change(draft), None))
+                    except Refused as refused:  # before it has written anything
+                        answers.append((future, None, refused))
+        except Exception as error:
+            busy = self.busy(error)
+            if busy is None and len(batch) > 1:
+                for each in batch:
+                    self._write([each])
+                return
+            for _, future in batch:
+                future.set_exception(busy or error)
+            return
+        with self.lock:
+            draft.take_effect()
+        for future, answer, problem in answers:
+            if problem is not None:
+                future.set_exception(problem)
+            else:
+                future.set_result(answer)
+
+    def busy(self, error: Exception) -> Refused | None:
+        """What everybody is told while nothing can be written; None if that is not what is wrong."""
+        if not isinstance(error, PASSING):
+            return None
+        why = " ".join(str(error.orig if isinstance(error, DBAPIError) else error).split())
+        self._trouble(why)
+        return Refused(HTTPStatus.SERVICE_UNAVAILABLE, f"nothing can be written just now ({why})", RETRY)

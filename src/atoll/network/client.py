@@ -1,0 +1,293 @@
+"""A client of a real federation: asks for work, looks at it, trains, delivers, and keeps the ledger's receipts."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from atoll.core.errors import AtollError, DiskFull, RunError
+from atoll.engine.secure import params_hash
+from atoll.ledger import chain
+from atoll.network.adding import Adding
+from atoll.network.agreement import Floors, at_work
+from atoll.network.app import ClientApp
+from atoll.network.connection import Connection, Declined
+from atoll.network.home import Home, Pending, RunHome
+from atoll.network.objects import Manifest, manifest_of
+from atoll.network.protocol import (
+    MAX_WAIT,
+    TASK,
+    Answer,
+    Delivered,
+    Delivery,
+    Done,
+    Lines,
+    Order,
+    Orders,
+    Poll,
+    Ref,
+    Refusal,
+    RunInfo,
+    is_run_name,
+    update_text,
+)
+from atoll.network.work import Made, Unwilling, Work, agree
+from atoll.report.reading import human_bytes, human_seconds
+
+COMMIT = "commit"
+"""The kind of record that says what a version was made of."""
+SHORT_REST = 60.0
+"""Seconds until somebody looks again whether there is room on the disk, or whether it is time to work."""
+
+
+class Voice(NamedTuple):
+    """How a client speaks to its owner: of progress, and of what it cannot or will not do."""
+
+    say: Callable[[str], None]
+    warn: Callable[[str], None]
+
+
+class Client:
+    """Works for one server until it is stopped. All that must last is in its home: it may be killed at any moment."""
+
+    def __init__(
+        self,
+        app: ClientApp,
+        home: Home,
+        connection: Connection,
+        voice: Voice,
+        floors: Floors | None = None,
+        peers: Mapping[int, bytes] | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._app, self._home, self._connection, self._voice, self._sleep = app, home, connection, voice, sleep
+        self._floors = app.floors if floors is None else floors
+        self._given = peers
+        self._server_key = home.server().server_key
+        self._works: dict[str, Work] = {}
+        self._unwilling: dict[str, str] = {}
+        self._told: set[tuple[str, str]] = set()
+        self._ended: set[str] = set()
+        torch.set_num_threads(1)  # as in a simulation: sums then never depend on the number of cores
+
+    def run(self, *, once: bool = False) -> None:
+        """Ask for work and do it; with `once` until all runs are over."""
+        welcome = self._connection.welcome()
+        self._voice.say(f"joined as {welcome.name}, client {welcome.number}; {len(self._app.train_y):,} samples")
+        while not (self.turn() and once):
+            pass
+        self._connection.mention("POST", "/v1/poll", self._poll(wait=0.0))  # the server may end, too
+
+    def turn(self) -> bool:
+        """Ask for work once and do what there is; True if all runs are over."""
+        if not at_work(self._floors.hours, time.localtime().tm_hour):
+            self._warn_once("", "resting: outside the hours of the floors")
+            self._sleep(SHORT_REST)
+            return False
+        told = self._connection.ask("POST", "/v1/poll", Orders, self._poll(MAX_WAIT), wait=MAX_WAIT)
+        done = [self._do(order) for order in told.orders]
+        self._end([name for name in told.ended if is_run_name(name)])
+        if not any(done):
+            self._sleep(told.retry + random.uniform(0, told.spread))  # noqa: S311
+        return bool(told.ended) and not told.open and not told.orders
+
+    def _poll(self, wait: float) -> Poll:
+        return Poll(len(self._app.train_y), wait, self._app.told(), ended=tuple(sorted(self._ended)))
+
+    def _do(self, order: Order) -> bool:
+        """Do an order, or tell the server why not."""
+        if not is_run_name(order.run):
+            raise RunError(f"the server names a run {order.run[:70]!r}, which is no name: tell the operator")
+        try:
+            work = self._work(order.run)
+            if order.secure is not None:
+                self._answer(work, order, order.secure)
+            else:
+                self._deliver(work, order)
+        except Declined as declined:  # such as a task that nobody waits for any more
+            self._voice.say(f"{order.run}: {declined}")
+            return False
+        except DiskFull as full:
+            self._warn_once(order.run, str(full))
+            self._sleep(SHORT_REST)
+            return False
+        except RunError:
+            raise
+        except AtollError as error:
+            self._refuse(order, str(error))
+            return False
+        return True
+
+    def _work(self, run: str) -> Work:
+        """What is needed to work for a run: looked at once, and built once."""
+        if run in self._unwilling:
+            raise Unwilling(self._unwilling[run])
+        if run not in self._works:
+            info = self._connection.ask("GET", f"/v1/runs/{run}", RunInfo)
+            number, secret = self._connection.welcome().number, self._home.secret(run)
+            try:
+                self._works[run] = agree(self._app, self._floors, info, number, self._home.run(run), secret)
+            except RunError:
+                raise
+            except AtollError as error:
+                self._unwilling[run] = str(error)
+                raise
+            self._voice.say(f"{run}: agreed; {self._works[run].job.spec.num_params:,} parameters")
+            self._read_ledger(run, self._works[run].home)  # whoever else has this key is found out before work is done
+        return self._works[run]
+
+    def _deliver(self, work: Work, order: Order) -> None:
+        """Train, unless that was done before, and deliver until the server says that the update is safe."""
+        home, path = work.home, TASK.format(run=order.run, attempt=order.attempt)
+        reason = work.plan.eligibility.why_not(self._app.told())
+        if reason is not None:
+            raise Unwilling(f"this device may not be asked now: {reason}")
+        home.settle(order.counted)
+        pending = home.pending()
+        if pending is None or pending.attempt != order.attempt:
+            if order.attempt <= home.newest():
+                raise Unwilling(
+                    f"attempt {order.attempt} is not after {home.newest()}, which was done: noise is never used twice; "
+                    "give a run that begins anew another name"
+                )
+            pending = self._trained(work, order)
+        elif (pending.version, pending.model) != (order.version, order.model.name):
+            raise Unwilling(f"attempt {order.attempt} was done on another model: noise is never used twice")
+        if work.job.secure is not None:
+            self._connection.ask("POST", f"{path}/ready", Done)
+            self._read_ledger(order.run, home)
+            return
+        began = time.monotonic()
+        manifest = self._connection.upload(order.run, order.attempt, home.update())
+        told = self._connection.ask("POST", f"{path}/update", Delivered, pending.delivery)
+        if told.object != pending.object:
+            raise RunError("the server has taken another update than was sent: tell the operator")
+        took = human_seconds(time.monotonic() - began)
+        self._voice.say(f"{order.run}: round {order.version + 1}: {human_bytes(manifest.num_bytes)} up in {took}")
+        self._read_ledger(order.run, home)
+
+    def _trained(self, work: Work, order: Order) -> Pending:
+        """Train, and write everything down before anything leaves."""
+        work.must_be_allowed(order)
+        home, start = work.home, time.monotonic()
+        down = 0
+
+        def fetch(ref: Ref) -> Iterator[bytes]:
+            nonlocal down
+            down += ref.num_bytes
+            return self._fetched(work, order.run, ref)
+
+        sent = work.heard(order, fetch)
+        heard = time.monotonic()
+        made = work.made(order, sent)
+        times = [human_seconds(seconds) for seconds in (heard - start, time.monotonic() - heard)]
+        self._voice.say(
+            f"{order.run}: round {order.version + 1}: {human_bytes(down)} down in {times[0]}, trained in {times[1]}"
+        )
+        manifest = manifest_of(*made.data)
+        pending = Pending(
+            attempt=order.attempt,
+            version=order.version,
+            model=order.model.name,
+            params=params_hash(sent.params_D).hex(),
+            object=manifest.name(),
+            delivery=self._told_of(order, manifest, made),
+        )
+        home.keep(pending, made.data, made.state)
+        return pending
+
+    def _fetched(self, work: Work, run: str, ref: Ref) -> Iterator[bytes]:
+        """An object of the server's; what a loss of power has spoilt here is fetched again."""
+        objects = work.home.objects
+        if not self._connection.download(run, ref, objects) and not objects.is_sound(ref.name):
+            objects.keep_only(())
+            self._connection.download(run, ref, objects)
+        return objects.read(ref.name)
+
+    def _answer(self, work: Work, order: Order, message: Ref) -> None:
+        """Answer a message of secure aggregation; the same message gets the same answer."""
+        path = TASK.format(run=order.run, attempt=order.attempt)
+        adding = Adding(
+            work=work,
+            identity=self._home.key,
+            server_key=self._server_key,
+            info=lambda: self._connection.ask("GET", f"/v1/runs/{order.run}", RunInfo),
+            peers=self._peers,
+        )
+        answer = adding.answer(order, message, lambda ref: self._fetched(work, order.run, ref))
+        manifest = self._connection.upload(order.run, order.attempt, answer)
+        self._connection.ask("POST", f"{path}/secure", Done, Answer(msgspec.msgpack.encode(manifest)))
+        self._voice.say(
+            f"{order.run}: round {order.version + 1}: {human_bytes(manifest.num_bytes)} up to add in secret"
+        )
+
+    def _peers(self, told: Mapping[str, bytes]) -> Mapping[int, bytes]:
+        """Everybody's keys: those that the owner gave, or those that were seen first."""
+        return self._home.peers(told) if self._given is None else self._given
+
+    def _told_of(self, order: Order, manifest: Manifest, made: Made) -> Delivery:
+        told = Delivery(msgspec.msgpack.encode(manifest), made.num_samples, made.loss, made.weight, bytes(64))
+        text = update_text(order.run, order.attempt, order.version, manifest.name(), told)
+        return msgspec.structs.replace(told, signature=self._home.key.sign(text))
+
+    def _refuse(self, order: Order, reason: str) -> None:
+        self._warn_once(order.run, reason)
+        path = TASK.format(run=order.run, attempt=order.attempt)
+        try:
+            self._connection.ask("POST", f"{path}/refuse", Done, Refusal(reason[:1000]))
+        except Declined as declined:  # nobody waits for it any more
+            self._voice.say(f"{order.run}: {declined}")
+
+    def _read_ledger(self, run: str, home: RunHome) -> bool:
+        """Get some of the ledger's new records, and keep them if they follow and say nothing false of this client."""
+        lines = self._connection.ask("GET", f"/v1/runs/{run}/ledger/{home.head.length}", Lines).lines
+        if not lines:
+            return False
+        fault = chain.verify(lines, self._server_key, after=home.head)
+        if fault is not None:
+            raise RunError(f"record {fault.number} of the ledger of {run} {fault.what}; do not trust this server")
+        records = [chain.read(line)[0] for line in lines]
+        for record in records:
+            if record.kind == chain.START and not home.agreed_to(record.body.get("plan", {})):
+                raise RunError(f"the ledger of {run} is of another plan than this client agreed to; ask the operator")
+            if record.kind == COMMIT:
+                self._check_receipt(run, home, record)
+        home.add_lines(lines, chain.Head(home.head.length + len(lines), records[-1].hash()))
+        return True
+
+    def _check_receipt(self, run: str, home: RunHome, record: chain.Record) -> None:
+        """A commit may count of this client what it delivered, and nothing else."""
+        number = self._connection.welcome().number
+        for each in record.body.get("cohort", ()):
+            if each.get("client") != number:
+                continue
+            if "object" in each and each["object"] not in home.sent:
+                raise RunError(
+                    f"record {record.number} of the ledger of {run} counts an update of this client that it never "
+                    f"sent: {each['object']}; somebody else has its key, or the server lies"
+                )
+            self._voice.say(f"{run}: version {record.body.get('version')} counts this client's update")
+
+    def _end(self, names: list[str]) -> None:
+        """Take leave of runs that are over."""
+        self._ended = set(names)
+        for run in set(names) & set(self._home.unfinished()):
+            work = self._works.pop(run, None)
+            home = self._home.run(run) if work is None else work.home
+            try:
+                while self._read_ledger(run, home):
+                    pass
+                home.end()
+                self._voice.say(f"{run}: is over")
+            except (Declined, DiskFull) as error:  # it is looked at again when it is told again
+                self._warn_once(run, str(error))
+
+    def _warn_once(self, run: str, reason: str) -> None:
+        if (run, reason) not in self._told:
+            self._told.add((run, reason))
+            self._voice.warn(f"{run}: {reason}" if run else reason)

@@ -1,0 +1,276 @@
+"""The desk: what clients ask of a server. Everything here may be called from any thread."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+from atoll.core.messages import Task
+from atoll.network.clerk import RETRY, Draft
+from atoll.network.conductor import Conductor, Presence
+from atoll.network.gate import Refused
+from atoll.network.identity import holds
+from atoll.network.logs import log
+from atoll.network.metrics import Metrics
+from atoll.network.objects import Manifest, ObjectError, Objects, read_manifest
+from atoll.network.protocol import Delivered, Delivery, Missing, Order, Orders, Poll, RunInfo, update_text
+from atoll.network.remote import BadUpdate
+from atoll.network.runs import RUNNING, Run
+from atoll.network.tables import ClientRow, Stage
+
+MAX_OFFENCES = 3
+"""After so many bad updates a client is shut out until the operator approves it again."""
+
+LARGE = 64 << 20
+"""Updates of more bytes than this are looked at one after another, so that memory does not grow with their number."""
+
+
+class Desk:
+    """Answers clients that the gate has let in."""
+
+    def __init__(
+        self, conductor: Conductor, metrics: Metrics, max_samples: int, quarantine: Callable[[str], None]
+    ) -> None:
+        self._conductor, self._metrics, self._max_samples, self._quarantine = (
+            conductor,
+            metrics,
+            max_samples,
+            quarantine,
+        )
+        self._clerk, self._runs, self._store = conductor.clerk, conductor.runs, conductor.store
+        self._now = conductor.now
+        self._counting, self._one_large = threading.Lock(), threading.Lock()
+        self.told_end: set[int] = set()
+        """Who knows that all runs are over, and has read their ledgers."""
+
+    def orders(self, client: ClientRow, poll: Poll) -> Orders:
+        """What a client has to do now."""
+        number = client.number
+        assert number is not None
+        self._hear(client, number, poll)
+        with self._clerk.lock:
+            orders = [
+                order
+                for run in self._runs.values()
+                if (order := self._order(run, number)) is not None and (run.name, order.attempt) not in poll.busy
+            ]
+            ended = tuple(run.name for run in self._runs.values() if run.status != RUNNING)
+            if len(ended) == len(self._runs) and set(ended) <= set(poll.ended):
+                self.told_end.add(number)
+            return Orders(tuple(orders), ended, len(self._runs) - len(ended))
+
+    def info(self, run: str) -> RunInfo:
+        """What a run is."""
+        found = self.run(run)
+        if found.parts is None:
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "the run has not begun yet", RETRY)
+        return found.info({number: client.key for number, client in self._conductor.clients.items()})
+
+    def lines(self, run: str, start: int = 0, most: int | None = None) -> list[str]:
+        """Lines of a run's ledger, from one on, and at most so many."""
+        self.run(run)
+        with self._store.look() as book:
+            return book.lines(run, start, most)
+
+    def readable(self, client: ClientRow, run: str, name: str) -> tuple[Run, Objects]:
+        """Where an object is that a client may have: versions are for all, its post is its own."""
+        found = self.run(run)
+        mine = found.post.waiting(client.number) if client.number is not None else None
+        with self._clerk.lock:
+            known = {model.ref.name for model in found.models.values()} | {news.object.name for news in found.news}
+        known |= set() if mine is None else {mine.name}
+        if name not in known:
+            raise Refused(HTTPStatus.GONE, "there is no such object any more: poll again")
+        return found, found.objects
+
+    def sent(self, run: Run, num_bytes: int) -> None:
+        """Count what was sent to a client."""
+        with self._counting:
+            run.bytes_down += num_bytes
+
+    def missing(self, client: ClientRow, run: str, attempt: int, manifest: bytes) -> Missing:
+        """Which chunks of an update are not here."""
+        found, task = self._waited_for(client, run, attempt)
+        announced = self._manifest(found, manifest)
+        return Missing(tuple(digest.hex() for digest in found.uploads.missing(task, announced)))
+
+    def put_chunk(self, client: ClientRow, run: str, attempt: int, digest: str, data: bytes, hashed: str) -> None:
+        """Keep a chunk of an update, whose hash is known; nobody may send more than an update can be long."""
+        found, task = self._waited_for(client, run, attempt)
+        assert found.parts is not None
+        if digest != hashed:
+            raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "a chunk is named by its SHA-256, and this one is not")
+        if found.uploads.num_bytes(task) + len(data) > 2 * found.parts.max_bytes:
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "more was sent for this task than an update can be")
+        found.uploads.put(task, bytes.fromhex(digest), data)
+
+    def deliver(self, client: ClientRow, run: str, attempt: int, told: Delivery) -> Delivered:
+        """Take an update that is here in chunks; once this returns it is safe."""
+        found = self.run(run)
+        number = client.number
+        assert number is not None
+        manifest = self._manifest(found, told.manifest)
+        if found.parts is None or found.parts.job.secure is not None:
+            raise Refused(HTTPStatus.CONFLICT, "updates of this run are added in secret: do not send one", RETRY)
+        name = manifest.name()
+        task = self._in_flight(found, attempt, number)
+        if task is None:
+            self._must_be_here(run, attempt, number, name)  # the answer was lost
+            return Delivered(name)
+        text = update_text(run, attempt, task.version, name, told)
+        if not holds(client.key, text, told.signature):
+            raise Refused(HTTPStatus.FORBIDDEN, "the update is not signed with this client's key")
+        try:
+            report = self._checked(found, task, manifest, told)
+        except (BadUpdate, ObjectError) as error:
+            self._reject(client, found, task, str(error))
+            raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from error
+        late = self._clerk.make(lambda draft: self._conductor.arrived(draft, found, task, name, report, told.signature))
+        if late:
+            self._metrics.late()
+            raise Refused(HTTPStatus.GONE, late)
+        self._metrics.arrived()
+        return Delivered(name)
+
+    def ready(self, client: ClientRow, run: str, attempt: int) -> None:
+        """A client has trained, and waits for the others to add in secret."""
+        found = self.run(run)
+        if found.parts is None or found.parts.job.secure is None:
+            raise Refused(HTTPStatus.CONFLICT, "nothing is added in secret in this run: deliver the update")
+        number = client.number
+        assert number is not None
+        task = self._in_flight(found, attempt, number)
+        if task is None:
+            return self._must_be_here(run, attempt, number, "")
+        late = self._clerk.make(lambda draft: self._conductor.arrived(draft, found, task, "", {}, b""))
+        if late:
+            raise Refused(HTTPStatus.GONE, late)
+
+    def answer(self, client: ClientRow, run: str, attempt: int, manifest: bytes) -> None:
+        """A client answers a message of secure aggregation."""
+        found, task = self._waited_for(client, run, attempt)
+        data = b"".join(found.uploads.settle(task, self._manifest(found, manifest)))
+        if not found.post.answer(task.client, data):
+            raise Refused(HTTPStatus.GONE, "nobody waits for this answer any more: poll for work")
+
+    def refuse(self, client: ClientRow, run: str, attempt: int, reason: str) -> None:
+        """A client will not do a task."""
+        found, task = self._waited_for(client, run, attempt)
+        log("rejected", run=run, client=client.name, why=f"refused: {reason}")
+        if found.post.answer(task.client, b""):  # it leaves a sum that goes on without it
+            return
+        self._clerk.make(lambda draft: self._conductor.fail(draft, found, [task], f"refused: {reason}"))
+
+    def _hear(self, client: ClientRow, number: int, poll: Poll) -> None:
+        """Note that a client is there, and how much it has."""
+        conductor = self._conductor
+        conductor.present[number] = Presence(self._now(), poll.attributes)
+        known, num_samples = conductor.clients.get(number), min(poll.num_samples, self._max_samples)
+        if known is None or known.num_samples == num_samples:
+            return
+        changed = known._replace(num_samples=num_samples)
+
+        def change(draft: Draft) -> None:
+            draft.book.set_samples(client.id, num_samples)
+            draft.then(lambda: conductor.clients.update({number: changed}))
+
+        self._clerk.make(change)
+
+    def _order(self, run: Run, number: int) -> Order | None:
+        task, mail = run.machine.in_flight.get(number), run.post.waiting(number)
+        if mail is not None:
+            task = next((each for each in run.machine.committing if each.client == number), None)
+        if run.status != RUNNING or task is None or run.parts is None or run.state is None:
+            return None
+        model = run.models.get(task.version)
+        if model is None:
+            return None
+        deadline, guard = run.parts.coordinator.policy.deadline, run.parts.guard
+        return Order(
+            run=run.name,
+            attempt=task.attempt,
+            version=task.version,
+            share=task.share,
+            work=task.work,
+            clip=guard.orders([task], run.state.rule)[0].clip if guard is not None else None,
+            model=model.ref,
+            whole=model.whole,
+            news=tuple(news for news in run.news if news.version <= task.version),
+            counted=run.counted.get(number),
+            seconds=None if deadline is None else max(0.0, run.began + deadline - self._now()),
+            secure=mail,
+        )
+
+    def run(self, name: str) -> Run:
+        """A run by its name."""
+        found = self._runs.get(name)
+        if found is None:
+            raise Refused(HTTPStatus.NOT_FOUND, "there is no such run here: poll for work")
+        return found
+
+    def _in_flight(self, run: Run, attempt: int, number: int) -> Task | None:
+        with self._clerk.lock:
+            task = run.machine.in_flight.get(number)
+        return task if task is not None and task.attempt == attempt else None
+
+    def _must_be_here(self, run: str, attempt: int, number: int, name: str) -> None:
+        """Refuse what is not waited for, unless it has arrived before."""
+        with self._store.look() as book:
+            row = book.task(run, attempt, number)
+        if row is None:
+            raise Refused(HTTPStatus.NOT_FOUND, "this client was not asked that: poll for work")
+        if row.stage not in (Stage.ARRIVED, Stage.COUNTED) or row.update != name:
+            raise Refused(HTTPStatus.GONE, "nobody waits for this update any more: poll for work")
+
+    def _waited_for(self, client: ClientRow, run: str, attempt: int) -> tuple[Run, Task]:
+        """The task of a client that is still waited for."""
+        found = self.run(run)
+        number = -1 if client.number is None else client.number
+        with self._clerk.lock:
+            task = found.machine.in_flight.get(number)
+            if task is None and found.post.waiting(number) is not None:
+                task = next((each for each in found.machine.committing if each.client == number), None)
+        if task is None or task.attempt != attempt or found.parts is None:
+            raise Refused(HTTPStatus.GONE, "nobody waits for this any more: poll for work")
+        return found, task
+
+    def _manifest(self, run: Run, data: bytes) -> Manifest:
+        if run.parts is None:
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "the run is being taken up", RETRY)
+        try:
+            return read_manifest(data, run.parts.max_bytes)
+        except ObjectError as error:
+            raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from error
+
+    def _checked(self, run: Run, task: Task, manifest: Manifest, told: Delivery) -> dict[str, Any]:
+        """Look at an update before it counts; what is written down of it."""
+        assert run.parts is not None
+        if told.loss is None or not math.isfinite(told.loss):
+            raise BadUpdate("the training loss is not a number: check the client's data and learning rate")
+        if not (math.isfinite(told.weight) and told.weight >= 0):
+            raise BadUpdate(f"a weight of {told.weight} makes no sense: it must be finite, and 0 or more")
+        weight = min(told.weight, float(self._max_samples))
+        chunks = run.uploads.settle(task, manifest)
+        with self._one_large if manifest.num_bytes > LARGE else contextlib.nullcontext():
+            run.parts.opened(chunks, manifest.num_bytes, weight)
+        # the client signed what it told; what counts is cut to what one client may weigh
+        signed = {"num_samples": told.num_samples, "loss": told.loss, "weight": told.weight}
+        counts = {"counts": weight, "samples": min(told.num_samples, self._max_samples)}
+        return {**signed, **counts, "manifest": told.manifest.hex()}
+
+    def _reject(self, client: ClientRow, run: Run, task: Task, why: str) -> None:
+        """Leave a client's update out, and blame the client; who does it again and again is shut out."""
+        self._metrics.rejected("bad update")
+        log("rejected", run=run.name, client=client.name, why=why)
+
+        def change(draft: Draft) -> int:
+            self._conductor.fail(draft, run, [task], why)
+            return draft.book.blame(client.id)
+
+        if self._clerk.make(change) >= MAX_OFFENCES:
+            log("rejected", client=client.name, why="quarantined after repeated offences")
+            self._quarantine(client.id)

@@ -1,0 +1,235 @@
+"""The hub: all parts of a server, and what its operator asks of it."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from atoll.core.coordinator import Command, Finish, Halt, Phase, Reason
+from atoll.core.errors import RunError
+from atoll.core.plan import Plan
+from atoll.network.blobs import place_of
+from atoll.network.clerk import Draft
+from atoll.network.conductor import ONLINE_SECONDS, Conductor
+from atoll.network.desk import Desk
+from atoll.network.gate import Gate, token_hash
+from atoll.network.identity import load_key, make_key, public_bytes
+from atoll.network.logs import log
+from atoll.network.metrics import Metrics
+from atoll.network.protocol import is_run_name
+from atoll.network.remote import build_parts
+from atoll.network.runs import RUNNING, Run
+from atoll.network.store import Store
+from atoll.network.tables import ClientRow, Status
+
+
+class Hub:
+    """Serves the operator, and clients at its `desk`; may be called from any thread."""
+
+    def __init__(
+        self,
+        home: Path,
+        store: Store,
+        *,
+        objects: str | None = None,
+        num_clients: int = 1,
+        max_samples: int = 10_000_000,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        home.mkdir(parents=True, exist_ok=True)
+        store.claim()
+        self.now = now
+        path = home / "ledger.key"  # not to be mistaken for the key of a certificate
+        self.key = load_key(path) if path.exists() else make_key(path)
+        self.server_key = public_bytes(self.key)
+        self.gate, self.metrics = Gate(store, now), Metrics()
+        self.on_shut_down: Callable[[], None] = lambda: None
+        self._wanted, self._started = num_clients, now()
+        self.conductor = Conductor(home, place_of(home, objects), store, self.key, self.metrics, num_clients, now)
+        self._clerk, self._runs, self._store = self.conductor.clerk, self.conductor.runs, store
+        self.desk = Desk(self.conductor, self.metrics, max_samples, lambda id: self.revoke(id, Status.QUARANTINED))
+
+    def start(self) -> None:
+        """Begin to write down and to make."""
+        self._clerk.start()
+        log("started", runs=len(self._runs), clients=len(self.conductor.clients))
+
+    def close(self) -> None:
+        """End politely."""
+        self.conductor.close()
+
+    def shut_down(self) -> None:
+        """Ask the process to end politely."""
+        log("stopping")
+        self.on_shut_down()
+
+    def status(self) -> dict[str, Any]:
+        """Where everything stands."""
+        with self._clerk.lock:
+            runs = [self._status_of(run) for run in self._runs.values()]
+        counts = dict.fromkeys((status.value for status in Status), 0)
+        for client in self.clients():
+            counts[client["status"]] += 1
+        server = {
+            "seconds_up": round(self.now() - self._started, 1),
+            "read_only": bool(self.conductor.why),
+            "why": self.conductor.why,
+            "key": self.server_key.hex(),
+        }
+        return {"server": server, "runs": runs, "clients": {**counts, "online": self.conductor.num_online()}}
+
+    def clients(self) -> list[dict[str, Any]]:
+        """Everybody who is known."""
+        with self._store.look() as book:
+            known = book.clients()
+        found = []
+        for client in known:
+            present = self.conductor.present.get(client.number) if client.number is not None else None
+            since = None if present is None else round(self.now() - present.heard, 1)
+            found.append(
+                {
+                    "id": client.id,
+                    "name": client.name,
+                    "number": client.number,
+                    "status": client.status.value,
+                    "offences": client.offences,
+                    "online": since is not None and since < ONLINE_SECONDS,
+                    "seconds_since": since,
+                }
+            )
+        return found
+
+    def approve(self, names: list[str]) -> list[int]:
+        """Let clients in, by name or id, in this order; their numbers."""
+
+        def change(draft: Draft) -> list[int]:
+            known = draft.book.clients()
+            numbers = [draft.book.approve(_called(known, name).id) for name in names]
+            self._know_clients(draft)
+            return numbers
+
+        numbers: list[int] = self._clerk.make(change)
+        return numbers
+
+    def revoke(self, name: str, status: Status = Status.REVOKED) -> None:
+        """Shut a client out; what it was asked is not waited for."""
+
+        def change(draft: Draft) -> None:
+            client = _called(draft.book.clients(), name)
+            draft.book.revoke(client.id, status)
+            for run in self._runs.values():
+                task = draft.machine(run)[0].in_flight.get(client.number) if client.number is not None else None
+                if task is not None:
+                    self.conductor.fail(draft, run, [task], f"client {status}")
+            draft.then(lambda: self.gate.end(client.id))
+            self._know_clients(draft)
+
+        self._clerk.make(change)
+
+    def token(self, seconds: float) -> str:
+        """A token with which one client can enrol."""
+        token = secrets.token_urlsafe(24)
+        self._clerk.make(lambda draft: draft.book.add_token(token_hash(token), self.now() + seconds))
+        return token
+
+    def begin_with(self, run: str, plan: Plan) -> None:
+        """Begin a run before the server starts, unless it has begun already."""
+        known = self._runs.get(run)
+        if known is not None and known.plan != plan:
+            raise RunError(f"there is a run {run} with another plan: choose another --name, or serve without a plan")
+        if known is None:
+            made = self._new_run(run, plan)
+            with self._store.change() as book:
+                book.add_run(run, plan.to_toml(), json.dumps(made.machine.to_plain()))
+            self._runs[run] = made
+
+    def add_run(self, run: str, plan: Plan) -> None:
+        """Begin another run as soon as there are enough clients."""
+        taken = f"there is a run {run} already: choose another name"
+        if run in self._runs:
+            raise RunError(taken)
+        made = self._new_run(run, plan)
+
+        def change(draft: Draft) -> None:
+            if run in self._runs:  # somebody was faster
+                raise RunError(taken)
+            draft.book.add_run(run, plan.to_toml(), json.dumps(made.machine.to_plain()))
+            draft.then(lambda: self._runs.update({run: made}))
+
+        self._clerk.make(change)
+
+    def _new_run(self, run: str, plan: Plan) -> Run:
+        if not is_run_name(run):
+            raise RunError(f"a run is called by small letters, digits and hyphens, at most 64 of them: got {run!r}")
+        build_parts(
+            plan, [1000] * max(self._wanted, len(self.conductor.clients), 1), None
+        )  # refuse early what is wrong
+        return Run(run, plan, self.conductor.home, self.conductor.place, self.conductor.ring)
+
+    def lines(self, run: str) -> list[str]:
+        """The ledger of a run."""
+        return self.desk.lines(run)
+
+    def stop_run(self, run: str) -> None:
+        """End a run with the last version that was made."""
+        found = self.desk.run(run)
+
+        def change(draft: Draft) -> None:
+            machine, seq = draft.machine(found)
+            if found.status != RUNNING:
+                return
+            commands: list[Command] = [Finish(Reason.INTERRUPTED)]
+            machine = machine._replace(phase=Phase.FINISHED)
+            if found.parts is not None:
+                machine, commands = found.parts.coordinator.step(draft.machine(found)[0], Halt(Reason.INTERRUPTED))
+            draft.move(found, machine, seq)
+            self.conductor.follow(draft, found, commands)
+
+        self._clerk.make(change)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all runs are over, and everybody who is there has heard of it."""
+        with self._clerk.lock:
+            over = bool(self._runs) and all(run.status != RUNNING for run in self._runs.values())
+            lately = self.now() - ONLINE_SECONDS
+            there = {number for number, seen in self.conductor.present.items() if seen.heard > lately}
+            if self._started > lately:  # who worked for the server before this one may be on the way back
+                worked = {number for run in self._runs.values() for number in run.counted}
+                there |= worked & self.conductor.clients.keys()
+            return over and there <= self.desk.told_end
+
+    def _know_clients(self, draft: Draft) -> None:
+        """Somebody was let in or shut out."""
+        known = draft.book.clients()
+        draft.then(lambda: self.conductor.know_clients(known))
+        draft.then(self.gate.forget)
+
+    def _status_of(self, run: Run) -> dict[str, Any]:
+        machine, row = run.machine, run.last_row or {}
+        arrived = len(machine.arrived) + len(machine.committing)
+        return {
+            "run": run.name,
+            "status": run.status,
+            "round": machine.version,
+            "rounds": run.plan.rounds,
+            "attempt": machine.attempt,
+            "phase": str(machine.phase),
+            "asked": len(machine.in_flight) + arrived,
+            "arrived": arrived,
+            "accuracy": row.get("test", {}).get("accuracy"),
+            "epsilon": row.get("privacy", {}).get("epsilon"),
+            "seconds_waiting": round(self.now() - run.began, 1) if run.began and run.status == RUNNING else 0.0,
+        }
+
+
+def _called(clients: list[ClientRow], name: str) -> ClientRow:
+    """The client of this name or id."""
+    found = next((client for client in clients if name in (client.name, client.id)), None)
+    if found is None:
+        raise RunError(f"there is no client {name}: see atoll clients list")
+    return found

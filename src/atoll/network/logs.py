@@ -1,0 +1,43 @@
+"""What happened, as lines of JSON on standard error: for people, journald, and whoever collects logs.
+
+Names of clients and runs, numbers and reasons are told; keys, tokens, signatures, updates and data never are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import math
+import sys
+from typing import Literal
+
+Event = Literal[
+    "started",
+    "session",
+    "asked",
+    "rejected",
+    "committed",
+    "abandoned",
+    "ended",
+    "read_only",
+    "recovered",
+    "stopping",
+]
+MAX_TEXT = 300
+"""Letters of the longest text: what others send is not repeated at any length."""
+
+
+def log(event: Event, **fields: str | int | float | None) -> None:
+    """Write one line: `time`, `event` and what belongs to it. A line that cannot be written stops nothing."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+    line = json.dumps({"time": now, "event": event, **{name: _short(value) for name, value in fields.items()}})
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+
+def _short(value: str | int | float | None) -> str | int | float | None:
+    if isinstance(value, str):
+        return value if len(value) <= MAX_TEXT else value[:MAX_TEXT] + "..."
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,85 @@
+"""What a server counts, for Prometheus. No client is named, and nothing of anybody's data is told."""
+
+from __future__ import annotations
+
+import re
+from contextlib import AbstractContextManager
+
+from prometheus_client import CONTENT_TYPE_LATEST as CONTENT_TYPE
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+"""The bounds between which commits are counted by their time."""
+WORD = re.compile(r"[a-z][a-z ]{0,39}")
+
+
+class Metrics:
+    """Counters in a registry of their own; its methods may be called from any thread."""
+
+    content_type = CONTENT_TYPE
+    """Of `text`."""
+
+    def __init__(self) -> None:
+        self._registry = of = CollectorRegistry()
+        ProcessCollector(registry=of)  # memory, processor time, open files
+        self._requests = Counter("atoll_requests", "Requests answered.", ["endpoint", "status"], registry=of)
+        self._bytes_in = Counter("atoll_received_bytes", "Bytes of requests' bodies.", registry=of)
+        self._bytes_out = Counter("atoll_sent_bytes", "Bytes of answers' bodies.", registry=of)
+        self._updates = Counter("atoll_updates", "Updates by what became of them.", ["outcome", "reason"], registry=of)
+        self._commits = Histogram(
+            "atoll_commit_seconds", "Seconds that a commit took.", ["run"], buckets=SECONDS, registry=of
+        )
+        self._abandoned = Counter("atoll_abandoned", "Attempts of which nothing was made.", ["run"], registry=of)
+        self._round = Gauge("atoll_round", "The version of the model.", ["run"], registry=of)
+        self._online = Gauge("atoll_clients_online", "Clients that were heard of a moment ago.", registry=of)
+        self._waiting = Gauge("atoll_polls_waiting", "Clients that wait for work.", registry=of)
+        self._read_only = Gauge(
+            "atoll_read_only", "1 while nothing can be written, such as on a full disk.", registry=of
+        )
+
+    def request(self, endpoint: str, status: int, received: int, sent: int) -> None:
+        """Count a request. `endpoint` is the path with its {placeholders}, never what a client filled in."""
+        self._requests.labels(endpoint, str(int(status))).inc()
+        self._bytes_in.inc(received)
+        self._bytes_out.inc(sent)
+
+    def arrived(self) -> None:
+        """Count an update that is safe."""
+        self._updates.labels("arrived", "").inc()
+
+    def late(self) -> None:
+        """Count an update that nobody waited for any more."""
+        self._updates.labels("late", "").inc()
+
+    def rejected(self, reason: str) -> None:
+        """Count an update that was not taken; `reason` is a few plain words, such as "not finite"."""
+        self._updates.labels("rejected", reason if WORD.fullmatch(reason) else "other").inc()
+
+    def committed(self, run: str, version: int, seconds: float) -> None:
+        """Count a commit, and say which version it made."""
+        self._commits.labels(run).observe(seconds)
+        self.at_round(run, version)
+
+    def at_round(self, run: str, version: int) -> None:
+        """Say at which version a run stands, such as after a restart."""
+        self._round.labels(run).set(version)
+
+    def abandoned(self, run: str) -> None:
+        """Count an attempt of which nothing was made."""
+        self._abandoned.labels(run).inc()
+
+    def online(self, num: int) -> None:
+        """Say how many clients were heard of a moment ago."""
+        self._online.set(num)
+
+    def waiting(self) -> AbstractContextManager[object]:
+        """Count a poll as waiting while the block runs."""
+        return self._waiting.track_inprogress()
+
+    def read_only(self, yes: bool) -> None:
+        """Say whether nothing can be written."""
+        self._read_only.set(yes)
+
+    def text(self) -> bytes:
+        """Everything, as Prometheus reads it."""
+        return generate_latest(self._registry)

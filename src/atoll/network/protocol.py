@@ -1,0 +1,321 @@
+"""What clients and server say to each other: JSON for control, content-addressed chunks for everything large.
+
+Every connection is opened by the client. Version 1 of the protocol lives under /v1; a request says in the header
+`atoll-protocol` which version it speaks. Fields that a receiver does not know are ignored, so that a version can grow;
+bytes travel as base64. Docs: docs/protocol.md, and ENDPOINTS as OpenAPI at /v1/openapi.json.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from atoll.ledger import signing
+
+VERSION = 1
+VERSION_HEADER = "atoll-protocol"
+MAX_CONTROL = 1 << 20
+"""Bytes of the largest control message."""
+MAX_WAIT = 25.0
+"""Seconds that a poll may wait."""
+RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+
+Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
+ClientId = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+ObjectName = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Count = Annotated[int, Meta(ge=0, le=1 << 53)]
+
+
+class Message(msgspec.Struct, frozen=True):
+    """What one side says, as JSON."""
+
+
+class Problem(Message, frozen=True):
+    """Why a request was not served, and what to do.
+
+    The status says what kind of problem it is. 401: begin a session. 409: another process has this client's session.
+    410: nobody waits for this task any more. 426: another version of the protocol. 429 and 5xx: try again later.
+    """
+
+    error: str
+    retry: float | None = None
+    """Try again after so many seconds, whatever the status; else a 4xx is the last word on this request."""
+
+
+class About(Message, frozen=True):
+    """What anybody may know of a server."""
+
+    protocols: tuple[int, ...]
+    server_key: Key
+    """What signs its ledgers."""
+    time: int
+    """Seconds since 1970."""
+
+
+class Enrol(Message, frozen=True):
+    """A client asks to be known; signed as `gate.enrolment` says."""
+
+    token: Annotated[str, Meta(max_length=200)]
+    name: Annotated[str, Meta(max_length=100)]
+    key: Key
+    signature: Signature
+
+
+class Enrolled(Message, frozen=True):
+    """The client is known, and waits for the operator's approval."""
+
+    client: ClientId
+
+
+class Challenge(Message, frozen=True):
+    """A client wants to begin a session."""
+
+    client: ClientId
+
+
+class Nonce(Message, frozen=True):
+    """What to sign for it."""
+
+    nonce: Annotated[str, Meta(max_length=200)]
+
+
+class Hello(Message, frozen=True):
+    """A client begins a session; signed as `gate.session_request` says."""
+
+    client: ClientId
+    nonce: Annotated[str, Meta(max_length=200)]
+    signature: Signature
+
+
+class Welcome(Message, frozen=True):
+    """The session, and who the client is here."""
+
+    epoch: int
+    number: int
+    """Its number in plans."""
+    name: str
+
+
+class Poll(Message, frozen=True):
+    """Is there work? The answer may take `wait` seconds; with 0 it comes at once."""
+
+    num_samples: Annotated[int, Meta(ge=1, le=1 << 53)]
+    """How many samples the client would train on, held-out ones included."""
+    wait: Annotated[float, Meta(ge=0, le=MAX_WAIT)] = MAX_WAIT
+    attributes: dict[str, bool | float] = {}
+    """What the device says of itself: idle, charging, unmetered, battery, memory."""
+    busy: tuple[tuple[str, int], ...] = ()
+    """Run and attempt of the orders that it works on already: these are left out of the answer."""
+    ended: tuple[str, ...] = ()
+    """Runs that it knows to be over: of others it is told at once, without waiting."""
+
+
+class Ref(Message, frozen=True):
+    """An object that can be had in chunks."""
+
+    name: ObjectName
+    num_bytes: Count
+
+
+class News(Message, frozen=True):
+    """What changed in a version since the one before, where differences are sent."""
+
+    version: Count
+    object: Ref
+
+
+class Order(Message, frozen=True):
+    """A task for this client."""
+
+    run: str
+    attempt: Count
+    version: Count
+    model: Ref
+    """The broadcast of this version as a packed payload: whole and not compressed, or through the downlink's chain."""
+    share: float = 1.0
+    work: float = 1.0
+    clip: float | None = None
+    whole: bool = True
+    """Whether `model` is the broadcast itself; else the downlink's chain must be undone."""
+    news: tuple[News, ...] = ()
+    """Differences that lead to this version, oldest first: who knows the version before the first needs no `model`.
+
+    The result has the name of `model` if it is right; who finds another takes `model`."""
+    counted: int | None = None
+    """The newest attempt of this run in which this client's update counted: what it remembered then holds."""
+    seconds: float | None = None
+    """How long the answer is waited for; for ever if unset."""
+    secure: Ref | None = None
+    """A message of secure aggregation that waits for an answer, in place of a task."""
+
+
+class Orders(Message, frozen=True):
+    """What there is to do. Who has nothing to do asks again after `retry` seconds, spread over `spread` more."""
+
+    orders: tuple[Order, ...] = ()
+    ended: tuple[str, ...] = ()
+    """Runs that are over."""
+    open: int = 0
+    """How many runs are not over."""
+    retry: float = 0.0
+    spread: float = 1.0
+
+
+class RunInfo(Message, frozen=True):
+    """What a client must know of a run to agree to it. The plan is data: names from the catalogue, and numbers."""
+
+    run: str
+    plan: dict[str, Any]
+    plan_hash: str
+    num_clients: int
+    """How many clients there are."""
+    cohort: int
+    """Of how many a version is made at least."""
+    num_bytes: Count
+    """Of the model, as it is sent whole."""
+    max_samples: Count
+    """How many samples the largest client has: what weights are shares of, where updates are added in secret."""
+    epsilon: float | None = None
+    """What the whole run may spend, where it is private."""
+    peers: dict[str, Key] = {}
+    """Everybody's public key by number, where updates are added in secret."""
+
+
+class Missing(Message, frozen=True):
+    """Which chunks of an announced object the server does not have, by their hashes."""
+
+    chunks: tuple[str, ...]
+
+
+class Delivery(Message, frozen=True):
+    """An update is on the server in chunks: count it. Signed as `update_text` says."""
+
+    manifest: bytes
+    num_samples: Annotated[int, Meta(ge=1, le=1 << 53)]
+    loss: float | None
+    """None if it is not a number, which JSON cannot say."""
+    weight: float
+    signature: Signature
+
+
+class Answer(Message, frozen=True):
+    """An answer in secure aggregation is on the server in chunks."""
+
+    manifest: bytes
+
+
+class Delivered(Message, frozen=True):
+    """The update is safe with the server. Whether it counted stands in the ledger."""
+
+    object: ObjectName
+
+
+class Refusal(Message, frozen=True):
+    """The client will not do a task."""
+
+    reason: Annotated[str, Meta(max_length=1000)]
+
+
+class Lines(Message, frozen=True):
+    """Lines of a run's ledger, from the one asked for on; at most LINES at a time."""
+
+    lines: tuple[str, ...]
+
+
+class Done(Message, frozen=True):
+    """Nothing more to say."""
+
+
+LINES = 200
+
+
+class Endpoint(NamedTuple):
+    """One request of the protocol."""
+
+    method: str
+    path: str
+    summary: str
+    answer: type[Message] | None
+    """None: bytes."""
+    body: type[Message] | None = None
+    """None: nothing, or bytes where `method` is PUT."""
+    signed: bool = True
+
+
+TASK = "/v1/runs/{run}/tasks/{attempt}"
+ENDPOINTS = (
+    Endpoint("GET", "/v1/about", "What anybody may know of this server", About, signed=False),
+    Endpoint("POST", "/v1/enrol", "Become known", Enrolled, Enrol, signed=False),
+    Endpoint("POST", "/v1/challenge", "Ask for something to sign", Nonce, Challenge, signed=False),
+    Endpoint("POST", "/v1/session", "Begin a session; the one before ends", Welcome, Hello, signed=False),
+    Endpoint("POST", "/v1/poll", "Ask for work", Orders, Poll),
+    Endpoint("GET", "/v1/runs/{run}", "What a run is", RunInfo),
+    Endpoint("GET", "/v1/runs/{run}/ledger/{start}", "The ledger from a record on", Lines),
+    Endpoint("GET", "/v1/runs/{run}/objects/{name}", "The manifest of an object, as msgpack", None),
+    Endpoint("GET", "/v1/runs/{run}/objects/{name}/{index}", "One chunk of an object", None),
+    Endpoint("POST", TASK + "/missing", "Announce an object; which chunks to send", Missing, Answer),
+    Endpoint("PUT", TASK + "/chunks/{digest}", "Send a chunk", Done),
+    Endpoint("POST", TASK + "/update", "Deliver an update", Delivered, Delivery),
+    Endpoint("POST", TASK + "/secure", "Answer in secure aggregation", Done, Answer),
+    Endpoint("POST", TASK + "/ready", "The update is trained: let it be added in secret", Done),
+    Endpoint("POST", TASK + "/refuse", "Refuse a task", Done, Refusal),
+)
+
+
+def update_text(run: str, attempt: int, version: int, name: str, told: Delivery) -> bytes:
+    """What a client signs when it delivers an update; the ledger keeps the signature."""
+    return signing.update_text(run, attempt, version, name, told.num_samples, told.loss, told.weight)
+
+
+def is_run_name(text: str) -> bool:
+    """Whether a run may be called so.
+
+    >>> is_run_name("mnist-2"), is_run_name("../x")
+    (True, False)
+    """
+    return RUN_NAME.fullmatch(text) is not None
+
+
+def openapi() -> dict[str, Any]:
+    """The protocol as an OpenAPI 3.1 document."""
+    types = {kind for each in ENDPOINTS for kind in (each.answer, each.body) if kind is not None} | {Problem}
+    named = sorted(types, key=lambda kind: kind.__name__)
+    _, schemas = msgspec.json.schema_components(named, ref_template="#/components/schemas/{name}")
+    paths: dict[str, dict[str, Any]] = {}
+    for each in ENDPOINTS:
+        names = re.findall(r"{(\w+)}", each.path)
+        raw = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+        entry: dict[str, Any] = {
+            "summary": each.summary,
+            "operationId": f"{each.method.lower()}{re.sub('[^a-z]+', '_', each.path[3:])}".rstrip("_"),
+            "parameters": [{"name": n, "in": "path", "required": True, "schema": {"type": "string"}} for n in names],
+            "responses": {
+                "200": {"description": "done", "content": raw if each.answer is None else _json(each.answer)},
+                "default": {"description": "not done", "content": _json(Problem)},
+            },
+            "security": [{"signature": []}] if each.signed else [],
+        }
+        if each.body is not None or each.method == "PUT":
+            entry["requestBody"] = {"required": True, "content": raw if each.body is None else _json(each.body)}
+        paths.setdefault(each.path, {})[each.method.lower()] = entry
+    scheme = {
+        "type": "apiKey",
+        "in": "header",
+        "name": "atoll-signature",
+        "description": "Ed25519 over method, path, SHA-256 of the body, client, epoch, counter and time, which travel "
+        "in atoll-client, atoll-epoch, atoll-counter and atoll-time",
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Atoll", "version": str(VERSION)},
+        "paths": paths,
+        "components": {"schemas": schemas, "securitySchemes": {"signature": scheme}},
+    }
+
+
+def _json(kind: type[Message]) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}

@@ -1,0 +1,381 @@
+"""One run on the server: what is made in it, and kept in its directory. Shapes: D parameters.
+
+The directory holds plan.toml, metrics.jsonl, ledger.jsonl and the report's files as any run does; what counts is in the
+store, from which they are written again after a kill. Only the hub decides when something is made.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from torch import Tensor
+
+from atoll.core.aggregator import rows_of
+from atoll.core.coordinator import Arrived, Committed, CoordinatorState, Failed, Phase, Reason
+from atoll.core.messages import Payload, Task
+from atoll.core.params import load
+from atoll.core.plan import Plan
+from atoll.core.wire import packed_size, pieces
+from atoll.engine.measuring import measured
+from atoll.engine.run_state import RunState, why_stop
+from atoll.engine.secure import Added
+from atoll.engine.versions import valid_of
+from atoll.ledger import chain
+from atoll.ledger.signing import plan_hash
+from atoll.network.agreement import plan_for_clients
+from atoll.network.blobs import Place, written
+from atoll.network.objects import Manifest, Objects
+from atoll.network.protocol import News, Ref, RunInfo
+from atoll.network.remote import Arrival, Parts, build_parts, open_ledger
+from atoll.network.secrecy import Post, Secret, add_with_clients
+from atoll.network.store import Book
+from atoll.network.tables import RunRow, Stage, TaskRow
+from atoll.network.uploads import Uploads
+from atoll.privacy.ledger import NAME as PRIVACY_LEDGER
+from atoll.report.reading import model_text
+from atoll.report.record import RunDirectory, encode_state, read_state
+from atoll.train.exchange import Report, Told, Work
+from atoll.train.job import build_model
+
+FIRST = CoordinatorState()
+RUNNING = "running"
+"""The status of a run that is not over."""
+NEWS = 20
+"""So many differences are kept for clients that missed some."""
+
+
+class Model(NamedTuple):
+    """A version as clients can have it."""
+
+    ref: Ref
+    whole: bool
+
+
+class Made(NamedTuple):
+    """What came of a commit, before anybody is told."""
+
+    state: RunState
+    row: dict[str, Any] | None
+    """What the metrics say of the round; None if nothing was made of it."""
+    event: Committed
+    counted: tuple[Task, ...]
+    reason: Reason | None
+    """Why the run ends here, if it does."""
+    state_file: str
+    epsilon: float | None
+
+
+class Run:
+    """What a run is made of; `machine` and `seq` are the hub's to change."""
+
+    def __init__(
+        self,
+        name: str,
+        plan: Plan,
+        home: Path,
+        place: Place,
+        wake: Callable[[set[int]], None],
+        machine: CoordinatorState = FIRST,
+        seq: int = 0,
+    ) -> None:
+        self.name, self.plan, self.machine, self.seq = name, plan, machine, seq
+        self.directory = home / "runs" / name
+        begun = (self.directory / "plan.toml").exists()
+        self.files = RunDirectory.reopen(self.directory) if begun else RunDirectory.create(self.directory, plan)
+        objects, uploads = place(name, "objects"), place(name, "uploads")
+        objects.sweep()
+        uploads.sweep()
+        self.objects, self.uploads = Objects(objects), Uploads(uploads)
+        self.told_plan = plan_for_clients(plan)
+        self.plan_hash = plan_hash(self.told_plan)
+        self.status = RUNNING
+        self.parts: Parts | None = None
+        self.sizes: tuple[int, ...] = ()
+        self.state: RunState | None = None
+        self.models: dict[int, Model] = {}
+        self.news: tuple[News, ...] = ()
+        self.counted: dict[int, int] = {}
+        self.began = 0.0
+        self.not_before = 0.0
+        """When the next attempt may begin, after one that came to nothing."""
+        self.busy = False
+        """Whether something is being made."""
+        self.bytes_down = 0
+        """Sent to clients since the last commit."""
+        self.last_row: dict[str, Any] | None = None
+        self.stale = False
+        """Whether the files for people are not as the store has them."""
+        self.post = Post(self.objects, wake)
+        """Messages of secure aggregation."""
+        self.lost_sum = False
+        """Whether what is to be committed was being added in secret by a process that is gone."""
+
+    def build(self, sizes: Sequence[int], state_file: str) -> None:
+        """Build the plan for clients of these sizes, and take up the state in a file, or begin."""
+        ledger = open_ledger(self.plan, self.directory / PRIVACY_LEDGER, begun=bool(state_file))
+        if ledger is not None:
+            ledger.check(self.machine.attempt if self.machine.phase is Phase.READY else 0)
+        parts, first_D = build_parts(self.plan, sizes, ledger)
+        job, guard = parts.job, parts.guard
+        if state_file:
+            state = read_state(self.directory / state_file, self.plan.identity())
+        elif self.state is not None:  # others have joined since
+            state = self.state
+        else:
+            rule = job.aggregator.init() if guard is None else guard.init()
+            state = RunState(first_D, job.algorithm.init_server(first_D), rule, upload=first_D.nbytes)
+        self.parts, self.sizes, self.state = parts, tuple(sizes), state
+
+    def info(self, keys: Mapping[int, bytes]) -> RunInfo:
+        """What a client must know to agree."""
+        assert self.parts is not None
+        job, guard, coordinator = self.parts.job, self.parts.guard, self.parts.coordinator
+        epsilon = None
+        if guard is not None:
+            whole = guard.spent(self.plan.rounds).epsilon
+            epsilon = whole if guard.mechanism.epsilon is None else min(whole, guard.mechanism.epsilon)
+        return RunInfo(
+            run=self.name,
+            plan=self.told_plan,
+            plan_hash=self.plan_hash,
+            num_clients=coordinator.num_clients,
+            cohort=max(coordinator.policy.min_reports, 1),
+            num_bytes=packed_size(Payload(job.first_D)),
+            epsilon=epsilon,
+            max_samples=job.federation.max_samples,
+            peers={str(number): key for number, key in keys.items()} if job.secure is not None else {},
+        )
+
+    def prepare(self, machine: CoordinatorState) -> str:
+        """Make the newest version ready to be sent; the file of the state, if that must be kept before it is."""
+        assert self.parts is not None and self.state is not None
+        state, models = self.state._replace(coordinator=machine), dict(self.models)  # others read them meanwhile
+        known = {task.version for task in (*machine.in_flight.values(), *machine.arrived, *machine.committing)}
+        changed = ""
+        for number in sorted(known & state.sent.keys()):
+            if number not in models:
+                models[number] = self._stored(state.sent[number].packed(), None)
+        if machine.version not in models:
+            if machine.version in state.sent:
+                models[machine.version] = self._stored(state.sent[machine.version].packed(), None)
+            else:
+                self.state, heard = self.parts.versions.broadcast(state)
+                models[machine.version] = self._heard(machine.version, heard.broadcast.packed(), heard.payload)
+                if self.parts.job.downlink.chain.transforms:  # what it remembers must not be made twice
+                    changed = self.save(self.state)
+        self.models = {number: models[number] for number in models if number in known | {machine.version}}
+        self.objects.keep_only(
+            {*(model.ref.name for model in self.models.values()), *(n.object.name for n in self.news)}
+        )
+        return changed
+
+    def _heard(self, number: int, vector: Tensor, payload: Payload | None) -> Model:
+        if payload is None:
+            return self._stored(vector, None)
+        if not self.parts or not self.parts.job.downlink.by_difference:
+            return self._stored(vector, payload)
+        news = News(version=number, object=self._stored(vector, payload).ref)
+        self.news = (*self.news, news)[-NEWS:]
+        return self._stored(vector, None)
+
+    def _stored(self, vector: Tensor, payload: Payload | None) -> Model:
+        parts = pieces(Payload(vector) if payload is None else payload, compress=payload is not None)
+        return Model(Ref(name=self.objects.put(*parts), num_bytes=sum(map(len, parts))), payload is None)
+
+    def make(self, machine: CoordinatorState, rows: Mapping[Task, TaskRow], now: float, secret: Secret | None) -> Made:
+        """Make the next version of what was delivered."""
+        parts = self.parts
+        assert parts is not None and self.state is not None
+        if self.lost_sum:
+            self.lost_sum = False
+            state = self._forget(self.state._replace(coordinator=machine), keep=False)
+            return Made(state, None, Committed(0), (), None, self.save(state), None)
+        tasks, policy = machine.committing, parts.coordinator.policy
+        state, row, event, reports = self._settled(parts, machine, rows, secret)
+        after, commands = parts.coordinator.step(machine, event)
+        state = self._forget(state._replace(coordinator=after), keep=policy.keeps_tasks)
+        if commands or not row:
+            return Made(state, None, event, (), None, self.save(state), None)
+        valid = {report.client for report in reports} - set(state.quarantined)
+        counters = {"failed": after.failed, "rejected": after.rejected, "abandoned": after.abandoned}
+        row = {"round": after.version, **row, **counters}
+        if policy.keeps_tasks:
+            row["staleness"] = sum(machine.version - task.version for task in tasks) / len(tasks)
+        if parts.guard is not None:
+            row = parts.guard.told(row, after.attempt)
+        took = max(0.0, now - self.began)
+        state = state._replace(seconds=state.seconds + took)
+        so_far = {**row, "round_seconds": round(took, 6), "seconds": round(state.seconds, 6)}
+        last = after.version >= parts.coordinator.rounds
+        reason = why_stop(self.plan.stop, so_far)
+        found = measured(self.plan, parts.engine, after.version, state, last=last or reason is not None)
+        row = {**so_far, **found.row}
+        reason = reason or why_stop(self.plan.stop, row)
+        counted = tuple(task for task in tasks if task.client in valid)
+        epsilon = row.get("privacy", {}).get("epsilon")
+        return Made(state, row, event, counted, reason, self.save(state), epsilon)
+
+    def _settled(
+        self, parts: Parts, machine: CoordinatorState, rows: Mapping[Task, TaskRow], secret: Secret | None
+    ) -> tuple[RunState, dict[str, Any], Committed, list[Report]]:
+        """The next version, what is told of it, and whose work is in it; what it was made of is forgotten here."""
+        assert self.state is not None
+        tasks, policy = machine.committing, parts.coordinator.policy
+        state = self.state._replace(coordinator=machine, bytes_down=self.state.bytes_down + self.bytes_down)
+        self.bytes_down = 0
+        own = parts.versions.own_update(state)
+        by_client = {task.client: task for task in tasks}
+        parts.engine.read = lambda task: self._arrival(parts, rows[by_client[task.client]])
+        done = list(tasks) if parts.guard is None else parts.guard.orders(list(tasks), state.rule)
+        added: Added | None = None
+        if secret is not None:
+            heard_D = state.sent[machine.version].params_D
+            added = add_with_clients(parts.job, self.name, heard_D, tasks, parts.layout, secret)
+            reports = [Report(client, 0, 0, 0.0, 0.0, 0, valid=True) for client in sorted(added.clients)]
+            work = Work(added.folded or {}, reports, {})
+        else:
+            work = parts.engine.train(done, state.sent, {})
+        if policy.keeps_tasks:
+            late = enumerate(by_client[report.client] for report in valid_of(work))
+            each = rows_of(work.folded)
+            work = work._replace(folded=parts.versions.late_rows(state, [(task, each.rows(i)) for i, task in late]))
+        state, row, event = parts.versions.settle(state, tasks, work, own, added)
+        return state, row, event, valid_of(work)
+
+    def _arrival(self, parts: Parts, row: TaskRow) -> Arrival:
+        manifest = msgspec.msgpack.decode(bytes.fromhex(row.report["manifest"]), type=Manifest)
+        told = Told(row.report["samples"], row.report["loss"], manifest.num_bytes)
+        chunks = self.uploads.read(row.task, manifest)
+        return Arrival(parts.opened(chunks, manifest.num_bytes, row.report["counts"]), told)
+
+    def _forget(self, state: RunState, *, keep: bool) -> RunState:
+        """Drop broadcasts that nobody works on."""
+        machine = state.coordinator
+        needed = {task.version for task in (*machine.in_flight.values(), *machine.arrived)} if keep else set()
+        return state._replace(sent={number: sent for number, sent in state.sent.items() if number in needed})
+
+    def save(self, state: RunState) -> str:
+        """Write the state to a file of its own; nothing refers to it until the store does."""
+        parts, digest = encode_state(state, self.plan.identity()), hashlib.sha256()
+        for part in parts:
+            digest.update(part)
+        name = f"state-{state.coordinator.attempt}-{digest.hexdigest()[:16]}.safetensors"
+        written(self.directory / name, self.directory / f".{name}.new", *parts)
+        return name
+
+    def drop(self, tasks: tuple[Task, ...], state_file: str) -> None:
+        """Remove what nobody needs any more: updates of these tasks and of attempts that are over, other states."""
+        self.uploads.drop(tasks)
+        self.tidy()
+        for path in self.directory.glob("state-*.safetensors"):
+            if path.name != state_file:
+                path.unlink(missing_ok=True)
+
+    def tidy(self) -> None:
+        """Remove what was sent for attempts that nobody waits for any more, and states that a kill left half."""
+        for path in self.directory.glob(".state-*.new"):
+            path.unlink(missing_ok=True)
+        now = self.machine
+        self.uploads.keep_only({task.attempt for task in (*now.in_flight.values(), *now.arrived, *now.committing)})
+
+    def write_down(self, rows: list[dict[str, Any]], lines: list[str]) -> None:
+        """Write the files for people as the store has them, whatever a kill or a full disk has kept from being."""
+        self.stale = True
+        self.files.write_text("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        self.files.write_text("ledger.jsonl", "".join(f"{line}\n" for line in lines))
+        self.last_row = rows[-1] if rows else None
+        if lines and not (self.directory / "run.json").exists():
+            self.describe()
+        if lines and not (self.directory / "result.json").exists():
+            last, _ = chain.read(lines[-1])
+            if last.kind == chain.END:
+                self.finish(last.body["reason"])
+        self.stale = False
+
+    def tell(self, work: Callable[[], None]) -> None:
+        """Write to the files for people, unless they are behind; if that fails they are, until `write_down`."""
+        if not self.stale:
+            self.stale = True
+            work()
+            self.stale = False
+
+    def describe(self) -> None:
+        """Write what is known before the first round."""
+        if self.parts is not None:
+            self.files.write_json("run.json", self._description(self.parts))
+
+    def note(self, row: dict[str, Any] | None, line: str) -> None:
+        """Add a round and a line of the ledger to the files; a kill in between is made good at the next start."""
+        if row is not None:
+            self.files.append("metrics.jsonl", json.dumps(row))
+            self.last_row = row
+        self.files.append("ledger.jsonl", line)
+
+    def finish(self, reason: str) -> None:
+        """Write the model and the result."""
+        if self.parts is None or self.state is None:
+            return
+        job, rows = self.parts.job, self.files.rows()
+        model = load(build_model(self.plan, job.federation), job.spec, self.state.params_D)
+        self.files.save_model(model.state_dict())
+        last: dict[str, Any] = rows[-1] if rows else {}
+        summary = {
+            "reason": reason,
+            "rounds": last.get("round", 0),
+            "seconds": last.get("seconds", 0.0),
+            "test": next((row["test"] for row in reversed(rows) if "test" in row), None),
+        }
+        self.files.write_json("result.json", summary)
+
+    def _description(self, parts: Parts) -> dict[str, Any]:
+        dataset = parts.job.federation.dataset
+        info = {
+            "atoll": version("atoll"),
+            "name": self.plan.name or self.name,
+            "identity": self.plan.identity(),
+            "engine": parts.engine.describe(),
+            "setup_seconds": 0.0,
+            "model": {"name": model_text(self.plan), "num_params": parts.job.spec.num_params},
+            "data": {
+                "name": dataset.name,
+                "num_train": int(sum(self.sizes)),
+                "num_test": dataset.num_test,
+                "num_classes": dataset.num_classes,
+                "class_names": list(dataset.class_names),
+            },
+            "num_clients": len(self.sizes),
+            "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        }
+        return info | ({"privacy": parts.guard.statement()} if parts.guard is not None else {})
+
+
+def taken_up(book: Book, row: RunRow, home: Path, place: Place, wake: Callable[[set[int]], None]) -> Run:
+    """A run as it was when the process before this one ended, however it did."""
+    machine = CoordinatorState.from_plain(json.loads(row.machine))
+    run = Run(row.id, Plan.from_toml(row.plan), home, place, wake, machine, row.seq)
+    run.status, run.began, run.counted = row.status, row.began, book.last_counted(row.id)
+    if row.sizes:
+        run.build(row.sizes, row.state)
+        assert run.parts is not None
+        for event in book.events(row.id, row.seq):
+            kind = Arrived if event.stage in (Stage.ARRIVED, Stage.COUNTED) else Failed
+            run.machine, _ = run.parts.coordinator.step(run.machine, kind((event.task,)))
+            run.seq = event.seq
+        if run.status == RUNNING and run.machine.phase is not Phase.FINISHED:
+            run.prepare(run.machine)
+            run.lost_sum = run.parts.job.secure is not None and run.machine.phase is Phase.COMMITTING
+    run.write_down(book.rows(row.id), book.lines(row.id))
+    run.tidy()
+    return run
+
+
+def hash_of(params_D: Tensor) -> str:
+    """The name of a model in the ledger: SHA-256 of its parameters as they lie in memory."""
+    return hashlib.sha256(params_D.contiguous().numpy().data).hexdigest()

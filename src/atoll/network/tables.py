@@ -1,0 +1,178 @@
+"""The tables of a server's store, and a row of each as a value."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from sqlalchemy import BigInteger, Column, Float, Integer, LargeBinary, MetaData, String, Table, Text
+
+from atoll.core.messages import Task
+from atoll.ledger.chain import Head
+
+SCHEMA = 1
+
+
+class Status(StrEnum):
+    """What the operator thinks of a client."""
+
+    PENDING = "pending"
+    APPROVED = "approved"
+    REVOKED = "revoked"
+    QUARANTINED = "quarantined"
+    """Shut out by itself, after repeated offences."""
+
+
+class Stage(StrEnum):
+    """What became of a task."""
+
+    ASKED = "asked"
+    ARRIVED = "arrived"
+    COUNTED = "counted"
+    FAILED = "failed"
+    """Refused by the client, or rejected by the server; the report says why."""
+    CLOSED = "closed"
+    """Nobody waits for it any more."""
+
+
+class ClientRow(NamedTuple):
+    """A client that is, or wants to be, part of the federation."""
+
+    id: str
+    name: str
+    key: bytes
+    status: Status
+    number: int | None
+    """Its number in plans, once it was approved."""
+    epoch: int
+    """Its newest session."""
+    offences: int
+    num_samples: int
+    """How many it says it has; 0 before it said so."""
+
+
+class RunRow(NamedTuple):
+    """A run and where it stands."""
+
+    id: str
+    plan: str
+    status: str
+    """running, or why it ended."""
+    machine: str
+    """The coordinator's state as JSON, after so many events as `seq` says."""
+    seq: int
+    state: str
+    """The file that holds everything else as of the last commit; "" before there is one."""
+    sizes: tuple[int, ...]
+    """How many samples each client has, as the run was told when it began."""
+    began: float
+    """When the present attempt began, in seconds since 1970."""
+    head: Head
+
+
+class TaskRow(NamedTuple):
+    """A task, and what came of it."""
+
+    task: Task
+    stage: Stage
+    update: str
+    """The object that holds the update, or ""."""
+    report: Mapping[str, Any]
+    signature: bytes
+    """The client's, on the update."""
+    seq: int
+    """Its place among the events of the run; 0 if nothing has come of it."""
+
+
+all_tables = MetaData()
+meta_table = Table(
+    "meta", all_tables, Column("key", String(40), primary_key=True), Column("value", Text, nullable=False)
+)
+clients_table = Table(
+    "clients",
+    all_tables,
+    Column("id", String(32), primary_key=True),
+    Column("name", String(200), nullable=False, unique=True),
+    Column("key", LargeBinary, nullable=False),
+    Column("status", String(10), nullable=False),
+    Column("number", Integer, unique=True),
+    Column("epoch", Integer, nullable=False),
+    Column("offences", Integer, nullable=False),
+    Column("num_samples", BigInteger, nullable=False),
+)
+tokens_table = Table(
+    "tokens",
+    all_tables,
+    Column("hash", String(64), primary_key=True),
+    Column("expires", Float, nullable=False),
+    Column("used_by", String(32)),
+)
+runs_table = Table(
+    "runs",
+    all_tables,
+    Column("id", String(64), primary_key=True),
+    Column("plan", Text, nullable=False),
+    Column("status", String(100), nullable=False),
+    Column("machine", Text, nullable=False),
+    Column("seq", Integer, nullable=False),
+    Column("state", String(100), nullable=False),
+    Column("sizes", Text, nullable=False),
+    Column("began", Float, nullable=False),
+    Column("head_length", Integer, nullable=False),
+    Column("head_hash", String(64), nullable=False),
+)
+tasks_table = Table(
+    "tasks",
+    all_tables,
+    Column("run", String(64), primary_key=True),
+    Column("attempt", Integer, primary_key=True),
+    Column("client", Integer, primary_key=True),
+    Column("version", Integer, nullable=False),
+    Column("share", Float, nullable=False),
+    Column("work", Float, nullable=False),
+    Column("stage", String(10), nullable=False),
+    Column("update", String(64), nullable=False),
+    Column("report", Text, nullable=False),
+    Column("signature", LargeBinary, nullable=False),
+    Column("seq", Integer, nullable=False),
+)
+rounds_table = Table(
+    "rounds",
+    all_tables,
+    Column("run", String(64), primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("row", Text, nullable=False),
+)
+ledger_table = Table(
+    "ledger",
+    all_tables,
+    Column("run", String(64), primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("line", Text, nullable=False),
+)
+
+
+def is_task(run: str, attempt: int, client: int) -> tuple[Any, Any, Any]:
+    """Which task is meant."""
+    return tasks_table.c.run == run, tasks_table.c.attempt == attempt, tasks_table.c.client == client
+
+
+def client_of(row: Any) -> ClientRow:
+    """A client as it was read."""
+    return ClientRow(
+        row.id, row.name, bytes(row.key), Status(row.status), row.number, row.epoch, row.offences, row.num_samples
+    )
+
+
+def run_of(row: Any) -> RunRow:
+    """A run as it was read."""
+    head, sizes = Head(row.head_length, row.head_hash), tuple(json.loads(row.sizes))
+    return RunRow(row.id, row.plan, row.status, row.machine, row.seq, row.state, sizes, row.began, head)
+
+
+def task_of(row: Any) -> TaskRow:
+    """A task as it was read."""
+    task = Task(row.client, row.version, row.attempt, row.share, row.work)
+    return TaskRow(task, Stage(row.stage), row.update, json.loads(row.report), bytes(row.signature), row.seq)

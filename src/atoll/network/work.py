@@ -1,0 +1,206 @@
+"""One run, as a client works for it: what it agrees to, the broadcast that it hears, the update that it makes.
+
+Shapes: V, the packed vector of a broadcast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from atoll.core.errors import AtollError, PlanError, TrainingError
+from atoll.core.messages import Broadcast, Payload, State, Task, Update, stack
+from atoll.core.plan import Plan
+from atoll.core.wire import packed_size, pieces, unpack_parts
+from atoll.data.dataset import Dataset
+from atoll.data.index import drawn
+from atoll.engine.build import build_coordinator
+from atoll.engine.guarding import exposure_of
+from atoll.network.agreement import Floors, read_plan, why_not
+from atoll.network.app import ClientApp
+from atoll.network.home import RunHome
+from atoll.network.objects import ObjectError, manifest_of
+from atoll.network.protocol import Order, Ref, RunInfo
+from atoll.privacy.accounting import spent
+from atoll.train.exchange import encoded, finite, protected, sent_by
+from atoll.train.federation import Federation
+from atoll.train.job import Job, build_job
+from atoll.train.trainer import Trainer
+
+Fetch = Callable[[Ref], Iterable[bytes]]
+"""Gets an object, chunk by chunk."""
+SLACK = 1 << 20
+"""Bytes that what is sent may be longer than twice the vector: tables, and codecs that do not pay."""
+
+
+class Unwilling(AtollError):
+    """Work that this client will not do; the server is told why."""
+
+
+class Made(NamedTuple):
+    """An update that was trained, with what is told of it, and what the client remembers if it counts."""
+
+    data: list[bytes | memoryview]
+    """As it travels, in parts; where it is added in secret, as it is before that."""
+    num_samples: int
+    loss: float
+    weight: float
+    state: State
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """A run that this client agreed to."""
+
+    plan: Plan
+    job: Job
+    floors: Floors
+    number: int
+    """The client's number in plans."""
+    home: RunHome
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        """The plain loop, as in a simulation by `inline`."""
+        return Trainer(self.job)
+
+    @cached_property
+    def layout(self) -> Broadcast:
+        """A broadcast of the shape that all broadcasts of this run have."""
+        first_D = self.job.first_D
+        return Broadcast(first_D, self.job.algorithm.broadcast(first_D, self.job.algorithm.init_server(first_D)))
+
+    @property
+    def max_bytes(self) -> int:
+        """The most that a broadcast may take."""
+        return 2 * packed_size(Payload(self.layout.packed())) + SLACK
+
+    def task(self, order: Order) -> Task:
+        """The order as the training loop knows it."""
+        return Task(self.number, order.version, order.attempt, order.share, order.work, order.clip)
+
+    def must_be_allowed(self, order: Order) -> None:
+        """Refuse an attempt that would spend more privacy than this client allows, whatever the server says."""
+        most = self.floors.max_epsilon
+        if most is None or self.job.mechanism is None:
+            return
+        cost = _epsilon(self.job, order.attempt + 1)
+        if cost > most:
+            raise Unwilling(f"attempt {order.attempt} would bring epsilon to {cost:.3g}, this client allows {most:g}")
+
+    def heard(self, order: Order, fetch: Fetch) -> Broadcast:
+        """The broadcast of an order: from what was heard before and the news since, or whole."""
+        vector_V = self._from_news(order, fetch)
+        if vector_V is None:
+            payload = self._payload(order.model, fetch)
+            vector_V = self._fitting(payload.carrier) if order.whole else self._decoded(payload)
+        if self.job.downlink.by_difference:
+            self.home.keep_known(order.version, vector_V)
+        return self.layout.unpacked(vector_V)
+
+    def made(self, order: Order, sent: Broadcast) -> Made:
+        """Train as the order says, and encode the update as it travels."""
+        job, task = self.job, self.task(order)
+        _, before = self.home.state()
+        trained = self.trainer.train_one(task, sent, before)
+        update = protected(job, [task], trained.update.alone())
+        if not bool(finite(update).all()) or not math.isfinite(trained.loss):
+            raise TrainingError("the update holds NaN or Inf: lower local.lr, or check this client's data")
+        payload, memory = encoded(job, task, update.rows(0), before)
+        if job.secure is not None:
+            payload = self._addend(task, update.rows(0), payload)
+        samples, loss = job.federation.num_samples(self.number), trained.loss
+        if job.mechanism is not None:  # nothing but the update is protected
+            samples, loss = samples if job.mechanism.at_client is None else 1, 0.0
+        return Made(pieces(payload, compress=True), samples, loss, float(update.weight[0]), trained.state | memory)
+
+    def _addend(self, task: Task, update: Update, payload: Payload) -> Payload:
+        """What is left of an update at the uplink's other end; with this client's share of noise, where that is due."""
+        found = stack([update.unpacked(self.job.uplink.decode(payload))])
+        mechanism = self.job.mechanism
+        if mechanism is not None and mechanism.on_grid is not None:
+            found = mechanism.on_grid(found, sent_by(self.job, [task]))
+        return Payload(found.rows(0).packed())
+
+    def _from_news(self, order: Order, fetch: Fetch) -> Tensor | None:
+        """The vector that is known here, with the differences since; None if that is not to be had, or takes more."""
+        known = self.home.known() if self.job.downlink.by_difference else None
+        if known is None:
+            return None
+        version, vector_V = known
+        news = [each for each in order.news if each.version > version]
+        complete = [each.version for each in news] == list(range(version + 1, order.version + 1))
+        if not complete or sum(each.object.num_bytes for each in news) > order.model.num_bytes:
+            return None
+        for each in news:
+            vector_V = vector_V + self._decoded(self._payload(each.object, fetch))
+        return vector_V if manifest_of(*pieces(Payload(vector_V))).name() == order.model.name else None
+
+    def _payload(self, ref: Ref, fetch: Fetch) -> Payload:
+        if ref.num_bytes > self.max_bytes:
+            raise Unwilling(f"a broadcast of {ref.num_bytes:,} bytes, at most {self.max_bytes:,} are due in this run")
+        return unpack_parts(fetch(ref), ref.num_bytes, max_bytes=self.max_bytes)
+
+    def _decoded(self, payload: Payload) -> Tensor:
+        try:
+            vector_V = self.job.downlink.chain.decode(payload)
+        except Exception as error:
+            raise ObjectError(f"the broadcast cannot be decoded ({type(error).__name__}: {error})") from error
+        return self._fitting(vector_V)
+
+    def _fitting(self, vector_V: Tensor) -> Tensor:
+        own_V = self.layout.packed()
+        if vector_V.shape != own_V.shape or vector_V.dtype != own_V.dtype:
+            raise Unwilling(
+                f"the model that was sent has {tuple(vector_V.shape)} values of {vector_V.dtype}, the plan's on this "
+                f"client's samples has {tuple(own_V.shape)} of {own_V.dtype}: compare the samples' shape and classes"
+            )
+        return vector_V
+
+
+def agree(app: ClientApp, floors: Floors, info: RunInfo, number: int, home: RunHome, secret: bytes) -> Work:
+    """Look at a run and build what it takes; a plan that is weaker than the floors raises Unwilling."""
+    plan, dataset = read_plan(info.plan, app.models), app.dataset()
+    info = msgspec.structs.replace(info, num_bytes=max(info.num_bytes, _model_bytes(plan, dataset)))
+    if info.num_bytes > floors.max_model_bytes:  # before it is built
+        raise Unwilling(why_not(floors, info, plan, None, 0) or "the model is too large")
+    indices = np.arange(dataset.num_train)
+    partition = drawn(max(info.num_clients, number + 1), dataset.num_train, lambda client: indices)
+    federation = Federation(dataset, partition, seed=plan.seed, holdout=plan.evaluation.holdout)
+    job = build_job(plan, federation, secret=secret)
+    if job.mechanism is not None:
+        job = replace(job, exposure=exposure_of(plan, job, build_coordinator(plan, federation)))
+    if floors.max_epsilon is not None and job.mechanism is not None and info.epsilon is not None:
+        own = _epsilon(job, max(1, plan.rounds))
+        budget = job.mechanism.epsilon
+        info = msgspec.structs.replace(info, epsilon=max(info.epsilon, own if budget is None else min(own, budget)))
+    reason = why_not(floors, info, plan, job.mechanism, job.num_steps(number))
+    if reason is not None:
+        raise Unwilling(reason)
+    home.agreed(info)
+    return Work(plan=plan, job=job, floors=floors, number=number, home=home)
+
+
+def _epsilon(job: Job, attempts: int) -> float:
+    """What so many attempts cost this client."""
+    assert job.mechanism is not None and job.exposure is not None
+    return spent(job.mechanism, job.exposure._replace(attempts=attempts)).epsilon
+
+
+def _model_bytes(plan: Plan, dataset: Dataset) -> int:
+    """The bytes of a model of the catalogue, found without memory for it, so that no option can fill this machine."""
+    if plan.model.call is not None:
+        return 0
+    with torch.device("meta"):
+        model = plan.model.build("models", input_shape=dataset.input_shape, num_classes=dataset.num_classes)
+    if not isinstance(model, nn.Module):
+        raise PlanError(f"model '{plan.model.name}' gave {type(model).__name__}: a factory must return an nn.Module")
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))

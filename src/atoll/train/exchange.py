@@ -1,0 +1,118 @@
+"""The way up: what a client sends, and what the server makes of it. Shapes: C clients, D parameters, V packed values.
+
+A simulation does both sides here, one after the other; over a network each side does its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from atoll.core.aggregator import Aggregator
+from atoll.core.messages import Payload, State, Task, Update
+from atoll.core.privacy import Sent
+from atoll.core.seeds import generator
+from atoll.core.transform import Encoding
+from atoll.privacy.noise import derived
+from atoll.train.job import Job
+
+UPLINK = "uplink."
+"""What the names of the uplink's memory begin with among what a client remembers."""
+
+
+class Report(NamedTuple):
+    """What is known of one client's task, beside its vectors."""
+
+    client: int
+    num_samples: int
+    num_steps: int
+    loss: float
+    norm: float
+    """The length of its update."""
+    bytes_up: int
+    valid: bool
+    """Whether the update was finite; others are left out."""
+
+
+class Work(NamedTuple):
+    """What came of some tasks: their updates folded, a report each, and what clients remember."""
+
+    folded: State
+    reports: list[Report]
+    states: dict[int, State]
+
+
+class Told(NamedTuple):
+    """What a client tells of its update."""
+
+    num_samples: int
+    loss: float
+    """Mean training loss over the steps."""
+    bytes_up: int
+
+
+def protected(job: Job, tasks: list[Task], updates: Update) -> Update:
+    """Stacked updates with the noise that clients add themselves, where they trust nobody."""
+    if job.mechanism is None or job.mechanism.at_client is None:
+        return updates
+    return job.mechanism.at_client(updates, sent_by(job, tasks))
+
+
+def encoded(job: Job, task: Task, update: Update, before: State) -> tuple[Payload, State]:
+    """One client's update as it travels, and what its uplink remembers; `before` is all that the client remembers."""
+    memory = {name.removeprefix(UPLINK): value for name, value in before.items() if name.startswith(UPLINK)}
+    rng = generator(job.seed, "uplink", task.attempt, task.client)
+    payload, memory = job.uplink.encode(update.packed(), memory, Encoding(job.spec, task.attempt, rng))
+    return payload, {f"{UPLINK}{name}": value for name, value in memory.items()}
+
+
+def received(job: Job, fold: Aggregator, tasks: list[Task], updates: Update, told: Sequence[Told]) -> Work:
+    """Fold stacked updates as the uplink's other end gives them, without those that are not finite."""
+    if any(task.share != 1 for task in tasks):
+        shares_C = torch.tensor([task.share for task in tasks], dtype=updates.weight.dtype)
+        updates = updates._replace(weight=updates.weight * shares_C)
+    valid_C = finite(updates)
+    mechanism = job.mechanism
+    summed = mechanism is not None and mechanism.on_grid is not None  # what is not finite counts there as nothing
+    norms = updates.delta_D.norm(dim=1).tolist()
+    reports = [
+        Report(
+            client=task.client,
+            num_samples=each.num_samples,
+            num_steps=job.num_steps(task.client, task.work),
+            loss=each.loss,
+            norm=norms[i],
+            bytes_up=each.bytes_up,
+            valid=bool(valid_C[i]) or summed,
+        )
+        for i, (task, each) in enumerate(zip(tasks, told, strict=True))
+    ]
+    if mechanism is not None and mechanism.on_grid is not None:
+        return Work(fold.add(fold.zero(), mechanism.on_grid(updates, sent_by(job, tasks))), reports, {})
+    usable = updates if bool(valid_C.all()) else updates.rows(valid_C)
+    return Work(fold.add(fold.zero(), usable) if bool(valid_C.any()) else fold.zero(), reports, {})
+
+
+def sent_by(job: Job, tasks: list[Task]) -> Sent:
+    """What a mechanism may know of the updates of some tasks of one attempt."""
+    assert job.mechanism is not None
+    clip = job.mechanism.clip if tasks[0].clip is None else tasks[0].clip
+    cohort = len(tasks) if job.exposure is None else job.exposure.cohort
+
+    def key(row: int) -> bytes:
+        return derived(job.secret, "client", tasks[row].attempt, tasks[row].client)
+
+    return Sent(job.spec, clip, cohort, key)
+
+
+def finite(updates: Update) -> Tensor:
+    """Which clients of a stacked update sent finite numbers only, and a weight that is not negative."""
+    good_C = updates.weight.isfinite() & (updates.weight >= 0)
+    for rows in (updates.delta_D, *updates.aux.values()):
+        flat_C = rows.flatten(1)
+        if not bool(flat_C.sum(1).isfinite().all()):  # a finite sum needs no closer look
+            good_C &= flat_C.isfinite().all(1)
+    return good_C

@@ -1,0 +1,105 @@
+"""`atoll ledger`: what an auditor sees, with nothing but a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from ledger.telling import RUN, SERVER, public, told, written
+
+from atoll.network.home import Server
+
+LINES, HEADS = written(told())
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "ledger.jsonl").write_text("".join(line + "\n" for line in LINES))
+    return tmp_path / "run"
+
+
+def test_a_whole_ledger_is_told(cli: Any, run: Path) -> None:
+    said = cli("ledger", "verify", run, "--key", public(SERVER).hex())
+    assert said.code == 0 and said.err == ""
+    for text in (f"run {RUN}", "7 records", "4 rounds", "1 abandoned", "2 updates rejected", "all rounds done"):
+        assert text in said.out
+    assert "3 updates counted" in said.out and public(SERVER).hex() in said.out and HEADS[-1].hash in said.out
+    assert "compare it" in cli("ledger", "verify", run).out
+
+
+def test_the_first_bad_record_is_named(cli: Any, run: Path) -> None:
+    file = run / "ledger.jsonl"
+    file.write_text(file.read_text().replace('"loss":1.1', '"loss":1.2', 1))
+    said = cli("ledger", "verify", run)
+    assert said.code == 5 and "record 3 was changed" in said.err and said.err.count("\n") == 1
+    file.write_bytes(b"\xff\xfe".join(file.read_bytes().split(b"mnist", 1)))
+    assert "record 0 is not a record" in cli("ledger", "verify", run).err
+    file.write_text("")
+    assert "empty" in cli("ledger", "verify", run).err
+
+
+def test_another_key_and_another_history_are_found(cli: Any, run: Path, tmp_path: Path) -> None:
+    mallory = Ed25519PrivateKey.generate()
+    assert "record 0" in cli("ledger", "verify", run, "--key", public(mallory).hex()).err
+    note = tmp_path / "head.json"
+    note.write_text(json.dumps(HEADS[4]._asdict()))
+    assert cli("ledger", "verify", run, "--head", note).code == 0
+    (run / "ledger.jsonl").write_text("\n".join(LINES[:3]) + "\n")
+    assert cli("ledger", "verify", run).code == 0
+    assert "record 3 was dropped: somebody has seen 5" in cli("ledger", "verify", run, "--head", note).err
+    copy = tmp_path / "client"
+    copy.mkdir()
+    (copy / "ledger.jsonl").write_text("\n".join(LINES[:4]) + "\n")
+    assert "record 3 was dropped" in cli("ledger", "verify", run, "--head", copy).err
+    assert cli("ledger", "verify", copy, "--head", run).code == 0
+
+
+def test_in_a_clients_home_the_key_is_known(cli: Any, run: Path, tmp_path: Path) -> None:
+    home = tmp_path / "client"
+    (home / "runs").mkdir(parents=True)
+    run.rename(home / "runs" / RUN)
+    for key, says in ((SERVER, "signed by server"), (Ed25519PrivateKey.generate(), "record 0 was changed")):
+        server = Server(url="https://x", server_key=public(key), client="ab" * 16, name="north")
+        (home / "server.json").write_bytes(msgspec.json.encode(server))
+        said = cli("ledger", "verify", home / "runs" / RUN)
+        assert says in said.out + said.err and "compare it" not in said.out
+
+
+def test_no_ledger_steers_a_terminal(cli: Any, run: Path) -> None:
+    story = told()
+    story[-1][1]["reason"] = "\x1b[2Jall is well"
+    (run / "ledger.jsonl").write_text("\n".join(written(story)[0]) + "\n")
+    for command in ("show", "verify"):
+        said = cli("ledger", command, run)
+        assert said.code == 0 and "?[2Jall is well" in said.out and "\x1b" not in said.out
+
+
+def test_show_gives_a_line_a_record(cli: Any, run: Path) -> None:
+    with (run / "ledger.jsonl").open("a") as file:
+        file.write('rubbish\n{"number":1}\n')
+    said = cli("ledger", "show", run)
+    lines = said.out.splitlines()
+    assert said.code == 0 and len(lines) == 9
+    assert "version 2 of clients 0,2" in lines[3] and "epsilon 0.25" in lines[3] and "1 rejected" in lines[3]
+    assert "too few updates" in lines[2] and "all rounds done" in lines[6]
+    assert "is no record" in lines[7] and "is no record" in lines[8]
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "says"),
+    [
+        (["verify", "nowhere"], 5, "name the directory of a run"),
+        (["verify", "run", "--key", "abc"], 2, "64 hexadecimal"),
+        (["verify", "run", "--head", "plan.toml"], 5, "neither a copy"),
+        (["show", "nowhere"], 5, "there is no"),
+    ],
+)
+def test_what_cannot_be_read_is_said(cli: Any, run: Path, argv: list[str], code: int, says: str) -> None:
+    Path("plan.toml").write_text("rounds = 3")
+    said = cli("ledger", *argv)
+    assert said.code == code and says in said.err and said.err.count("\n") == 1

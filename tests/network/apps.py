@@ -1,0 +1,38 @@
+"""The app of clients in tests: the samples that a simulation of the same plan would deal them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from atoll.core.plan import Plan
+from atoll.network.app import ClientApp
+from atoll.train.federation import build_federation
+
+PLAN, NUMBER = "FEDERATION_PLAN", "FEDERATION_CLIENT"
+
+
+def dealt(plan: Plan, number: int) -> ClientApp:
+    """What a client of this number brings."""
+    federation = build_federation(plan)
+    dataset, indices = federation.dataset, federation.partition.indices(number)
+    return ClientApp(
+        train_x=dataset.train_x[indices],
+        train_y=dataset.train_y[indices],
+        num_classes=dataset.num_classes,
+        scale=dataset.scale,
+        shift=dataset.shift,
+        attributes=dict,
+    )
+
+
+def client() -> ClientApp:
+    """What the environment says."""
+    return dealt(Plan.from_toml(Path(os.environ[PLAN]).read_text()), int(os.environ[NUMBER]))
+
+
+def halves() -> ClientApp:
+    """The same, with half of each image: a client whose model has another shape."""
+    whole = client()
+    return replace(whole, train_x=whole.train_x[:, :, :4])

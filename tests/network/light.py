@@ -1,0 +1,243 @@
+"""Clients without data: they speak the protocol, well or badly, and send what a test tells them to.
+
+Shapes: D parameters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import ssl
+import time
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from network.federation import Federation
+from torch import Tensor
+
+from atoll.core.messages import Payload
+from atoll.core.wire import pack, unpack
+from atoll.network.connection import tls_context
+from atoll.network.gate import session_request
+from atoll.network.identity import Stamp, client_id, public_bytes, sign
+from atoll.network.objects import Manifest, cut, manifest_of
+from atoll.network.protocol import TASK, Answer, Challenge, Delivery, Hello, Message, Order, Orders, Poll, update_text
+from atoll.network.store import Store
+
+A = TypeVar("A", bound=Message)
+NUM_PARAMS = 650
+"""Of the logistic model on digits."""
+
+
+class Said(NamedTuple):
+    """An answer."""
+
+    status: int
+    body: bytes
+
+    @property
+    def error(self) -> str:
+        """What is wrong, in the server's words."""
+        return str(json.loads(self.body)["error"])
+
+    def read(self, kind: type[A]) -> A:
+        """The message, if it is one."""
+        assert self.status == 200, (self.status, self.body)
+        return msgspec.json.decode(self.body, type=kind)
+
+
+class Line:
+    """One connection over TLS, on which bytes are sent as they are."""
+
+    def __init__(self, port: int, certs: Path, seconds: float = 20.0) -> None:
+        plain = socket.create_connection(("127.0.0.1", port), timeout=seconds)
+        self.socket = _context(certs).wrap_socket(plain, server_hostname="localhost")
+        self._rest = b""
+
+    def __enter__(self) -> Line:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hang up."""
+        with contextlib.suppress(OSError):
+            self.socket.close()
+
+    def say(self, data: bytes) -> None:
+        """Send bytes."""
+        self.socket.sendall(data)
+
+    def hear(self) -> Said:
+        """The next answer; status 0 if the other side hangs up instead."""
+        try:
+            while b"\r\n\r\n" not in self._rest:
+                if not self._more():
+                    return Said(0, self._rest)
+            head, _, self._rest = self._rest.partition(b"\r\n\r\n")
+            said = [int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+            length = said[0] if said else 0
+            while len(self._rest) < length:
+                if not self._more():
+                    return Said(0, self._rest)
+        except (ConnectionError, ssl.SSLEOFError):
+            return Said(0, self._rest)
+        body, self._rest = self._rest[:length], self._rest[length:]
+        return Said(int(head.split()[1]), body)
+
+    def _more(self) -> bool:
+        piece = self.socket.recv(1 << 16)
+        self._rest += piece
+        return bool(piece)
+
+
+def request(method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> bytes:
+    """A request as it travels."""
+    lines = {"host": "localhost", "content-length": str(len(body)), **(headers or {})}
+    head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode("latin-1") + body
+
+
+class Light:
+    """A client of the federation that has no data; every request is made once."""
+
+    def __init__(self, port: int, certs: Path, key: Ed25519PrivateKey | None = None) -> None:
+        self.port, self.certs, self.key = port, certs, key or Ed25519PrivateKey.generate()
+        self.id = client_id(public_bytes(self.key))
+        self.line: Line | None = None
+        self.epoch, self.counter, self.number = 0, 0, -1
+
+    def send(self, data: bytes) -> Said:
+        """Send a request, on a new connection if there is none."""
+        self.line = self.line or Line(self.port, self.certs)
+        try:
+            self.line.say(data)
+            said = self.line.hear()
+        except (ConnectionError, ssl.SSLError):
+            said = Said(0, b"")
+        if said.status == 0:
+            self.hang_up()
+        return said
+
+    def hang_up(self) -> None:
+        """Close the connection."""
+        if self.line is not None:
+            self.line.close()
+            self.line = None
+
+    def plain(self, method: str, path: str, body: bytes | Message = b"") -> Said:
+        """A request that is not signed."""
+        return self.send(request(method, path, _bytes(body)))
+
+    def signed(self, method: str, path: str, body: bytes | Message = b"", **stamp: Any) -> bytes:
+        """A signed request as it travels; `stamp` changes what is stamped on it."""
+        self.counter += 1
+        made = Stamp(self.id, self.epoch, self.counter, int(time.time()))._replace(**stamp)
+        data = _bytes(body)
+        return request(method, path, data, sign(self.key, made, method, path, data).headers())
+
+    def ask(self, method: str, path: str, body: bytes | Message = b"", **stamp: Any) -> Said:
+        """Make a signed request."""
+        return self.send(self.signed(method, path, body, **stamp))
+
+    def begin(self) -> Said:
+        """Begin a session."""
+        nonce = json.loads(self.plain("POST", "/v1/challenge", Challenge(self.id)).body)["nonce"]
+        said = self.plain("POST", "/v1/session", Hello(self.id, nonce, self.key.sign(session_request(self.id, nonce))))
+        if said.status == 200:
+            welcome = json.loads(said.body)
+            self.epoch, self.number, self.counter = welcome["epoch"], welcome["number"], 0
+        return said
+
+    def orders(self, wait: float = 10.0, num_samples: int = 10) -> tuple[Order, ...]:
+        """What there is to do; another session is begun if the server has forgotten this one."""
+        said = self.ask("POST", "/v1/poll", Poll(num_samples, wait))
+        if said.status in (0, 401):
+            assert self.begin().status == 200
+            said = self.ask("POST", "/v1/poll", Poll(num_samples, wait))
+        return said.read(Orders).orders
+
+    def order(self, seconds: float = 20.0, num_samples: int = 10) -> Order:
+        """Wait for something to do."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for order in self.orders(min(10.0, max(0.0, end - time.monotonic())), num_samples):
+                return order
+        raise AssertionError(f"client {self.number} has nothing to do for {seconds} s")
+
+    def model(self, order: Order) -> Tensor:
+        """The broadcast of an order."""
+        said = self.ask("GET", f"/v1/runs/{order.run}/objects/{order.model.name}")
+        manifest = msgspec.msgpack.decode(said.body, type=Manifest)
+        path = f"/v1/runs/{order.run}/objects/{order.model.name}"
+        data = b"".join(self.ask("GET", f"{path}/{index}").body for index in range(len(manifest.chunks)))
+        return unpack(data, max_bytes=1 << 20).carrier
+
+    def upload(self, order: Order, data: bytes) -> Said | None:
+        """Send the chunks of an object; what was refused, if something was."""
+        path = TASK.format(run=order.run, attempt=order.attempt)
+        manifest = manifest_of(data)
+        said = self.ask("POST", f"{path}/missing", Answer(msgspec.msgpack.encode(manifest)))
+        if said.status != 200:
+            return said
+        wanted = set(json.loads(said.body)["chunks"])
+        for digest, chunk in zip(manifest.chunks, cut(data), strict=True):
+            if digest.hex() in wanted:
+                said = self.ask("PUT", f"{path}/chunks/{digest.hex()}", bytes(chunk))
+                if said.status != 200:
+                    return said
+        return None
+
+    def deliver(
+        self, order: Order, data: bytes, weight: float = 10.0, loss: float | None = 1.0, num_samples: int = 10
+    ) -> Said:
+        """Send an update, and say that it is there."""
+        path = TASK.format(run=order.run, attempt=order.attempt)
+        refused = self.upload(order, data)
+        if refused is not None:
+            return refused
+        manifest = manifest_of(data)
+        told = Delivery(msgspec.msgpack.encode(manifest), num_samples, loss, weight, bytes(64))
+        text = update_text(order.run, order.attempt, order.version, manifest.name(), told)
+        return self.ask("POST", f"{path}/update", msgspec.structs.replace(told, signature=self.key.sign(text)))
+
+
+def packed(delta_D: Tensor) -> bytes:
+    """An update as it travels."""
+    return pack(Payload(delta_D), compress=True)
+
+
+def level(value: float, num: int = NUM_PARAMS) -> bytes:
+    """An update that moves every parameter by the same."""
+    return packed(torch.full((num,), value))
+
+
+def crowd(made: Federation, num: int, port: int = 0) -> list[Light]:
+    """Clients 0, 1, ... that are approved already; before the server starts."""
+    made.home.mkdir(parents=True, exist_ok=True)
+    lights = [Light(port or made.port, made.certs) for _ in range(num)]
+    store = Store(made.store or f"sqlite:///{made.home}/store.db")
+    with store.change() as book:
+        for number, light in enumerate(lights):
+            book.add_client(light.id, f"light {number}", public_bytes(light.key))
+            assert book.approve(light.id) == number
+    store.close()
+    return lights
+
+
+_contexts: dict[Path, ssl.SSLContext] = {}
+
+
+def _context(certs: Path) -> ssl.SSLContext:
+    if certs not in _contexts:
+        _contexts[certs] = tls_context(certs / "ca.pem")
+    return _contexts[certs]
+
+
+def _bytes(body: bytes | Message) -> bytes:
+    return body if isinstance(body, bytes) else msgspec.json.encode(body)

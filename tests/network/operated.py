@@ -1,0 +1,84 @@
+"""A server's hub at work, its operator's address, its address for clients, and clients, all within this process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from atoll.network.admin import open_admin
+from atoll.network.app import ClientApp
+from atoll.network.client import Client, Voice
+from atoll.network.connection import Connection
+from atoll.network.gate import enrolment
+from atoll.network.home import Home
+from atoll.network.home import Server as HomeServer
+from atoll.network.hub import Hub
+from atoll.network.identity import public_bytes
+from atoll.network.server import Server
+from atoll.network.store import Store
+from atoll.network.web import listener_of, server_of
+
+
+def enrol(hub: Hub, name: str, token: str) -> str:
+    """Let a new client ask to be let in; its id."""
+    key = Ed25519PrivateKey.generate()
+    public = public_bytes(key)
+    return hub.gate.enrol(token, name, public, key.sign(enrolment(token, name, public)))
+
+
+@contextmanager
+def operated(home: Path, num_clients: int = 1) -> Iterator[Hub]:
+    """A hub at work; its operator's address is in its home, until it is told to shut down."""
+    home.mkdir(exist_ok=True)
+    hub = Hub(home, Store(f"sqlite:///{home}/store.db"), num_clients=num_clients)
+    server, listener = open_admin(hub, home, 0)
+    hub.on_shut_down = lambda: setattr(server, "should_exit", True)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
+    hub.start()
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+        hub.close()
+
+
+@contextmanager
+def serving(hub: Hub) -> Iterator[str]:
+    """Let clients reach a hub that is at work; its address."""
+    face, listener = Server(hub), listener_of("127.0.0.1", 0)
+    server = server_of(face.app, "127.0.0.1", 0, None)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        face.end()
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+def client_of(hub: Hub, url: str, path: Path, app: ClientApp) -> threading.Thread:
+    """A client that enrols, is approved, and works in a thread of its own until all runs are over."""
+    home = Home.make(path)
+    with Connection(url, home.key, patient=False) as connection:
+        id = connection.enrol(hub.token(60), path.name)
+        home.enrolled(HomeServer(url, connection.about().server_key, id, path.name))
+    hub.approve([id])
+
+    def work() -> None:
+        quiet = Voice(lambda text: None, lambda text: None)
+        with Connection(url, home.key, server_key=home.server().server_key, say=quiet.say) as connection:
+            Client(app, home, connection, quiet, sleep=lambda seconds: time.sleep(min(seconds, 0.01))).run(once=True)
+        home.close()
+
+    return threading.Thread(target=work)

@@ -1,0 +1,256 @@
+"""A client's side of adding in secret: one answer to each message through kills, and nothing for a server that lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from network.world import RUN, SMALL, Deaths, World
+
+from atoll.core.messages import Broadcast, Payload, Task, stack
+from atoll.core.plan import Plan
+from atoll.core.wire import pack
+from atoll.engine.build import build_coordinator
+from atoll.engine.guarding import guarded
+from atoll.engine.secure import largest_of, params_hash, session_of, vector_of
+from atoll.network.agreement import Floors
+from atoll.network.identity import public_bytes
+from atoll.network.protocol import Order
+from atoll.privacy.ledger import Ledger
+from atoll.secagg import wire
+from atoll.secagg.server import Close, Out, Phase, Server
+from atoll.train.exchange import encoded, protected, sent_by
+from atoll.train.job import Job, build_job
+from atoll.train.server import layout_of
+from atoll.train.trainer import Trainer
+
+PLAN = SMALL.replace({"secagg": {"clip": 2.0}, "rounds": 1})
+NOISY = {"name": "distributed", "clip": 0.5, "sigma": 0.5, "delta": 1e-3, "test_noise": True}
+
+
+class Sum:
+    """A server that lets three clients add, and a test that looks over its shoulder."""
+
+    def __init__(self, path: Path, plan: Plan = PLAN) -> None:
+        self.world = World(path / "world", plan)
+        self.server, self.plan = self.world.server, plan
+        self.job = self._job()
+        self.keys = {number: public_bytes(home.key) for number, home in enumerate(self.world.homes)}
+        self.tell(peers={str(number): key for number, key in self.keys.items()})
+        self.tasks = [Task(number, 0, 0) for number in range(3)]
+        self.sent = Broadcast(torch.full_like(self.job.first_D, 0.01), {})
+        self.model = self.server.put(pack(Payload(self.sent.packed())))
+        self.changes: dict[int, dict[str, Any]] = {}
+        """What is otherwise in the orders of some clients."""
+
+    def _job(self) -> Job:
+        federation = self.world.federation
+        job = build_job(self.plan, federation)
+        if self.plan.privacy is None:
+            return job
+        return guarded(self.plan, job, build_coordinator(self.plan, federation), Ledger(job.secret))[0]
+
+    def tell(self, **changes: Any) -> None:
+        """Say other things of the run."""
+        self.server.infos[RUN] = msgspec.structs.replace(self.server.infos[RUN], **changes)
+
+    def order(self, client: int, **changes: Any) -> None:
+        """Ask a client, in place of what it was asked before."""
+        order = msgspec.structs.replace(Order(RUN, 0, 0, self.model), **changes, **self.changes.get(client, {}))
+        self.server.orders[client] = [order]
+
+    def train(self) -> None:
+        for task in self.tasks:
+            self.order(task.client)
+        self._until(lambda: len(self.server.ready) == 3)
+
+    def invite(self, **changes: Any) -> wire.Invite:
+        largest, group = largest_of(self.job, self.tasks), tuple(task.client for task in self.tasks)
+        params = params_hash(self.sent.params_D)
+        session = session_of(self.job, RUN, params, self.tasks[0], 0, group, layout_of(self.job), largest)
+        assert self.job.secure is not None and self.job.secure.scheme.invite is not None
+        return msgspec.structs.replace(self.job.secure.scheme.invite(session), **changes)
+
+    def machine(self) -> Server:
+        registry = {**self.keys, wire.SERVER: public_bytes(self.server.key)}
+        return Server(identity=self.server.key, registry=registry)
+
+    def exchange(self, messages: Iterator[Out] | list[Out]) -> list[bytes]:
+        """Put messages into the post of their clients, and wait for an answer or a refusal of each."""
+        told = list(messages)
+        before = {out.client: self.said(out.client) for out in told}
+        for out in told:
+            self.order(out.client, secure=self.server.put(out.data))
+        self._until(lambda: not any(self.server.orders[out.client] for out in told))
+        return [answer for out in told for answer in self.said(out.client)[len(before[out.client]) :][-1:]]
+
+    def said(self, client: int) -> list[bytes]:
+        return list(self.server.answers.get((RUN, 0, client), []))
+
+    def total(self) -> np.ndarray:
+        machine = self.machine()
+        state, out = machine.open(self.invite())
+        while state.phase is not Phase.DONE:
+            for answer in self.exchange(list(out)):
+                state, _ = machine.handle(state, answer)
+            state, out = machine.handle(state, Close(state.phase))
+        assert machine.survivors(state) == (0, 1, 2)
+        return machine.result(state)
+
+    def expected(self) -> np.ndarray:
+        """What the clients' vectors add up to, found without any mask."""
+        job, trainer, total = self.job, Trainer(self.job), np.zeros(1)
+        assert job.secure is not None
+        encoding, largest = job.secure.encoding(3), largest_of(job, self.tasks)
+        for task in self.tasks:
+            trained = trainer.train_one(task, self.sent, {})
+            update = protected(job, [task], stack([trained.update]))
+            payload, _ = encoded(job, task, update.rows(0), {})
+            update = stack([update.rows(0).unpacked(job.uplink.decode(payload))])
+            if job.mechanism is not None and job.mechanism.on_grid is not None:
+                update = job.mechanism.on_grid(update, sent_by(job, [task]))
+            samples = job.federation.num_samples(task.client)
+            vector = vector_of(job, update.rows(0), samples, trained.loss, largest, encoding, 0, task.client)
+            total = vector.copy() if total.size == 1 else total + vector
+        return total
+
+    def _until(self, done: Callable[[], bool]) -> None:
+        for _ in range(200):
+            if done():
+                return
+            self.world.step()
+        raise AssertionError(f"clients do not answer: {self.server.refusals}")
+
+    def refusal(self) -> str:
+        [(_, _, reason)] = self.server.refusals
+        return reason
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        pytest.param({"secagg.modulus_bits": 64, "privacy": NOISY}, marks=pytest.mark.slow),
+        pytest.param({"secagg.scheme": {"server": "curious"}}, marks=pytest.mark.slow),
+    ],
+    ids=["active", "noise", "curious"],
+)
+def test_vectors_add_up_though_clients_are_killed_and_answers_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    found = Sum(tmp_path, PLAN.replace(settings))
+    with found.world.stack:
+        deaths = Deaths(found.world, 3, 0.05)
+        deaths.watch(monkeypatch)
+        found.train()
+        total = found.total()
+        monkeypatch.undo()
+        assert np.array_equal(total, found.expected())
+    assert deaths.num > 3 and not found.server.refusals
+    for client in range(3):
+        said = found.said(client)
+        assert len(set(said)) == len(found.job.secure.scheme.steps)  # type: ignore[union-attr]
+        assert len({wire.read_envelope(each, 1 << 20).session for each in said}) == 1
+
+
+def test_the_same_message_gets_the_same_answer(tmp_path: Path) -> None:
+    found = Sum(tmp_path)
+    with found.world.stack:
+        found.train()
+        messages = list(found.machine().open(found.invite())[1])
+        assert found.exchange(messages) == found.exchange(messages)
+
+
+def test_an_attempt_has_one_session(tmp_path: Path) -> None:
+    found = Sum(tmp_path)
+    with found.world.stack:
+        found.train()
+        found.exchange(list(found.machine().open(found.invite())[1]))
+        other = found.machine().open(found.invite(round=1))[1]
+        assert found.exchange([next(iter(other))]) == []
+    assert "another session" in found.refusal()
+
+
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "another model": ({"model": bytes(32)}, "something else than the plan says"),
+    "another run": ({"run": "other"}, "something else than the plan says"),
+    "another attempt": ({"attempt": 1}, "something else than the plan says"),
+    "a coarser encoding": ({"config": {"encoding": {"value_bits": 4}}}, "something else than the plan says"),
+    "a weaker mode": ({"config": {"mode": "curious"}}, "something else than the plan says"),
+    "fewer colluders": ({"config": {"colluding": 0.0}}, "something else than the plan says"),
+    "two clients": ({"cohort": wire.cohort([0, 1])}, "something else than the plan says"),
+    "without the client": ({"cohort": wire.cohort([1, 2, 3])}, "not in the cohort"),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_an_invitation_to_something_else_is_refused(tmp_path: Path, kind: str) -> None:
+    found, (changes, says) = Sum(tmp_path), CHANGES[kind]
+    with found.world.stack:
+        found.train()
+        invite = found.invite()
+        if "config" in changes:
+            inner = dict(changes["config"])
+            if "encoding" in inner:
+                inner["encoding"] = msgspec.structs.replace(invite.config.encoding, **inner["encoding"])
+            changes = {"config": msgspec.structs.replace(invite.config, **inner)}
+        invite = msgspec.structs.replace(invite, **changes)
+        envelope = wire.sign(found.server.key, wire.SERVER, wire.session_id(invite), invite)
+        assert found.exchange([Out(0, wire.encode(envelope))]) == []
+    assert says in found.refusal() and not found.said(0)
+
+
+def test_nobody_can_be_made_to_outweigh_all_others(tmp_path: Path) -> None:
+    found = Sum(tmp_path)
+    with found.world.stack:
+        found.train()
+        messages = {out.client: out for out in found.machine().open(found.invite())[1]}
+        found.tell(max_samples=10**9)  # told to one client only, whose weight would count as nothing
+        assert found.exchange([messages[0]]) == []
+        assert "something else than the plan says" in found.refusal()
+        found.server.refusals.clear()
+        found.tell(max_samples=found.world.federation.max_samples)
+        found.changes[1] = {"share": 1e-9}
+        assert found.exchange([messages[1]]) == []
+        assert "by shares one client could outweigh" in found.refusal()
+        assert len(found.exchange([messages[2]])) == 1
+
+
+def test_keys_that_were_seen_once_do_not_change(tmp_path: Path) -> None:
+    found = Sum(tmp_path)
+    with found.world.stack:
+        found.train()
+        messages = {out.client: out for out in found.machine().open(found.invite())[1]}
+        assert found.world.homes[0].peers({"1": bytes(32)}) == {1: bytes(32)}  # what client 0 knows of client 1
+        assert found.exchange([messages[0]]) == []
+        assert "another key of client 1 than before" in found.refusal()
+        found.server.refusals.clear()
+        found.tell(peers={**found.server.infos[RUN].peers, "2": bytes(32)})
+        assert found.exchange([messages[2]]) == []
+        assert "another key of this client" in found.refusal()
+
+
+def test_keys_from_elsewhere_are_all_that_is_trusted(tmp_path: Path) -> None:
+    found = Sum(tmp_path)
+    with found.world.stack:
+        for client in found.world.clients:
+            client._given = {number: found.keys[number] for number in (0, 1)}
+        found.train()
+        assert found.exchange([next(iter(found.machine().open(found.invite())[1]))]) == []
+    assert "not in the registry" in found.refusal()
+
+
+def test_floors_hold_in_a_session_too(tmp_path: Path) -> None:
+    found = Sum(tmp_path)
+    with found.world.stack:
+        found.train()
+        client = found.world.clients[0]
+        work = client._works[RUN]
+        object.__setattr__(work, "floors", Floors(min_cohort=4))  # as if the server had named more clients before
+        assert found.exchange([next(iter(found.machine().open(found.invite())[1]))]) == []
+    assert "asks for 4" in found.refusal()

@@ -1,0 +1,129 @@
+"""A disk that fills up: the server says so, serves on, recovers by itself, and the run ends rightly."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+from network.federation import Federation, federation, simulated, until
+from network.light import Light, crowd, level
+from network.nursery import Nursery
+
+from atoll import Plan
+
+NUM = 3
+PLAN = Plan(
+    seed=5,
+    rounds=14,
+    partition={"name": "iid", "num_clients": NUM},
+    algorithm="scaffold",
+    policy={"size": 2},
+    local={"steps": 3},
+)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 6 MB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("mounting a small disk needs root and the right to mount")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Leave no room at all."""
+    hog = disk / "hog"
+    with hog.open("ab", buffering=0) as file:
+        for size in (1 << 16, 1 << 12, 1):
+            try:
+                while True:
+                    file.write(b"x" * size)
+            except OSError:
+                pass
+    return hog
+
+
+def read_only(made: Federation) -> bool:
+    status, text = made.health()
+    return status == 503 and bool(text)
+
+
+def _is_past(made: Federation, round_number: int) -> bool:
+    return len(made.commits()) > round_number
+
+
+@pytest.mark.parametrize(("private", "times"), [(False, 1), pytest.param(True, 4, marks=pytest.mark.slow)])
+def test_a_full_disk(
+    processes: Nursery, certs: Path, tmp_path: Path, small_disk: Path, private: bool, times: int
+) -> None:
+    privacy = {"name": "central", "clip": 0.5, "sigma": 1.0, "delta": 1e-3, "test_noise": True}
+    plan = PLAN.replace({"privacy": privacy, "sampler": "poisson"} if private else {})
+    with federation(tmp_path / "f", processes, certs, plan) as made:
+        made.home = small_disk / "server"
+        made.serve("--clients", str(NUM), "--once")
+        made.enrol(NUM)
+        for number in range(NUM):
+            made.join(number)
+        until(lambda: (made.directory() / "ledger.jsonl").exists() and len(made.commits()) >= 3, 30)
+        for _ in range(times):
+            hog = fill(small_disk)
+            until(lambda: read_only(made), 30, made.said())
+            light = Light(made.port, made.certs)
+            assert light.plain("GET", "/v1/about").status == 200
+            assert made.status()["status"] == "running"
+            before = made.status()["round"]
+            hog.unlink()
+            until(lambda before=before: _is_past(made, before), 60)
+        made.wait(60)
+        assert made.model() == simulated(plan, tmp_path / "alone")
+        found = made.audited()
+        assert (found.rounds, found.ended) == (plan.rounds, "all rounds done")
+        assert [row["round"] for row in made.rows()] == list(range(1, plan.rounds + 1))
+        assert (made.directory() / "result.json").exists()
+
+
+def test_uploads_wait_for_room_and_files_for_people_are_made_good(
+    processes: Nursery, certs: Path, tmp_path: Path, small_disk: Path
+) -> None:
+    """The store is elsewhere, and can be written all the time."""
+    plan = Plan(rounds=3, evaluation={"every": 0})
+    with federation(tmp_path / "f", processes, certs, plan, f"sqlite:///{tmp_path}/store.db") as made:
+        made.home = small_disk / "server"
+        (light,) = crowd(made, 1)
+        made.serve("--clients", "1")
+        light.begin()
+        light.orders(0)
+        assert light.deliver(light.order(), level(1.0)).status == 200
+        order = light.order()
+        hog = fill(small_disk)
+        said = light.deliver(order, level(1.0))
+        assert (said.status, "no room is left" in said.error) == (503, True), said
+        assert read_only(made)
+        told = made.operate("GET", "/status")["server"]
+        assert (told["read_only"], told["why"] in said.error) == (True, True)
+        text = httpx2.get(f"http://127.0.0.1:{made.admin_port}/metrics", trust_env=False).text
+        assert "atoll_read_only 1.0" in text
+        hog.unlink()
+        until(lambda: not read_only(made), 10)
+        in_the_way = [made.directory() / name for name in ("metrics.jsonl", "result.json")]
+        in_the_way[0].unlink()
+        for path in in_the_way:
+            path.mkdir()
+        assert light.deliver(order, level(1.0)).status == 200
+        assert light.deliver(light.order(), level(1.0)).status == 200
+        assert made.wait_for("law", 20) == "all rounds done"
+        assert len(made.commits()) < 3  # the files are behind the store
+        for path in in_the_way:
+            path.rmdir()
+        until((made.directory() / "result.json").exists, 10)
+        assert made.audited().ended == "all rounds done"
+        assert [row["round"] for row in made.rows()] == [1, 2, 3]

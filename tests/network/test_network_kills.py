@@ -1,0 +1,188 @@
+"""Servers and clients that are killed again and again: the run ends as if nothing had happened, to the bit."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from helpers import rows
+from network.federation import RUN, Federation, federation, simulated, until
+from network.nursery import Nursery
+
+from atoll import Plan
+
+NUM = 3
+PLAN = Plan(
+    seed=5,
+    partition={"name": "dirichlet", "num_clients": NUM, "alpha": 1.0},
+    algorithm="scaffold",
+    policy={"size": 2},
+    local={"steps": 3, "batch_size": 16},
+    uplink=[{"name": "top_k", "fraction": 0.3}],
+    downlink=["delta", {"name": "quantise", "bits": 6}],
+    evaluation={"every": 5},
+)
+"""Clients and server both remember: SCAFFOLD's controls, error feedback, and what was sent as differences."""
+ONCE = ("--clients", str(NUM), "--once")
+
+
+def num_rounds(made: Federation) -> int:
+    """How many versions were made, by the file that people see."""
+    path = made.directory() / "metrics.jsonl"
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+def begun(made: Federation) -> None:
+    made.serve(*ONCE)
+    made.enrol(NUM)
+    for number in range(NUM):
+        made.join(number)
+
+
+def storm(made: Federation, kills: dict[str, int], rounds: int, seed: int) -> Counter[str]:
+    """Kill server and clients at random moments over the whole run; whom it hit how often.
+
+    Every so often what was just started is killed again before it can have done much.
+    """
+    rng, hit = random.Random(seed), Counter[str]()
+    victims = [who for who, num in kills.items() for _ in range(num)]
+    rng.shuffle(victims)
+    for index, who in enumerate(victims):
+        if rng.random() < 0.7:
+            target = (rounds - 4) * index // len(victims)
+            until(lambda target=target: num_rounds(made) >= target, 120, f"round {target}\n{made.said()}")
+        time.sleep(rng.uniform(0, 0.5))
+        number = rng.randrange(NUM)
+        child = made.server if who == "server" else made.clients[number]
+        assert child is not None
+        code = child.kill()
+        assert code == -9, f"{who} ended by itself with {code} after {sum(hit.values())} kills\n{made.said()}"
+        hit[who] += 1
+        if who == "server":
+            made.serve(*ONCE, ready=False)
+        else:
+            made.join(number)
+    return hit
+
+
+def acknowledged(made: Federation) -> set[tuple[int, int]]:
+    """Client and round of every update that the server said was safe, as clients printed it."""
+    found = set()
+    for number in range(NUM):
+        text = (made.root / f"c{number}.out").read_text()
+        found |= {(number, int(each)) for each in re.findall(rf"^{RUN}: round (\d+): .* up in", text, re.MULTILINE)}
+    return found
+
+
+def assert_undisturbed(made: Federation, plan: Plan, path: Path) -> None:
+    """The run ended with the bits of one that nothing happened to, and its books are in order."""
+    assert made.model() == simulated(plan, path)
+    found = made.audited()
+    assert (found.rounds, found.abandoned, found.rejected, found.ended) == (plan.rounds, 0, 0, "all rounds done")
+    counted = [(each["client"], commit["version"]) for commit in made.commits() for each in commit["cohort"]]
+    assert len(counted) == len(set(counted)) == 2 * plan.rounds
+    assert acknowledged(made) <= set(counted)
+    ours, theirs = made.rows(), rows(path)
+    assert [row["round"] for row in ours] == list(range(1, plan.rounds + 1))
+    assert [row.get("test") for row in ours] == [row.get("test") for row in theirs]
+    assert (made.directory() / "result.json").exists()
+    assert not [path for path in (made.directory() / "uploads").rglob("*") if path.is_file()]
+    assert len(list(made.directory().glob("state-*"))) <= 2  # the last, and what was ready to be sent of it
+
+
+def test_a_few_kills(processes: Nursery, certs: Path, tmp_path: Path) -> None:
+    plan = PLAN.replace({"rounds": 12})
+    with federation(tmp_path / "f", processes, certs, plan) as made:
+        begun(made)
+        assert storm(made, {"server": 3, "client": 3}, plan.rounds, seed=1) == {"server": 3, "client": 3}
+        made.wait(60)
+        assert_undisturbed(made, plan, tmp_path / "alone")
+
+
+def test_polite_stops(processes: Nursery, certs: Path, tmp_path: Path) -> None:
+    """Whoever is asked to end does so at once, with nothing lost, and goes on when it is started again."""
+    plan = PLAN.replace({"rounds": 10})
+    with federation(tmp_path / "f", processes, certs, plan) as made:
+        begun(made)
+        for done in (2, 5):
+            until(lambda done=done: num_rounds(made) >= done, 60)
+            server, client = made.server, made.clients[1]
+            assert server is not None
+            server.signal(signal.SIGTERM)
+            assert server.wait(15) == 0, server.said
+            client.signal(signal.SIGTERM if done == 2 else signal.SIGINT)
+            assert client.wait(15) == 130, client.said
+            assert "stopped; everything is kept: the same command goes on" in client.said
+            made.serve(*ONCE)
+            made.join(1)
+        made.wait(60)
+        assert_undisturbed(made, plan, tmp_path / "alone")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_two_hundred_kills_of_each(processes: Nursery, certs: Path, tmp_path: Path, store_url: str, seed: int) -> None:
+    """Fifty of the server and fifty of clients in each of four runs: SQLite and PostgreSQL, twice."""
+    plan = PLAN.replace({"rounds": 160, "seed": seed})
+    with federation(tmp_path / "f", processes, certs, plan, store_url) as made:
+        begun(made)
+        assert storm(made, {"server": 50, "client": 50}, plan.rounds, seed) == {"server": 50, "client": 50}
+        made.wait(120)
+        assert_undisturbed(made, plan, tmp_path / "alone")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["server", "client"])
+def test_a_death_at_each_change_of_a_file(processes: Nursery, certs: Path, tmp_path: Path, who: str) -> None:
+    """Wherever a process is about to change a file it dies there once; it is started again, and all ends well."""
+    plan = PLAN.replace({"rounds": 2})
+    whole, kept = simulated(plan, tmp_path / "whole"), tmp_path / "kept"
+    with federation(tmp_path / "f", processes, certs, plan) as made:
+        made.serve(*ONCE)
+        made.enrol(NUM)
+        made.stop()
+        shutil.copytree(made.root, kept)
+        number = 0
+        while True:
+            number += 1
+            server = made.serve(*ONCE, ready=False, die_at=number if who == "server" else 0)
+            clients = [made.join(each, die_at=number if who == "client" and not each else 0) for each in range(NUM)]
+            mortal = server if who == "server" else clients[0]
+            if mortal.wait(60) != 0:
+                assert mortal.code == -9, mortal.said
+                made.serve(*ONCE, ready=False) if who == "server" else made.join(0)
+            made.wait(60)
+            assert made.model() == whole, f"after change {number}\n{made.said()}"
+            found = made.audited()
+            assert (found.rounds, found.abandoned, found.ended) == (2, 0, "all rounds done"), f"after change {number}"
+            assert (made.directory() / "result.json").exists(), f"after change {number}"
+            assert [row["round"] for row in made.rows()] == [1, 2], f"after change {number}"
+            if mortal.code == 0:
+                break
+            made.stop()
+            shutil.rmtree(made.root)
+            shutil.copytree(kept, made.root)
+    print(f"{number - 1} deaths of the {who}")
+    assert number > 40
+
+
+@pytest.mark.slow
+def test_a_death_at_each_change_of_a_file_before_it_serves(processes: Nursery, certs: Path, tmp_path: Path) -> None:
+    number = 1
+    while True:
+        with federation(tmp_path / str(number), processes, certs, PLAN) as made:
+            server = made.serve(*ONCE, ready=False, die_at=number)
+            until(lambda server=server: server.code is not None or "serving" in server.said, 60)
+            if server.code is None:
+                break
+            made.serve(*ONCE)
+            assert made.status()["status"] == "running", made.said()
+        number += 1
+    print(f"{number - 1} deaths")
+    assert number > 10

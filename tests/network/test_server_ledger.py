@@ -1,0 +1,111 @@
+"""What a real server writes of real clients can be audited, says who took part, and says no more than it may."""
+
+from __future__ import annotations
+
+import hmac
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from network.operated import client_of, operated, serving
+
+from atoll.core.messages import Task
+from atoll.core.plan import Plan
+from atoll.ledger.audit import Findings, audit
+from atoll.ledger.chain import read
+from atoll.network.app import ClientApp
+from atoll.network.records import cohort_of, rejected_of
+from atoll.network.store import Store
+from atoll.network.tables import ClientRow, Stage, Status, TaskRow
+from atoll.privacy.ledger import Ledger
+from atoll.privacy.noise import derived
+from atoll.train.federation import build_federation
+
+SMALL: dict[str, Any] = {
+    "partition": {"name": "iid", "num_clients": 4},
+    "local": {"lr": 0.1, "batch_size": 32},
+    "rounds": 4,
+}
+BUFFERED = {**SMALL, "policy": {"name": "buffered", "concurrency": 3, "size": 2}}
+PRIVATE = {
+    **SMALL,
+    "sampler": "poisson",
+    "policy": {"size": 3},
+    "privacy": {"name": "central", "clip": 1.0, "sigma": 1.0, "delta": 1e-3},
+}
+
+
+def trained(path: Path, plan: Plan) -> tuple[Path, list[str], bytes]:
+    """Let four clients train a plan; the run's directory on the server, its ledger, and the server's key."""
+    federation = build_federation(plan)
+    data = federation.dataset
+    with ExitStack() as stack:
+        hub = stack.enter_context(operated(path / "server", num_clients=4))
+        url = stack.enter_context(serving(hub))
+        threads = []
+        for number in range(4):
+            own = federation.partition.indices(number)
+            samples = {"train_x": data.train_x[own], "train_y": data.train_y[own], "scale": data.scale}
+            app = ClientApp(**samples, num_classes=data.num_classes, attributes=dict)
+            threads.append(client_of(hub, url, path / f"client-{number}", app))
+        hub.add_run("small", plan)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert hub.status()["runs"][0]["status"] == "all rounds done"
+        lines = hub.lines("small")
+    file = path / "server/runs/small/ledger.jsonl"
+    assert file.read_text().splitlines() == lines
+    for kept in path.glob("client-*/runs/small/ledger.jsonl"):  # of those who were asked
+        assert kept.read_text().splitlines() == lines
+    return file.parent, lines, hub.server_key
+
+
+@pytest.mark.parametrize("fields", [SMALL, BUFFERED], ids=["cohort", "buffered"])
+def test_every_update_that_counted_is_told_and_signed(tmp_path: Path, fields: dict[str, Any]) -> None:
+    _, lines, key = trained(tmp_path, Plan(**fields))
+    found = audit(lines, key)
+    assert isinstance(found, Findings), found
+    size = 2 if "policy" in fields else 4
+    assert found.rounds == 4 and sum(signer.num_updates for signer in found.signers) == 4 * size
+    assert found.ended == "all rounds done"
+
+
+def test_where_privacy_rests_on_it_nobody_learns_who_took_part(tmp_path: Path) -> None:
+    directory, lines, key = trained(tmp_path, Plan(**PRIVATE))
+    found = audit(lines, key)
+    assert isinstance(found, Findings), found
+    assert found.rounds == 4 and found.signers == () and found.epsilon is not None
+    commits = [record for record, _ in map(read, lines) if record.kind == "commit"]
+    assert all(record.body["cohort"] == record.body["rejected"] == [] for record in commits)
+    secret = Ledger.read(directory / "privacy.ledger", Plan(**PRIVATE).identity()).secret
+    store = Store(f"sqlite:///{tmp_path}/server/store.db")
+    for record in commits:  # with the run's secret the seal can be opened
+        with store.look() as book:
+            rows, clients = book.tasks("small", record.body["attempt"]), book.clients()
+        counted = [row.task for row in rows if row.stage is Stage.COUNTED]
+        people = {"cohort": cohort_of(rows, counted, clients), "rejected": rejected_of(rows)}
+        text = json.dumps(people, sort_keys=True, separators=(",", ":")).encode()
+        key = derived(secret, "seal", record.body["attempt"])
+        assert record.body["sealed"] == hmac.digest(key, text, "sha256").hex()
+    store.close()
+
+
+def test_a_client_that_was_shut_out_since_is_told_all_the_same() -> None:
+    clients = [ClientRow(f"{n:032x}", f"c{n}", bytes([n]) * 32, Status.REVOKED, n, 1, 0, 10) for n in range(3)]
+    report = {"num_samples": 10, "loss": 0.5, "weight": 10.0}
+    rows = [
+        TaskRow(Task(0, 3, 4), Stage.COUNTED, "ab" * 32, report, bytes(64), 1),
+        TaskRow(Task(1, 3, 4), Stage.FAILED, "", {"why": "refused: not today"}, b"", 2),
+        TaskRow(Task(2, 3, 4), Stage.COUNTED, "", {}, b"", 3),
+    ]
+    told, in_secret = cohort_of(rows, [rows[0].task, rows[2].task], clients)
+    assert told["key"] == "00" * 32 and told["object"] == "ab" * 32 and told["loss"] == 0.5 and told["version"] == 3
+    assert "object" not in in_secret and "loss" not in in_secret and in_secret["client"] == 2
+    assert rejected_of(rows, [Task(2, 3, 4)]) == [
+        {"client": 1, "why": "refused: not today"},
+        {"client": 2, "why": "left out"},
+    ]

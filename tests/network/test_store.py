@@ -1,0 +1,244 @@
+"""One suite for SQLite and PostgreSQL: what is written is there, all of it or nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy.exc import IntegrityError
+
+from atoll.core.errors import PlanError, RunError
+from atoll.core.messages import Task
+from atoll.ledger.chain import EMPTY, add, start, verify
+from atoll.network.store import Store
+from atoll.network.tables import Stage, Status
+
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
+TASKS = (Task(3, 0, 0), Task(5, 0, 0, 0.5), Task(9, 0, 0, 1.0, 0.25))
+
+
+@pytest.fixture
+def store(store_url: str) -> Store:
+    return Store(store_url)
+
+
+def test_clients_are_denied_until_they_are_approved(store: Store) -> None:
+    with store.change() as book:
+        for number in range(3):
+            book.add_client(f"{number:032x}", f"hospital {number}", bytes([number]) * 32)
+        assert [client.status for client in book.clients()] == [Status.PENDING] * 3
+        assert book.approve(f"{2:032x}") == 0 and book.approve(f"{0:032x}") == 1
+        assert book.approve(f"{2:032x}") == 0
+    with store.look() as book:
+        found = book.client(f"{2:032x}")
+        assert found is not None
+        assert (found.name, found.key, found.status, found.number) == ("hospital 2", b"\2" * 32, Status.APPROVED, 0)
+        assert book.client("nobody") is None
+    with store.change() as book:
+        before = book.begin_session(f"{2:032x}")
+        assert book.begin_session(f"{2:032x}") == before + 1
+        book.revoke(f"{2:032x}")
+        revoked = book.client(f"{2:032x}")
+        assert revoked is not None and revoked.status is Status.REVOKED and revoked.epoch == before + 2
+        assert book.approve(f"{2:032x}") == 0  # back with the number that it had
+        assert [book.blame(f"{0:032x}") for _ in range(3)] == [1, 2, 3]
+        with pytest.raises(RunError, match="atoll clients list"):
+            book.approve("nobody")
+
+
+def test_a_name_and_a_key_enrol_once(store: Store) -> None:
+    with store.change() as book:
+        book.add_client("a" * 32, "one", b"1" * 32)
+    for id, name in (("a" * 32, "two"), ("b" * 32, "one")):
+        with pytest.raises(IntegrityError), store.change() as book:
+            book.add_client(id, name, b"2" * 32)
+    with store.look() as book:
+        assert [client.name for client in book.clients()] == ["one"]
+
+
+def test_a_database_has_one_server(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.network.store.CLAIM_SECONDS", 0.2)
+    first, second = Store(store_url), Store(store_url)
+    first.claim()
+    if store_url.startswith("postgresql"):
+        with pytest.raises(RunError, match="another server"):
+            second.claim()
+    first.close()
+    second.claim()
+    second.close()
+
+
+def test_a_server_waits_for_what_the_one_before_it_was_about_to_change(store_url: str) -> None:
+    """A database may still be at work on a change when the process that asked for it is dead."""
+    if store_url.startswith("sqlite"):
+        pytest.skip("a change of SQLite dies with its process")
+    first, second = Store(store_url), Store(store_url)
+    seen: list[str] = []
+
+    def claim() -> None:
+        second.claim()
+        with second.look() as book:
+            seen.extend(client.name for client in book.clients())
+
+    later = threading.Thread(target=claim)
+    with first.change() as book:
+        book.add_client("a" * 32, "late", b"k" * 32)
+        later.start()
+        later.join(0.5)
+        assert later.is_alive()
+    later.join(10)
+    assert seen == ["late"]
+    first.close()
+    second.close()
+
+
+def test_a_token_lets_one_client_in(store: Store) -> None:
+    with store.change() as book:
+        book.add_token("h" * 64, expires=100.0)
+        assert not book.use_token("x" * 64, "a", 0.0)
+        assert not book.use_token("h" * 64, "a", 101.0)
+        assert book.use_token("h" * 64, "a", 99.0)
+        assert book.use_token("h" * 64, "a", 500.0)  # asked again, because the answer was lost
+        assert not book.use_token("h" * 64, "b", 99.0)
+
+
+def test_runs_tasks_and_ledger_come_back(store: Store) -> None:
+    line, head = start({"plan": "p"}, KEY)
+    with store.change() as book:
+        book.add_run("run", "plan text", "{}")
+        book.add_line("run", line, head)
+        book.add_tasks("run", TASKS)
+        book.add_tasks("run", ())
+    with store.change() as book:
+        book.arrived("run", TASKS[1], "u" * 64, {"loss": 0.5}, b"signed", 1)
+        second, later = add(head, "commit", {"version": 1}, KEY)
+        book.add_line("run", second, later)
+        book.set_run("run", state="s" * 64, machine='{"version": 1}')
+    with store.look() as book:
+        run = book.run("run")
+        assert run is not None and run.head == later and run.state == "s" * 64 and run.status == "running"
+        assert [row.task for row in book.tasks("run", 0)] == list(TASKS)
+        assert [row.stage for row in book.tasks("run", 0)] == [Stage.ASKED, Stage.ARRIVED, Stage.ASKED]
+        found = book.task("run", 0, 5)
+        assert found is not None and found[2:] == ("u" * 64, {"loss": 0.5}, b"signed", 1)
+        assert book.task("run", 1, 5) is None and book.run("other") is None
+        assert verify(book.lines("run")) is None and book.lines("run", 1) == [second]
+        assert book.last_counted("run") == {}
+    with store.change() as book:
+        book.failed("run", TASKS[2], "no time", 2)
+        assert [row.task for row in book.events("run", 0)] == [TASKS[1], TASKS[2]]
+        assert [row.report for row in book.events("run", 1)] == [{"why": "no time"}]
+        book.set_stage("run", [TASKS[1]], Stage.COUNTED)
+        book.close_asked("run")
+        assert [row.stage for row in book.tasks("run", 0)] == [Stage.CLOSED, Stage.COUNTED, Stage.FAILED]
+        assert book.last_counted("run") == {5: 0}
+        for row in ({"round": 1, "loss": 3.0}, {"round": 2}, {"round": 1, "loss": 2.0}):
+            book.add_row("run", row)
+        assert book.rows("run") == [{"round": 1, "loss": 2.0}, {"round": 2}]
+
+
+def test_a_change_that_fails_leaves_nothing(store: Store) -> None:
+    with pytest.raises(ZeroDivisionError), store.change() as book:
+        book.add_run("run", "plan", "{}")
+        book.add_tasks("run", TASKS)
+        raise ZeroDivisionError
+    with store.look() as book:
+        assert book.runs() == [] and book.tasks("run", 0) == []
+
+
+def test_changes_of_many_threads_follow_each_other(store: Store) -> None:
+    with store.change() as book:
+        book.add_run("run", "plan", "{}")
+
+    def write() -> None:
+        for _ in range(10):
+            with store.change() as book:
+                run = book.run("run")
+                assert run is not None
+                book.add_line("run", *add(run.head, "commit", {}, KEY))
+
+    threads = [threading.Thread(target=write) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with store.look() as book:
+        lines = book.lines("run")
+        assert len(lines) == 40 and len(set(lines)) == 40
+
+
+WRITER = """
+import sys
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from atoll.core.messages import Task
+from atoll.ledger.chain import add
+from atoll.network.store import Store
+key, store = Ed25519PrivateKey.from_private_bytes(bytes(32)), Store(sys.argv[1])
+while True:
+    with store.change() as book:
+        run = book.run("run")
+        number = run.head.length
+        book.add_tasks("run", [Task(client, number, number) for client in range(20)])
+        book.add_line("run", *add(run.head, "commit", {"version": number}, key))
+        book.set_run("run", machine=str(number))
+    print(number, flush=True)
+"""
+
+
+def test_a_kill_leaves_whole_changes_and_all_that_were_reported(store_url: str) -> None:
+    store = Store(store_url)
+    with store.change() as book:
+        book.add_run("run", "plan", "-1")
+    for least in (1, 5, 9):
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, store_url], stdout=subprocess.PIPE, text=True)
+        assert writer.stdout is not None
+        last = 0
+        for line in writer.stdout:
+            last = int(line)
+            if last >= least:
+                break
+        os.kill(writer.pid, signal.SIGKILL)
+        reported = [last, *map(int, writer.stdout.read().split())][-1]
+        writer.wait()
+        with store.look() as book:
+            run = book.run("run")
+            assert run is not None
+            newest = run.head.length - 1
+            assert newest in (reported, reported + 1) and run.machine == str(newest)
+            assert len(book.lines("run")) == newest + 1
+            assert len(book.tasks("run", newest)) == 20 and book.tasks("run", newest + 1) == []
+
+
+def test_rubbish_is_no_store(tmp_path: Path) -> None:
+    for url in ("nonsense", "mongodb://here", ""):
+        with pytest.raises(PlanError, match="sqlite:///PATH"):
+            Store(url)
+    with pytest.raises(RunError, match="check --store"):
+        Store(f"sqlite:///{tmp_path}/no/such/place.db")
+    (tmp_path / "text.db").write_text("this is not a database, and never was one; it is much too long for that" * 20)
+    with pytest.raises(RunError, match="check --store"):
+        Store(f"sqlite:///{tmp_path}/text.db")
+
+
+def test_a_store_of_another_layout_is_left_alone(store_url: str) -> None:
+    from sqlalchemy import create_engine, text
+
+    Store(store_url).close()
+    engine = create_engine(store_url.replace("postgresql://", "postgresql+psycopg://"))
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE meta SET value = '99'"))
+    with pytest.raises(RunError, match="layout 99"):
+        Store(store_url)
+
+
+def test_the_first_head_is_that_of_nothing(store: Store) -> None:
+    with store.change() as book:
+        book.add_run("run", "plan", "{}")
+        run = book.run("run")
+        assert run is not None and run.head == EMPTY
