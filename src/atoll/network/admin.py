@@ -17,6 +17,7 @@ import anyio.to_thread
 import msgspec
 import uvicorn
 from msgspec import Meta
+from sqlalchemy.exc import DBAPIError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -160,7 +161,7 @@ def admin_app(hub: Operated, token: str) -> Starlette:
 
     routes = [Route("/health", health), Route("/metrics", metrics)]
     routes += [Route(each.path, endpoint(each), methods=[each.method]) for each in COMMANDS]
-    handlers: Any = dict.fromkeys((AtollError, HTTPException, msgspec.MsgspecError), _problem)
+    handlers: Any = dict.fromkeys((AtollError, HTTPException, msgspec.MsgspecError, DBAPIError), _problem)
     return Starlette(routes=routes, exception_handlers=handlers)
 
 
@@ -190,6 +191,9 @@ async def _problem(request: Request, error: Exception) -> Response:
         case HTTPException():
             status = HTTPStatus(error.status_code)
             text = f"{status.phrase}: there is no {request.method} {request.url.path:.100}"
+        case DBAPIError():
+            status = HTTPStatus.SERVICE_UNAVAILABLE
+            text = f"the store does not serve: {' '.join(str(error.orig).split())}"
         case TooLarge():
             status, text = HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error)
         case _:

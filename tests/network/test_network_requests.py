@@ -1,0 +1,263 @@
+"""Requests as nobody should make them: too long, too slow, in disguise, or no requests at all; others go on."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from network.federation import RUN, Federation, federation, memory_of, until
+from network.light import Light, Line, crowd, level, request
+from network.nursery import Nursery
+
+from atoll import Plan
+from atoll.network.identity import Stamp
+from atoll.network.objects import CHUNK, manifest_of
+from atoll.network.protocol import ENDPOINTS, TASK, Answer
+
+MANY = Plan(rounds=1_000_000, policy={"name": "cohort"}, evaluation={"every": 0})
+MEGABYTE = 1 << 20
+
+
+@pytest.fixture
+def made(processes: Nursery, certs: Path, tmp_path: Path) -> Iterator[Federation]:
+    """A federation with an endless run of everybody."""
+    with federation(tmp_path / "f", processes, certs, MANY) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def open_server(
+    processes: Nursery, certs: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Federation, Light]]:
+    """A server that tests share, and a client that is at work: it has an order that it does not do."""
+    with federation(tmp_path_factory.mktemp("open"), processes, certs, MANY) as found:
+        (light,) = crowd(found, 1)
+        found.serve("--clients", "1")
+        assert light.begin().status == 200
+        light.order()
+        yield found, light
+
+
+def test_an_object_that_is_too_large_is_refused_by_its_manifest(open_server: tuple[Federation, Light]) -> None:
+    _, light = open_server
+    path = TASK.format(run=RUN, attempt=light.order().attempt)
+    for num, chunks in ((1 << 40, 1), (10 << 30, 10 << 10), (CHUNK, 5), (7, 0)):
+        manifest = msgspec.msgpack.encode([num, [bytes(32)] * chunks])
+        said = light.ask("POST", f"{path}/missing", Answer(manifest))
+        assert 400 <= said.status < 500, said
+    for number in range(8):  # chunks of nothing that was announced
+        data = bytes([number]) * CHUNK
+        said = light.ask("PUT", f"{path}/chunks/{manifest_of(data).chunks[0].hex()}", data)
+    assert (said.status, "more was sent for this task" in said.error) == (413, True)
+    said = light.ask("PUT", f"{path}/chunks/{'00' * 32}", b"other bytes")
+    assert said.status in (413, 422)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_ten_gigabytes_are_refused_by_the_header_alone(open_server: tuple[Federation, Light], signed: bool) -> None:
+    made, light = open_server
+    assert made.server is not None
+    before = memory_of(made.server.pid)
+    path = f"{TASK.format(run=RUN, attempt=0)}/chunks/{'00' * 32}" if signed else "/v1/enrol"
+    method = "PUT" if signed else "POST"
+    stamp = Stamp(light.id, light.epoch, light.counter + 1000, int(time.time()), bytes(64)).headers() if signed else {}
+    for length in ("10737418240", "99999999999999999999999", "-1", "1_000", "+5", "0x10"):
+        start = time.monotonic()
+        with Line(made.port, made.certs) as line:
+            line.say(request(method, path, b"", {**stamp, "content-length": length}))
+            said = line.hear()
+            assert said.status in (400, 413), (length, said)
+            assert time.monotonic() - start < 5
+            if length.startswith("1073"):
+                with pytest.raises(OSError):  # who sends on regardless is cut off
+                    for _ in range(200):
+                        line.say(bytes(MEGABYTE))
+    assert memory_of(made.server.pid) - before < 16 * MEGABYTE
+
+
+def test_little_is_read_of_those_who_have_no_session(open_server: tuple[Federation, Light]) -> None:
+    made, light = open_server
+    stranger = Light(made.port, made.certs)
+    path = f"{TASK.format(run=RUN, attempt=0)}/chunks/{'00' * 32}"
+    data = stranger.signed("PUT", path, bytes(MEGABYTE), epoch=1)
+    with Line(made.port, made.certs) as line:
+        line.say(data[:-MEGABYTE])  # the head alone
+        said = line.hear()
+        assert (said.status, said.error) == (401, "there is no such session: begin one")
+    for endpoint in ENDPOINTS:
+        if not endpoint.signed:
+            with Line(made.port, made.certs) as line:
+                line.say(request(endpoint.method, endpoint.path, b"", {"content-length": "100000"}))
+                assert line.hear().status == 413
+    assert light.ask("PUT", path, bytes(MEGABYTE)).status in (410, 422)  # of a client it is read to the end
+
+
+def test_a_body_without_a_length_is_refused(open_server: tuple[Federation, Light]) -> None:
+    made, light = open_server
+    for headers in ({"transfer-encoding": "chunked"}, {"transfer-encoding": "chunked", "content-length": "5"}):
+        with Line(made.port, made.certs) as line:
+            lines = {"host": "localhost", **headers}
+            head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+            line.say(f"POST /v1/challenge HTTP/1.1\r\n{head}\r\n".encode() + b"100000\r\n" + bytes(1000))
+            said = line.hear()
+            assert said.status in (400, 413), said
+    assert light.plain("GET", "/v1/about").status == 200
+
+
+TRICKS = (
+    "..",
+    "%2e%2e",
+    "..%2f..%2f..%2fetc%2fpasswd",
+    "%2e%2e%2f%2e%2e%2fserver.key",
+    "%252e%252e",
+    "..%5c..%5cserver.key",
+    "/",
+    "//",
+    "%2f",
+    ".",
+    "%00",
+    "law%00",
+    "server.key%00",
+    "x" * 5000,
+    "%F0%9F%90%8B",
+    "%ff%fe",
+    "%c0%ae%c0%ae",
+    "%E2%80%AE",
+    "%EF%BC%91",
+    "-1",
+    "1e9",
+    "99999999999999999999999999",
+    "0%0a",
+    "%20",
+    "law;x",
+    "law?x=1",
+    "law%3Fx",
+    "%",
+    "%zz",
+    "CON",
+    "0000",
+    "' OR 1=1 --".replace(" ", "%20"),
+)
+
+
+def test_tricks_in_paths_lead_nowhere(open_server: tuple[Federation, Light]) -> None:
+    made, light = open_server
+    order = light.order()
+    real = {"run": RUN, "attempt": str(order.attempt), "name": order.model.name, "index": "0", "start": "0"}
+    real["digest"] = "00" * 32
+    before = {path: path.stat().st_mtime_ns for path in made.home.rglob("*") if path.is_file()}
+    tried = 0
+    for endpoint in ENDPOINTS:
+        for field in re.findall(r"{(\w+)}", endpoint.path):
+            for trick in TRICKS:
+                path = endpoint.path.format(**{**real, field: trick})
+                said = light.ask(endpoint.method, path, b"{}" if endpoint.body else b"")
+                harmless = (field, trick) in {("start", "0000"), ("index", "0000"), ("attempt", "0000")}
+                harmless |= trick in ("law?x=1",) and field == "run"  # what comes after ? is not part of the path
+                assert 400 <= said.status < 500 or harmless, (endpoint, field, trick, said)
+                tried += 1
+    assert tried > 500
+    changed = {path.name for path in made.home.rglob("*") if path.is_file() and before.get(path) is None}
+    assert not {name for name in changed if not name.startswith("store.db")}
+    for raw in (b"GET /v1/runs/\xc3\xa9 HTTP/1.1\r\n", b"GET /v1/\0 HTTP/1.1\r\n", b"GET ../x HTTP/1.1\r\n"):
+        with Line(made.port, made.certs) as line:
+            line.say(raw + b"host: localhost\r\n\r\n")
+            assert line.hear().status in (0, 400, 404)
+    assert light.plain("GET", "/v1/about").status == 200
+
+
+def test_what_is_not_http_or_not_tls_is_hung_up_on(open_server: tuple[Federation, Light]) -> None:
+    made, light = open_server
+    for data in (b"\x16\x03\x01" + bytes(500), b"GET /v1/about HTTP/1.1\r\nhost: x\r\n\r\n", b"\xff" * 5000):
+        with socket.create_connection(("127.0.0.1", made.port), timeout=10) as plain:
+            plain.sendall(data)
+            try:
+                heard = plain.recv(1 << 16)
+            except ConnectionError:
+                heard = b""
+            assert b"200" not in heard
+    long = b"GET /v1/about HTTP/1.1\r\nhost: x\r\nx-long: " + b"y" * 300_000 + b"\r\n\r\n"
+    for data in (b"\0" * 100 + b"\r\n\r\n", b"NOTHING\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"x" * (1 << 20), long):
+        with Line(made.port, made.certs) as line:
+            try:
+                line.say(data)
+            except OSError:
+                continue
+            assert line.hear().status in (0, 400, 404, 431)
+    assert light.plain("GET", "/v1/about").status == 200
+
+
+def test_five_hundred_slow_lorises_do_not_keep_an_honest_client_waiting(made: Federation) -> None:
+    (light,) = crowd(made, 1)
+    server = made.serve("--clients", "1")
+    light.begin()
+    light.orders(0)
+    light.order()
+    before = memory_of(server.pid)
+    with lorises(made, 500) as num:
+        assert num() == 500
+        start = time.monotonic()
+        for _ in range(10):
+            assert light.deliver(light.order(), level(0.5)).status == 200
+        seconds = time.monotonic() - start
+        assert num() == 500
+        assert memory_of(server.pid) - before < 100 * MEGABYTE
+    light.order()
+    assert len(made.commits()) == 10
+    assert seconds < 20
+
+
+@pytest.mark.slow
+def test_slow_lorises_are_cut_off_after_a_minute(made: Federation) -> None:
+    crowd(made, 1)
+    made.serve("--clients", "1")
+    with lorises(made, 500) as num:
+        until(lambda: num() == 0, 90, "the end of the lorises")
+
+
+@contextmanager
+def lorises(made: Federation, num: int) -> Iterator[Callable[[], int]]:
+    """Half of them drip the head of a request, a quarter its body, a quarter never say hello; how many are left."""
+    lines: list[Any] = []
+    going = threading.Event()
+
+    def drip() -> None:
+        while not going.wait(0.5):
+            for line in list(lines):
+                try:
+                    if isinstance(line, Line):
+                        line.say(b"x")
+                    elif line.recv(1, socket.MSG_PEEK) == b"":
+                        raise OSError("cut off")
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    lines.remove(line)
+
+    for index in range(num):
+        if index % 4 == 3:
+            silent = socket.create_connection(("127.0.0.1", made.port), timeout=20)
+            silent.setblocking(False)
+            lines.append(silent)
+            continue
+        line = Line(made.port, made.certs)
+        head = b"POST /v1/challenge HTTP/1.1\r\nhost: x\r\ncontent-length: 10000\r\n"
+        line.say(head + (b"x-header: " if index % 2 else b"\r\n"))
+        lines.append(line)
+    thread = threading.Thread(target=drip)
+    thread.start()
+    try:
+        yield lambda: len(lines)
+    finally:
+        going.set()
+        thread.join()
+        for line in lines:
+            line.close()
