@@ -11,6 +11,7 @@ import random
 import signal
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,26 @@ def certificates(directory: Path) -> Path:
     return directory
 
 
+_held: deque[socket.socket] = deque()
+
+
 def free_port() -> int:
-    """A port that nobody uses, and that the system gives to nobody by itself."""
+    """A port that nobody uses, that the system gives to nobody by itself, and that no other test is told for a while.
+
+    A socket that is bound to it and does not listen keeps it: a server may listen there, but nobody gets it from here.
+    """
     while True:
-        port = random.randrange(20000, 32000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
+        port, holder = random.randrange(20000, 32000), socket.socket()
+        try:
+            holder.bind(("127.0.0.1", port))
+        except OSError:
+            holder.close()
+            continue
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _held.append(holder)
+        if len(_held) > 64:
+            _held.popleft().close()
+        return port
 
 
 def until(done: Callable[[], Any], seconds: float, what: str = "") -> Any:
@@ -199,9 +214,12 @@ class Federation:
         return found
 
     def said(self) -> str:
-        """The end of what everybody printed."""
+        """The end of what everybody printed, and where the server is."""
+        if self.server is not None:
+            self.server.signal(signal.SIGUSR1)
+            time.sleep(0.2)
         outs = sorted(self.root.glob("*.out"))
-        return "\n".join(f"--- {out.name}\n{out.read_text(errors='replace')[-3000:]}" for out in outs)
+        return "\n".join(f"--- {out.name}\n{out.read_text(errors='replace')[-6000:]}" for out in outs)
 
     def stop(self) -> None:
         """End everything, whatever state it is in."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import json
 import os
 import random
@@ -131,6 +132,7 @@ def _child(request: dict[str, Any]) -> int:
     os.closerange(3, 1000)
     sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
     sys.argv = ["atoll", *request["argv"]]
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # so that a test can ask where it hangs
     if request["die_at"]:
         _die_at(request["die_at"], request["cwd"])
     try:

@@ -38,6 +38,13 @@ def num_rounds(made: Federation) -> int:
     return path.read_text().count("\n") if path.exists() else 0
 
 
+def wait_for_round(made: Federation, target: int) -> None:
+    end = time.monotonic() + 120
+    while num_rounds(made) < target:
+        assert time.monotonic() < end, f"round {target} does not come\n{made.said()}"
+        time.sleep(0.02)
+
+
 def begun(made: Federation) -> None:
     made.serve(*ONCE)
     made.enrol(NUM)
@@ -56,7 +63,7 @@ def storm(made: Federation, kills: dict[str, int], rounds: int, seed: int) -> Co
     for index, who in enumerate(victims):
         if rng.random() < 0.7:
             target = (rounds - 4) * index // len(victims)
-            until(lambda target=target: num_rounds(made) >= target, 120, f"round {target}\n{made.said()}")
+            wait_for_round(made, target)
         time.sleep(rng.uniform(0, 0.5))
         number = rng.randrange(NUM)
         child = made.server if who == "server" else made.clients[number]
