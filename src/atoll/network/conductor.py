@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -30,7 +30,6 @@ from atoll.core.coordinator import (
     Reject,
     Send,
 )
-from atoll.core.eligibility import Eligibility
 from atoll.core.errors import AtollError
 from atoll.core.messages import Task
 from atoll.ledger import chain
@@ -40,29 +39,20 @@ from atoll.network.gate import Refused
 from atoll.network.logs import log
 from atoll.network.metrics import Metrics
 from atoll.network.records import cohort_of, rejected_of, told
+from atoll.network.roll import Roll
 from atoll.network.runs import RUNNING, Made, Run, hash_of, taken_up
 from atoll.network.secrecy import STEP_SECONDS, Secret
 from atoll.network.store import Store
-from atoll.network.tables import ClientRow, Stage, Status, TaskRow
+from atoll.network.tables import Stage, TaskRow
 
-ONLINE_SECONDS = 90.0
-"""Who was not heard for so long is not there."""
 LONGEST_PAUSE = 60.0
 """Seconds after many attempts in a row that came to nothing."""
 PROBE = 1 << 16
 """Bytes for which there must be room before it is said that there is some."""
-ANYBODY = Eligibility()
-
-
-class Presence(NamedTuple):
-    """What is known of a client that polls."""
-
-    heard: float
-    attributes: dict[str, bool | float]
 
 
 class Conductor:
-    """All runs, and the clients that are let in, by number; `wake` is called with those for whom there is news."""
+    """All runs; `wake` is called with the numbers of the clients for whom there is news."""
 
     def __init__(
         self,
@@ -78,8 +68,6 @@ class Conductor:
         self._key, self._metrics, self._wanted = key, metrics, num_clients
         self.wake: Callable[[set[int]], None] = lambda numbers: None
         self.runs: dict[str, Run] = {}
-        self.clients: dict[int, ClientRow] = {}
-        self.present: dict[int, Presence] = {}
         self.why = ""
         """Why nothing can be written, if so."""
         self._next_try = 0.0
@@ -88,7 +76,7 @@ class Conductor:
         self.clerk = Clerk(store, self._tick, self.trouble)
         self._makers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="maker")
         with store.look() as book:
-            self.know_clients(book.clients())
+            self.roll = Roll(book.clients(), now)
             for row in book.runs():
                 self.runs[row.id] = taken_up(book, row, home, place, self.ring)
                 metrics.at_round(row.id, self.runs[row.id].machine.version)
@@ -108,37 +96,11 @@ class Conductor:
         for run in self.runs.values():
             run.files.close()
 
-    def know_clients(self, known: list[ClientRow]) -> None:
-        """Remember who is let in."""
-        self.clients = {c.number: c for c in known if c.status is Status.APPROVED and c.number is not None}
-
-    def num_online(self) -> int:
-        """How many clients were heard a moment ago."""
-        now = self.now()
-        return sum(now - seen.heard < ONLINE_SECONDS for seen in list(self.present.values()))
-
-    def _may_be_asked(self, run: Run) -> Callable[[int], bool]:
-        """Who may be asked: with a deadline those who are there; else all, and they are waited for."""
-        assert run.parts is not None and run.state is not None
-        deadline, rule = run.parts.coordinator.policy.deadline, run.plan.eligibility
-        anybody = rule == ANYBODY
-        shut_out, now = set(run.state.quarantined), self.now()
-
-        def may(client: int) -> bool:
-            if client in shut_out or client not in self.clients:
-                return False
-            seen = self.present.get(client)
-            if deadline is not None and (seen is None or now - seen.heard > ONLINE_SECONDS):
-                return False
-            return anybody or (seen is not None and rule.why_not(seen.attributes) is None)
-
-        return may
-
     def _tick(self) -> None:
         """Begin what can begin, and close what has taken too long."""
         if self._stopping:
             return
-        self._metrics.online(self.num_online())
+        self._metrics.online(len(self.roll.online()))
         self._recover()
         with self.clerk.lock:
             for run in self.runs.values():
@@ -158,12 +120,12 @@ class Conductor:
 
     def _can_begin(self, run: Run) -> bool:
         if run.parts is None:
-            known = self.clients.values()
+            known = self.roll.clients.values()
             return len(known) >= self._wanted and all(client.num_samples for client in known)
         policy, sampler = run.parts.coordinator.policy, run.parts.coordinator.sampler
         least = 0 if sampler.draws_size else max(1, policy.min_reports) - len(run.machine.arrived)
-        may = self._may_be_asked(run)
-        return sum(may(client) for client in self.clients) >= least
+        may = self.roll.may_be_asked(run)
+        return sum(may(client) for client in self.roll.clients) >= least
 
     def _is_late(self, run: Run) -> bool:
         assert run.parts is not None
@@ -197,17 +159,11 @@ class Conductor:
     def _begin(self, run: Run) -> None:
         """Ask clients, once what they are to be sent is ready."""
         with self.clerk.lock:
-            sizes = self._sizes(run)
+            sizes = self.roll.sizes(run)
         if run.parts is None or (sizes != run.sizes and run.plan.privacy is None):
             run.build(sizes, "")
         changed = run.prepare(run.machine)
         self.clerk.make(lambda draft: self._asked(draft, run, changed))
-
-    def _sizes(self, run: Run) -> tuple[int, ...]:
-        """How many samples each client has; as the run knows it, and of those who are new."""
-        num = max([len(run.sizes) - 1, *self.clients]) + 1
-        told = [self.clients[number].num_samples if number in self.clients else 1 for number in range(num)]
-        return (*run.sizes, *(max(1, size) for size in told[len(run.sizes) :]))
 
     def _asked(self, draft: Draft, run: Run, state_file: str) -> None:
         assert run.parts is not None and run.state is not None
@@ -222,7 +178,7 @@ class Conductor:
         spent = (
             guard is not None and machine.version < run.parts.coordinator.rounds and not guard.allows(machine.attempt)
         )
-        event = Halt(Reason.PRIVACY) if spent else Begin(self._may_be_asked(run))
+        event = Halt(Reason.PRIVACY) if spent else Begin(self.roll.may_be_asked(run))
         machine, commands = run.parts.coordinator.step(machine, event)
         draft.move(run, machine, seq)
         sizes = json.dumps(run.sizes)
@@ -316,7 +272,7 @@ class Conductor:
         draft.book.close_asked(run.name)
         self._set_status(draft, run, reason)
         draft.then(lambda: run.tell(lambda: run.finish(reason)))
-        draft.then(lambda: self.wake(set(self.present)))
+        draft.then(lambda: self.wake(set(self.roll.present)))
         log("ended", run=run.name, round=machine.version, why=reason)
 
     def _make(self, run: Run) -> None:
@@ -328,8 +284,9 @@ class Conductor:
             rows = [row for attempt in attempts for row in book.tasks(run.name, attempt)]
         secret = None
         if run.parts is not None and run.parts.job.secure is not None:
-            keys = {number: client.key for number, client in self.clients.items()}
-            secret = Secret(self._key, keys, run.post, run.parts.coordinator.policy.deadline or STEP_SECONDS)
+            secret = Secret(
+                self._key, self.roll.keys(), run.post, run.parts.coordinator.policy.deadline or STEP_SECONDS
+            )
         made = run.make(machine, {row.task: row for row in rows}, self.now(), secret)
         self.clerk.make(lambda draft: self._made(draft, run, made, rows))
         run.drop(machine.committing, made.state_file)

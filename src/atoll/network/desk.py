@@ -11,7 +11,7 @@ from typing import Any
 
 from atoll.core.messages import Task
 from atoll.network.clerk import RETRY, Draft
-from atoll.network.conductor import Conductor, Presence
+from atoll.network.conductor import Conductor
 from atoll.network.gate import Refused
 from atoll.network.identity import holds
 from atoll.network.logs import log
@@ -68,7 +68,7 @@ class Desk:
         found = self.run(run)
         if found.parts is None:
             raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "the run has not begun yet", RETRY)
-        return found.info({number: client.key for number, client in self._conductor.clients.items()})
+        return found.info(self._conductor.roll.keys())
 
     def lines(self, run: str, start: int = 0, most: int | None = None) -> list[str]:
         """Lines of a run's ledger, from one on, and at most so many."""
@@ -167,16 +167,16 @@ class Desk:
 
     def _hear(self, client: ClientRow, number: int, poll: Poll) -> None:
         """Note that a client is there, and how much it has."""
-        conductor = self._conductor
-        conductor.present[number] = Presence(self._now(), poll.attributes)
-        known, num_samples = conductor.clients.get(number), min(poll.num_samples, self._max_samples)
+        roll = self._conductor.roll
+        roll.hear(number, poll.attributes)
+        known, num_samples = roll.clients.get(number), min(poll.num_samples, self._max_samples)
         if known is None or known.num_samples == num_samples:
             return
         changed = known._replace(num_samples=num_samples)
 
         def change(draft: Draft) -> None:
             draft.book.set_samples(client.id, num_samples)
-            draft.then(lambda: conductor.clients.update({number: changed}))
+            draft.then(lambda: roll.clients.update({number: changed}))
 
         self._clerk.make(change)
 

@@ -14,7 +14,7 @@ from atoll.core.errors import RunError
 from atoll.core.plan import Plan
 from atoll.network.blobs import place_of
 from atoll.network.clerk import Draft
-from atoll.network.conductor import ONLINE_SECONDS, Conductor
+from atoll.network.conductor import Conductor
 from atoll.network.desk import Desk
 from atoll.network.gate import Gate, token_hash
 from atoll.network.identity import load_key, make_key, public_bytes
@@ -22,6 +22,7 @@ from atoll.network.logs import log
 from atoll.network.metrics import Metrics
 from atoll.network.protocol import is_run_name
 from atoll.network.remote import build_parts
+from atoll.network.roll import ONLINE_SECONDS
 from atoll.network.runs import RUNNING, Run
 from atoll.network.store import Store
 from atoll.network.tables import ClientRow, Status
@@ -56,7 +57,7 @@ class Hub:
     def start(self) -> None:
         """Begin to write down and to make."""
         self._clerk.start()
-        log("started", runs=len(self._runs), clients=len(self.conductor.clients))
+        log("started", runs=len(self._runs), clients=len(self.conductor.roll.clients))
 
     def close(self) -> None:
         """End politely."""
@@ -80,7 +81,7 @@ class Hub:
             "why": self.conductor.why,
             "key": self.server_key.hex(),
         }
-        return {"server": server, "runs": runs, "clients": {**counts, "online": self.conductor.num_online()}}
+        return {"server": server, "runs": runs, "clients": {**counts, "online": len(self.conductor.roll.online())}}
 
     def clients(self) -> list[dict[str, Any]]:
         """Everybody who is known."""
@@ -88,8 +89,7 @@ class Hub:
             known = book.clients()
         found = []
         for client in known:
-            present = self.conductor.present.get(client.number) if client.number is not None else None
-            since = None if present is None else round(self.now() - present.heard, 1)
+            since = self.conductor.roll.seconds_since(client.number)
             found.append(
                 {
                     "id": client.id,
@@ -98,7 +98,7 @@ class Hub:
                     "status": client.status.value,
                     "offences": client.offences,
                     "online": since is not None and since < ONLINE_SECONDS,
-                    "seconds_since": since,
+                    "seconds_since": None if since is None else round(since, 1),
                 }
             )
         return found
@@ -165,9 +165,8 @@ class Hub:
     def _new_run(self, run: str, plan: Plan) -> Run:
         if not is_run_name(run):
             raise RunError(f"a run is called by small letters, digits and hyphens, at most 64 of them: got {run!r}")
-        build_parts(
-            plan, [1000] * max(self._wanted, len(self.conductor.clients), 1), None
-        )  # refuse early what is wrong
+        num = max(self._wanted, len(self.conductor.roll.clients), 1)
+        build_parts(plan, [1000] * num, None)  # refuse early what is wrong
         return Run(run, plan, self.conductor.home, self.conductor.place, self.conductor.ring)
 
     def lines(self, run: str) -> list[str]:
@@ -196,17 +195,19 @@ class Hub:
         """Whether all runs are over, and everybody who is there has heard of it."""
         with self._clerk.lock:
             over = bool(self._runs) and all(run.status != RUNNING for run in self._runs.values())
-            lately = self.now() - ONLINE_SECONDS
-            there = {number for number, seen in self.conductor.present.items() if seen.heard > lately}
-            if self._started > lately:  # who worked for the server before this one may be on the way back
+            roll = self.conductor.roll
+            there = roll.online()
+            if (
+                self.now() - self._started < ONLINE_SECONDS
+            ):  # who worked for the server before this one may be on the way back
                 worked = {number for run in self._runs.values() for number in run.counted}
-                there |= worked & self.conductor.clients.keys()
+                there |= worked & roll.clients.keys()
             return over and there <= self.desk.told_end
 
     def _know_clients(self, draft: Draft) -> None:
         """Somebody was let in or shut out."""
         known = draft.book.clients()
-        draft.then(lambda: self.conductor.know_clients(known))
+        draft.then(lambda: self.conductor.roll.know(known))
         draft.then(self.gate.forget)
 
     def _status_of(self, run: Run) -> dict[str, Any]:
