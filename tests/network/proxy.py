@@ -96,12 +96,14 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 class Gremlin:
     """Reads every request and answer, with the server's own certificate: loses some of both, and repeats requests.
 
-    `chances` are those of losing a request, losing its answer, and making it twice (then one of both answers is given).
+    What becomes of requests is drawn from a deck, which is shuffled anew when it is used up: a request is lost, or its
+    answer is (unanswered), or it is made twice and one of both answers is given (doubled), or it is passed on.
     """
 
-    def __init__(self, target: int, certs: Path, seed: int, chances: tuple[float, float, float]) -> None:
+    def __init__(self, target: int, certs: Path, seed: int) -> None:
         self.port, self._target, self._certs = free_port(), target, certs
-        self._rng, self.chances = random.Random(seed), chances
+        self._rng, self._left = random.Random(seed), list[str]()
+        self.deck = {"passed": 1}
         self._out = trusting(certs / "ca.pem")
         self.did = Counter[str]()
         self.captured: list[bytes] = []
@@ -118,9 +120,9 @@ class Gremlin:
             while True:
                 request = await _message(reader)
                 self.captured.append(request)
-                kind = self._rng.choices(
-                    ("lost", "unanswered", "doubled", "passed"), (*self.chances, 1 - sum(self.chances))
-                )[0]
+                if not self._left:
+                    self._left = self._rng.sample(list(self.deck), sum(self.deck.values()), counts=self.deck.values())
+                kind = self._left.pop()
                 self.did[kind] += 1
                 if kind == "lost":
                     return

@@ -65,16 +65,16 @@ def test_lost_requests_lost_answers_and_doubled_requests(
 ) -> None:
     plan = PLAN.replace({"rounds": rounds})
     with federation(tmp_path / "f", processes, certs, plan) as made:
-        gremlin = Gremlin(made.port, certs, seed=3, chances=(0.0, 0.0, 0.0))
+        gremlin = Gremlin(made.port, certs, seed=3)
         with gremlin.between():
-            made.serve("--clients", str(NUM), "--once")
+            made.serve("--clients", str(NUM))
             made.url = f"https://localhost:{gremlin.port}"
             made.enrol(NUM)
-            gremlin.chances = (0.06, 0.06, 0.2)
+            gremlin.deck = {"lost": 1, "unanswered": 1, "doubled": 3, "passed": 10}
             for number in range(NUM):
                 made.join(number)
-            made.wait(120 + 10 * rounds)  # a lost farewell lets the server wait until nobody seems to be there
-            assert min(gremlin.did[kind] for kind in ("lost", "unanswered", "doubled")) > 3
+            assert [child.wait(60 + 10 * rounds) for child in made.clients.values()] == [0] * NUM, made.said()
+            assert min(gremlin.did[kind] for kind in gremlin.deck) >= rounds - 1
         assert made.model() == simulated(plan, tmp_path / "alone")
         found = made.audited()
         assert (found.rounds, found.abandoned, found.rejected) == (rounds, 0, 0)
@@ -84,7 +84,7 @@ def test_captured_requests_are_refused_when_they_are_played_again(
     processes: Nursery, certs: Path, tmp_path: Path
 ) -> None:
     with federation(tmp_path / "f", processes, certs, PLAIN.replace({"rounds": 3})) as made:
-        gremlin = Gremlin(made.port, certs, seed=1, chances=(0.0, 0.0, 0.0))
+        gremlin = Gremlin(made.port, certs, seed=1)
         with gremlin.between():
             made.serve("--clients", str(NUM))
             made.url = f"https://localhost:{gremlin.port}"
@@ -160,8 +160,7 @@ class Worker:
 def test_a_partition_after_which_all_come_back_at_once(
     processes: Nursery, certs: Path, tmp_path: Path, num: int, seconds: float
 ) -> None:
-    rounds = 4
-    plan = Plan(rounds=rounds, evaluation={"every": 0})
+    plan = Plan(rounds=100_000, evaluation={"every": 0})  # more than there is time for: it is stopped
     with federation(tmp_path / "f", processes, certs, plan) as made:
         cable = Cable(made.port)
         lights = crowd(made, num)
@@ -176,13 +175,13 @@ def test_a_partition_after_which_all_come_back_at_once(
                 cable.cut()
                 time.sleep(1.0)  # what the server has read already, it may still do
                 stands = made.status()["round"]
-                assert stands < rounds
                 time.sleep(seconds)
                 assert made.status()["round"] == stands
                 memory, mended = memory_of(server.pid), time.monotonic()
                 cable.mend()
-                assert made.wait_for(RUN, 60 + 2 * seconds) == "all rounds done"
+                until(lambda: made.status()["round"] > stands, 60 + 2 * seconds, "all of them")
                 took = time.monotonic() - mended
+                made.operate("POST", "/runs/stop", {"run": RUN})
                 back = [min((at for at in worker.heard if at > mended), default=None) for worker in workers]
             finally:
                 for worker in workers:
@@ -191,13 +190,13 @@ def test_a_partition_after_which_all_come_back_at_once(
                 for worker in workers:
                     worker.thread.join()
         assert not [error for worker in workers for error in worker.errors]
-        print(f"{num} clients: all rounds done {took:.1f} s after {seconds} s of partition")
+        print(f"{num} clients: a round with all of them {took:.1f} s after {seconds} s of partition")
         assert all(at is not None for at in back)
         assert memory_of(server.pid) - memory < 60 << 20
         cohorts = [sorted(each["client"] for each in commit["cohort"]) for commit in made.commits()]
-        assert cohorts == [list(range(num))] * rounds
+        assert len(cohorts) > stands and all(cohort == list(range(num)) for cohort in cohorts)
         found = made.audited()
-        assert (found.rounds, found.abandoned, found.rejected) == (rounds, 0, 0)
+        assert (found.rounds, found.abandoned, found.rejected) == (len(cohorts), 0, 0)
 
 
 def test_sleepers_are_not_waited_for_and_do_not_count_when_they_wake(
@@ -215,9 +214,9 @@ def test_sleepers_are_not_waited_for_and_do_not_count_when_they_wake(
             made.clients[number].signal(signal.SIGSTOP)
         asleep = made.status()["round"]
         until(lambda: made.status()["round"] >= asleep + 3, 60, made.said())
+        awake = made.status()["round"]
         for number in sleepers:
             made.clients[number].signal(signal.SIGCONT)
-        awake = made.status()["round"]
         until(lambda: {each["client"] for each in made.commits()[-1]["cohort"]} == set(range(num)), 60, made.said())
         late = made.operate("GET", "/status")["runs"][0]
         made.operate("POST", "/runs/stop", {"run": RUN})
