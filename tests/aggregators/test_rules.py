@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from atoll.aggregators import columns
-from atoll.aggregators.columns import WIDTH, products
+from atoll.aggregators.columns import products
 from atoll.aggregators.grouping import group_shares
 from atoll.core.aggregator import Aggregator
 from atoll.core.errors import PlanError
@@ -22,7 +23,16 @@ from atoll.core.parts import Part
 SEEDS = st.integers(0, 10**6)
 PLAIN = {"name": "norm_clipping", "norm": 1e9}
 """The mean of rows, whatever the weights."""
-SIZES = st.sampled_from([1, 5, 40, WIDTH + 3])
+SIZES = st.sampled_from([1, 5, 40, 403])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_blocks() -> Iterator[None]:
+    """Let few columns be more than a block."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columns, "NARROWEST", 100)
+        patch.setattr(columns, "VALUES", 1000)
+        yield
 
 
 def matrix(seed: int, num: int, size: int) -> np.ndarray:

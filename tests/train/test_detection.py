@@ -11,7 +11,7 @@ import torch
 from helpers import assert_same_end, timeless
 
 from atoll.api import run
-from atoll.core.detection import Sight
+from atoll.core.detection import Seen, Sight
 from atoll.core.errors import PlanError
 from atoll.core.messages import Broadcast, Task
 from atoll.core.parts import Part, members
@@ -76,9 +76,10 @@ def test_as_many_stay_as_the_rule_needs() -> None:
 
 def test_trust_decays_by_hand() -> None:
     detector = Part("cosine", decay=0.5, threshold=0.4).build("detection")
-    sight = Sight(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 2.0]]), torch.tensor([2.0, 0.0]), lambda delta: 0.0)
+    rows_CD = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 2.0]])
+    sight = Sight(rows_CD, Seen.of(rows_CD, torch.tensor([2.0, 0.0])), lambda delta: 0.0)
     assert detector.trust(sight).tolist() == [1.0, 0.0, 0.5]
-    assert sight.distances().tolist() == pytest.approx([1.0, 3.0, 8**0.5])
+    assert sight.seen.distance_C.tolist() == pytest.approx([1.0, 3.0, 8**0.5])
     first = judged(detector, [4, 5, 6], sight, {}, (), most=3)
     assert first.trust == {4: 1.0, 5: 0.5, 6: 0.75} and first.quarantined == ()
     second = judged(detector, [4, 5, 6], sight, first.trust, (), most=3)

@@ -1,14 +1,15 @@
 """Sums, products and sorts over a (clients x parameters) matrix, in blocks of columns that fit into the cache.
 
 Shapes: C clients, M rows that come out, D parameters, B columns of a block. Blocks are shared out to as many threads as
-there are cores. Their width is fixed and their results are put together in order, so that the bits are the same
-whatever the number of threads. Values may be as large as float32 allows: sums of squares are taken in float64.
+there are cores. Their width follows from the number of rows, and their results are put together in order, so that the
+bits are the same whatever the number of threads. Values may be as large as float32 allows: sums of squares are taken in
+float64.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import reduce
@@ -21,8 +22,8 @@ from torch import Tensor
 T = TypeVar("T")
 Array = np.ndarray[Any, np.dtype[Any]]
 
-WIDTH = 2048
-"""Columns of a block."""
+VALUES, NARROWEST = 1 << 18, 1024
+"""A block has about so many values, but at least so many columns."""
 RUNS = 4
 """A thread gets its blocks in so many runs: handing them over one by one takes as long as the work itself."""
 LARGE = 1 << 22
@@ -47,9 +48,11 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def over_blocks(work: Callable[[slice], T], num_columns: int) -> Iterator[T]:
-    """Do the work of every block of columns; what it gives comes in the order of the blocks."""
-    slices = [slice(start, start + WIDTH) for start in range(0, num_columns, WIDTH)]
+def over_blocks(work: Callable[[slice], T], shape: Sequence[int]) -> Iterator[T]:
+    """Do the work of every block of columns of a matrix; what it gives comes in the order of the blocks."""
+    num_rows, num_columns = shape
+    width = max(NARROWEST, VALUES // max(1, num_rows))
+    slices = [slice(start, start + width) for start in range(0, num_columns, width)]
     threads = min(num_cores(), len(slices))
     with _one_thread():
         if threads <= 1:
@@ -62,14 +65,14 @@ def over_blocks(work: Callable[[slice], T], num_columns: int) -> Iterator[T]:
                     yield from found
 
 
-def _done(work: Callable[[slice], None], num_columns: int) -> None:
-    for _ in over_blocks(work, num_columns):
+def _done(work: Callable[[slice], None], shape: Sequence[int]) -> None:
+    for _ in over_blocks(work, shape):
         pass
 
 
-def _summed(work: Callable[[slice], Tensor], num_columns: int) -> Tensor:
+def _summed(work: Callable[[slice], Tensor], shape: Sequence[int]) -> Tensor:
     """The sum over the blocks in float64, in their order."""
-    return reduce(Tensor.add_, (part.double() for part in over_blocks(work, num_columns)))
+    return reduce(Tensor.add_, (part.double() for part in over_blocks(work, shape)))
 
 
 def by_sorted_columns(rows_CD: Tensor, rule: Callable[[Array], Array], picked: list[int] | None = None) -> Tensor:
@@ -86,7 +89,7 @@ def by_sorted_columns(rows_CD: Tensor, rule: Callable[[Array], Array], picked: l
         block_BC.sort(axis=1)
         found_D[columns] = rule(block_BC)
 
-    _done(work, values.shape[1])
+    _done(work, values.shape)
     return torch.from_numpy(found_D)
 
 
@@ -111,7 +114,7 @@ def _products(rows_CD: Tensor, dtype: torch.dtype) -> Tensor:
         block_CB = rows_CD[:, columns].to(dtype)
         return block_CB @ block_CB.T
 
-    return _summed(work, rows_CD.shape[1])
+    return _summed(work, rows_CD.shape)
 
 
 def lengths(rows_CD: Tensor, centre_D: Tensor | None = None) -> Tensor:
@@ -122,7 +125,7 @@ def lengths(rows_CD: Tensor, centre_D: Tensor | None = None) -> Tensor:
         block_CB = block_CB if centre_D is None else block_CB.sub_(centre_D[columns])
         return block_CB.square_().sum(1)
 
-    return _summed(work, rows_CD.shape[1]).sqrt()
+    return _summed(work, rows_CD.shape).sqrt()
 
 
 def along(rows_CD: Tensor, direction_D: Tensor) -> Tensor:
@@ -131,7 +134,7 @@ def along(rows_CD: Tensor, direction_D: Tensor) -> Tensor:
     def work(columns: slice) -> Tensor:
         return rows_CD[:, columns].double() @ direction_D[columns].double()
 
-    return _summed(work, rows_CD.shape[1])
+    return _summed(work, rows_CD.shape)
 
 
 def combined(share_C: Tensor, rows_CD: Tensor) -> Tensor:
@@ -147,5 +150,5 @@ def mixed(share_MC: Tensor, rows_CD: Tensor) -> Tensor:
     def work(columns: slice) -> None:
         found_MD[:, columns] = share_MC @ rows_CD[:, columns]
 
-    _done(work, rows_CD.shape[1])
+    _done(work, rows_CD.shape)
     return found_MD

@@ -5,29 +5,43 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from atoll.core.errors import PlanError
+
+BLOCK = 1 << 13
+"""Columns that are looked at together: few enough for the cache, in float64 too."""
+
+
+class Seen(NamedTuple):
+    """Where each update lies beside the aggregate, (C,) in float64."""
+
+    distance_C: Tensor
+    cosine_C: Tensor
+    """0 where either is 0."""
+
+    @classmethod
+    def of(cls, updates_CD: Tensor, aggregate_D: Tensor) -> Seen:
+        """Look at every update."""
+        squares_C3 = updates_CD.new_zeros(len(updates_CD), 3, dtype=torch.float64)
+        for start in range(0, len(aggregate_D), BLOCK):
+            columns = slice(start, start + BLOCK)
+            wide_CB, wide_B = updates_CD[:, columns].double(), aggregate_D[columns].double()
+            squares_C3[:, 0] += wide_CB.square().sum(1)
+            squares_C3[:, 1] += wide_CB @ wide_B
+            squares_C3[:, 2] += wide_CB.sub_(wide_B).square_().sum(1)
+        length_C = squares_C3[:, 0].sqrt() * aggregate_D.double().norm()
+        return cls(squares_C3[:, 2].sqrt(), squares_C3[:, 1] / length_C.clamp_min(1e-300))
 
 
 class Sight(NamedTuple):
     """What a detector may look at after a round: the updates, what the rule made of them, and a loss."""
 
     updates_CD: Tensor
-    aggregate_D: Tensor
+    seen: Seen
     loss: Callable[[Tensor | None], float]
     """An update -> the loss on the server's own samples of the model moved by it; None is the model as it was."""
-
-    def distances(self) -> Tensor:
-        """How far each update is from the aggregate, (C,) in float64."""
-        far_C: Tensor = (self.updates_CD.double() - self.aggregate_D.double()).norm(dim=1)
-        return far_C
-
-    def cosines(self) -> Tensor:
-        """The cosine of each update with the aggregate, (C,) in float64; 0 where either is 0."""
-        rows_CD, one_D = self.updates_CD.double(), self.aggregate_D.double()
-        lengths_C: Tensor = rows_CD.norm(dim=1) * one_D.norm()
-        return (rows_CD @ one_D) / lengths_C.clamp_min(1e-300)
 
 
 class Detector(NamedTuple):

@@ -16,6 +16,6 @@ def cosine(threshold: float = 0.4, decay: float = 0.7) -> Detector:
     """
 
     def trust(sight: Sight) -> Tensor:
-        return (1 + sight.cosines()) / 2
+        return (1 + sight.seen.cosine_C) / 2
 
     return Detector(trust, *checked_trust("cosine", threshold, decay))

@@ -18,7 +18,7 @@ def distance(reach: float = 1.5, threshold: float = 0.5, decay: float = 0.7) -> 
         raise PlanError(f"distance.reach must be at least 1, got {reach}: half of all clients are beyond the median")
 
     def trust(sight: Sight) -> Tensor:
-        far_C = sight.distances()
+        far_C = sight.seen.distance_C
         return (reach * far_C.median() / far_C.clamp_min(1e-300)).square().clamp(max=1)
 
     return Detector(trust, *checked_trust("distance", threshold, decay))

@@ -11,7 +11,7 @@ from torch import Tensor
 from atoll.core.aggregator import as_rows, rows_of
 from atoll.core.contribution import Contribution
 from atoll.core.coordinator import Committed, Coordinator
-from atoll.core.detection import Detector, Sight
+from atoll.core.detection import Detector, Seen, Sight
 from atoll.core.downlink import Heard
 from atoll.core.errors import TrainingError
 from atoll.core.messages import SERVER, Aggregate, Broadcast, State, Task, Update, stack
@@ -175,7 +175,7 @@ class Versions:
         def loss(delta_D: Tensor | None) -> float:
             return self.trainer.own_scores(params_D if delta_D is None else params_D + delta_D)[1]
 
-        sight = Sight(rows.delta_D, aggregate_D, loss)
+        sight = Sight(rows.delta_D, Seen.of(rows.delta_D, aggregate_D), loss)
         clients = [report.client for report in valid]
         found = judged(detector, clients, sight, state.trust, state.quarantined, most)
         keep_C = torch.tensor([client not in found.quarantined for client in clients])

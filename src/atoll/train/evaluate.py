@@ -41,7 +41,7 @@ def _fooled(job: Job, space: Workspace, raw: Tensor, y: Tensor) -> State:
     if not bool(others.any()):
         return {"fooled": torch.tensor(0), "others": torch.tensor(0)}
     x = attack.trigger(job.federation.features(raw[others]))
-    hits = space.model(x.to(job.spec.dtype)).argmax(-1) == attack.target
+    hits = space.model(job.inputs(x)).argmax(-1) == attack.target
     return {"fooled": hits.sum(), "others": others.sum()}
 
 
@@ -67,8 +67,9 @@ def evaluate_clients(
 
 def ready_slices(job: Job, client: int) -> list[tuple[Tensor, Tensor]]:
     """What a client, or the server, trains on, as the model wants it: for who measures many models on it."""
-    parts = torch.split(torch.from_numpy(job.federation.train_indices(client)), SLICE)
-    return [(_features(job, job.federation.train_x[part]), job.federation.train_y[part]) for part in parts]
+    federation = job.federation
+    parts = torch.split(torch.from_numpy(federation.train_indices(client)), SLICE)
+    return [(job.inputs(federation.features(federation.train_x[part])), federation.train_y[part]) for part in parts]
 
 
 def evaluate_ready(
@@ -86,13 +87,8 @@ def evaluate_ready(
 
 
 def _predict(job: Job, space: Workspace, raw: Tensor, y: Tensor) -> tuple[Tensor, Tensor, int]:
-    outputs = space.model(_features(job, raw))
+    outputs = space.model(job.inputs(job.federation.features(raw)))
     return outputs.argmax(-1), job.loss(outputs, y), outputs.shape[-1]
-
-
-def _features(job: Job, raw: Tensor) -> Tensor:
-    x = job.federation.features(raw)
-    return x.to(job.spec.dtype) if x.dtype.is_floating_point else x
 
 
 @contextmanager

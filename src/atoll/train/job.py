@@ -72,6 +72,8 @@ class Job:
     dropout_seeds: list[str]
     local_buffers: list[str]
     """Buffers that each client keeps for itself."""
+    layout: torch.memory_format = torch.contiguous_format
+    """How the model gets images that are not stacked over clients."""
     exposure: Exposure | None = None
     """How clients and samples are drawn, where a mechanism protects them; of no attempt yet."""
     kinds: tuple[Job, ...] = ()
@@ -80,6 +82,11 @@ class Job:
     def trainable(self, vector: Tensor) -> Tensor:
         """The part of a flat vector, or of a stack of them, that the optimiser moves."""
         return vector if self.spec.num_trainable == self.spec.num_params else vector[..., : self.spec.num_trainable]
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """Features as the model computes with them: in its dtype, and images in its layout."""
+        x = x.to(self.spec.dtype) if x.dtype.is_floating_point else x
+        return x.to(memory_format=self.layout) if x.dim() == 4 else x
 
     @property
     def private(self) -> SampleSteps | None:
@@ -189,6 +196,7 @@ def build_job(plan: Plan, federation: Federation | None = None, *, secret: bytes
         layers=layers,
         dropout_seeds=use_counter_dropout(model),
         local_buffers=[name for name, _ in float_buffers(model)] if plan.local.buffers == "local" else [],
+        layout=torch.contiguous_format if mechanism and mechanism.steps else fastest_layout(model, federation),
     )
     return job if algorithm.scores is None else _with_own_models(job, algorithm.scores, plan)
 
@@ -239,6 +247,7 @@ def _with_own_models(job: Job, scores: Scores, plan: Plan) -> Job:
                 first_D=flatten(model, spec),
                 algorithm=Algorithm(),
                 dropout_seeds=use_counter_dropout(model),
+                layout=fastest_layout(model, job.federation),
             )
         )
     shapes = [_output_shape(kind) for kind in kinds]
@@ -258,7 +267,7 @@ def _output_shape(kind: Job) -> tuple[int, ...]:
     x = kind.federation.features(kind.federation.train_x[:2])
     kind.model.eval()
     with torch.no_grad():
-        outputs = kind.model(x.to(kind.spec.dtype) if x.dtype.is_floating_point else x)
+        outputs = kind.model(kind.inputs(x))
     kind.model.train()
     return tuple(outputs.shape[1:])
 
@@ -320,6 +329,27 @@ def _try_model(model: nn.Module, name: str, loss_name: str, federation: Federati
         raise PlanError(
             f"the model has {outputs.shape[-1]} outputs for {classes} classes: pass num_classes to the model"
         )
+
+
+def fastest_layout(model: nn.Module, federation: Federation) -> torch.memory_format:
+    """Channels last where the model convolves images and takes them like that: up to twice as fast on a processor.
+
+    A model may ask for views that only the usual layout allows, so it is tried on two samples.
+    """
+    x = federation.features(federation.train_x[:2])
+    plain, last = torch.contiguous_format, torch.channels_last
+    convolves = any(isinstance(module, nn.Conv2d) for module in model.modules())
+    if not (convolves and x.dim() == 4 and next(model.parameters()).dtype == x.dtype == torch.float32):
+        return plain
+    model.eval()
+    try:
+        with torch.no_grad():
+            same = torch.allclose(model(x), model(x.to(memory_format=last)), rtol=1e-3, atol=1e-4)
+    except (RuntimeError, TypeError):
+        same = False
+    finally:
+        model.train()
+    return last if same else plain
 
 
 def _settle(local: Local, algorithm: Algorithm, name: str) -> Local:

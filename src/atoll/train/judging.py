@@ -33,7 +33,7 @@ def judged(
         found[client] = detector.decay * trust.get(client, 1.0) + (1 - detector.decay) * value
     low = sorted((found[client], client) for client in clients if found[client] < detector.threshold)
     fresh = [client for _, client in low[: max(0, most)]]
-    seen = zip(clients, sight.distances().tolist(), sight.cosines().tolist(), strict=True)
+    seen = zip(clients, sight.seen.distance_C.tolist(), sight.seen.cosine_C.tolist(), strict=True)
     facts = {
         str(client): {"distance": round(far, 6), "cosine": round(cos, 6), "trust": round(found[client], 6)}
         for client, far, cos in seen

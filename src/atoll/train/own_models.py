@@ -120,5 +120,4 @@ class OwnModels:
 
 
 def _inputs(kind: Job, indices: np.ndarray) -> Tensor:
-    x = kind.federation.public_features(indices)
-    return x.to(kind.spec.dtype) if x.dtype.is_floating_point else x
+    return kind.inputs(kind.federation.public_features(indices))

@@ -93,7 +93,6 @@ def public_samples(job: Job) -> PublicSamples | None:
         return None
 
     def features(indices: np.ndarray) -> Tensor:
-        x = job.federation.public_features(indices)
-        return x.to(job.spec.dtype) if x.dtype.is_floating_point else x
+        return job.inputs(job.federation.public_features(indices))
 
     return PublicSamples(len(public.x), features)
