@@ -340,3 +340,32 @@ def test_tied_weights_stay_tied_and_are_counted_once(engine: str, tmp_path: Any)
     assert torch.equal(written["first.weight"], written["second.weight"])
     assert torch.equal(written["first.weight"], result.model.first.weight)
     assert result.model.first.weight is result.model.second.weight
+
+
+class Convolving(nn.Module):
+    def __init__(self, views: bool) -> None:
+        super().__init__()
+        self.conv, self.linear, self.views = nn.Conv2d(1, 4, 3), nn.Linear(4 * 36, 10), views
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.conv(x).relu()
+        return self.linear(found.view(len(x), -1) if self.views else found.flatten(1))
+
+
+def convolving(views: bool = False) -> nn.Module:
+    return Convolving(views)
+
+
+def test_images_lie_channels_last_where_the_model_takes_them_so() -> None:
+    plans = [
+        Plan(model=Part(convolving, views=views), rounds=3, local={"lr": 0.5}, engine="inline")
+        for views in (False, True)
+    ]
+    jobs = [build_job(plan) for plan in plans]
+    assert [job.layout for job in jobs] == [torch.channels_last, torch.contiguous_format]
+    x = jobs[0].inputs(jobs[0].federation.features(jobs[0].federation.train_x[:5]))
+    assert x.stride() == (64, 1, 8, 1)
+    assert build_job(Plan(model="mlp_2nn")).layout == torch.contiguous_format
+    results = [run(plan) for plan in plans]
+    for one, other in zip(*(result.model.parameters() for result in results), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
