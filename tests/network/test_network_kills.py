@@ -133,9 +133,9 @@ def test_polite_stops(processes: Nursery, certs: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
 def test_two_hundred_kills_of_each(processes: Nursery, certs: Path, tmp_path: Path, store_url: str, seed: int) -> None:
-    """Fifty of the server and fifty of clients in each of four runs: SQLite and PostgreSQL, twice."""
+    """Fifty of the server and fifty of clients in each of four runs, with SQLite and with PostgreSQL."""
     plan = PLAN.replace({"rounds": 160, "seed": seed})
     with federation(tmp_path / "f", processes, certs, plan, store_url) as made:
         begun(made)

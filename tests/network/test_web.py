@@ -82,11 +82,13 @@ def test_requests_are_answered_one_after_another_on_one_connection() -> None:
 
 def test_answers_are_not_held_back() -> None:
     with serving() as port, say(port, b"") as connection:
-        began = time.monotonic()
+        seconds = []
         for _ in range(20):
+            began = time.monotonic()
             connection.sendall(post(5))
             assert answer(connection) == (200, b"5")
-        assert time.monotonic() - began < 0.5  # 40 ms each, if a header waited for its acknowledgement
+            seconds.append(time.monotonic() - began)
+        assert sorted(seconds)[5] < 0.03  # 40 ms each, if a header waited for its acknowledgement
 
 
 def test_a_request_that_is_whole_may_wait_for_its_answer() -> None:
@@ -96,18 +98,18 @@ def test_a_request_that_is_whole_may_wait_for_its_answer() -> None:
 
 @pytest.mark.parametrize("start", [b"", b"POST / HT", b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nabc"])
 def test_who_drips_is_cut_off_and_nobody_else_waits(start: bytes) -> None:
-    with serving() as port:
+    with serving(seconds=1.5) as port:
         slow = [say(port, start) for _ in range(50)]
         began = time.monotonic()
         with say(port, post(5)) as quick:
             assert answer(quick) == (200, b"5")
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < 1.2
         for turn in range(40):
             time.sleep(0.1)
             if turn == 3 and start.startswith(b"POST / HTTP"):
                 for connection in slow:
                     connection.sendall(b"d")  # a byte now and then does not buy more time
-            if time.monotonic() - began > 1.2:
+            if time.monotonic() - began > 2.2:
                 break
         for connection in slow:
             with suppress(ConnectionResetError):
