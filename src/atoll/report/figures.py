@@ -149,9 +149,9 @@ def curves(records: Sequence[RunRecord], against: Against = "round") -> Figure:
     return figure
 
 
-def _say_if_empty(panel: Axes) -> None:
+def _say_if_empty(panel: Axes, text: str = "not measured") -> None:
     if not any(len(line.get_xdata()) for line in panel.lines):  # type: ignore[arg-type]
-        panel.text(0.5, 0.5, "not measured", ha="center", va="center", color=MUTED, transform=panel.transAxes)
+        panel.text(0.5, 0.5, text, ha="center", va="center", color=MUTED, transform=panel.transAxes)
         panel.set(xticks=[], yticks=[])
 
 

@@ -47,7 +47,7 @@ def outlook_picture(
             panel.tick_params(length=0)
             if panel.lines:
                 panel.legend(loc="best", labelcolor=INK, fontsize=8.5)
-            _say_if_empty(panel)
+            _say_if_empty(panel, "not measured" if records else "give directories of past runs to see it here")
     return figure
 
 
