@@ -57,5 +57,5 @@ def test_centered_clipping_behind_buckets_keeps_97_5_percent(attack: str, tmp_pa
 @pytest.mark.parametrize("f", [1, 4])
 def test_sorted_labels_are_learnt_in_spite_of_colluders(f: int, tmp_path: Path) -> None:
     module = recipe()
-    found = module.worst(0.0, [f], Namespace(runs=tmp_path, seeds=[0], workers=None))
+    found = module.worst(0.0, Namespace(runs=tmp_path, seeds=[0], f=[f], workers=None))
     assert found[0.0, f][0] > module.PUBLISHED[0.0][f - 1]
