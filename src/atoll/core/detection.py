@@ -36,7 +36,7 @@ class Seen(NamedTuple):
 
 
 class Sight(NamedTuple):
-    """What a detector may look at after a round: the updates, what the rule made of them, and a loss."""
+    """What a detector may look at after a round: the updates, where they lie beside the aggregate, and a loss."""
 
     updates_CD: Tensor
     seen: Seen

@@ -332,7 +332,7 @@ def _try_model(model: nn.Module, name: str, loss_name: str, federation: Federati
 
 
 def fastest_layout(model: nn.Module, input_shape: tuple[int, ...]) -> torch.memory_format:
-    """Channels last where the model convolves images and takes them like that: up to twice as fast on a processor.
+    """Channels last where the model convolves images and takes them like that: this is faster on a processor.
 
     A model may ask for views that only the usual layout allows, so it is tried: on numbers that are the same for
     everybody, since all clients of a network must choose alike.
