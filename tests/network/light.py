@@ -25,7 +25,19 @@ from atoll.network.connection import tls_context
 from atoll.network.gate import session_request
 from atoll.network.identity import Stamp, client_id, public_bytes, sign
 from atoll.network.objects import Manifest, cut, manifest_of
-from atoll.network.protocol import TASK, Answer, Challenge, Delivery, Hello, Message, Order, Orders, Poll, update_text
+from atoll.network.protocol import (
+    TASK,
+    TOLD_HEADER,
+    Answer,
+    Challenge,
+    Delivery,
+    Hello,
+    Message,
+    Order,
+    Orders,
+    Poll,
+    update_text,
+)
 from atoll.network.store import Store
 
 A = TypeVar("A", bound=Message)
@@ -193,18 +205,34 @@ class Light:
                     return said
         return None
 
-    def deliver(
-        self, order: Order, data: bytes, weight: float = 10.0, loss: float | None = 1.0, num_samples: int = 10
-    ) -> Said:
-        """Send an update, and say that it is there."""
-        path = TASK.format(run=order.run, attempt=order.attempt)
-        refused = self.upload(order, data)
-        if refused is not None:
-            return refused
+    def told(self, order: Order, data: bytes, weight: float, loss: float | None, num_samples: int) -> Delivery:
+        """What is said of an update."""
         manifest = manifest_of(data)
         told = Delivery(msgspec.msgpack.encode(manifest), num_samples, loss, weight, bytes(64))
         text = update_text(order.run, order.attempt, order.version, manifest.name(), told)
-        return self.ask("POST", f"{path}/update", msgspec.structs.replace(told, signature=self.key.sign(text)))
+        return msgspec.structs.replace(told, signature=self.key.sign(text))
+
+    def deliver(
+        self,
+        order: Order,
+        data: bytes,
+        weight: float = 10.0,
+        loss: float | None = 1.0,
+        num_samples: int = 10,
+        whole: bool = True,
+    ) -> Said:
+        """Send an update: in one request, or in chunks and say then that it is there."""
+        told = self.told(order, data, weight, loss, num_samples)
+        path = f"{TASK.format(run=order.run, attempt=order.attempt)}/update"
+        if whole and data:
+            return self.put(path, data, msgspec.json.encode(told))
+        refused = self.upload(order, data)
+        return self.ask("POST", path, told) if refused is None else refused
+
+    def put(self, path: str, data: bytes, told: bytes) -> Said:
+        """Send bytes, and what is said of them."""
+        head, _, body = self.signed("PUT", path, data).partition(b"\r\n\r\n")
+        return self.send(head + b"\r\n" + TOLD_HEADER.encode() + b": " + told + b"\r\n\r\n" + body)
 
 
 def packed(delta_D: Tensor) -> bytes:

@@ -19,7 +19,7 @@ from atoll.core.errors import RunError
 from atoll.core.messages import Task
 from atoll.network.blobs import Blobs, Bucket, Disk, StoreAway, place_of
 from atoll.network.objects import CHUNK, ObjectError, Objects, manifest_of
-from atoll.network.uploads import Uploads
+from atoll.network.uploads import Pack, Uploads
 
 KINDS = ["disk", "local", "memory", pytest.param("s3", marks=pytest.mark.slow)]
 
@@ -75,6 +75,7 @@ def test_what_is_put_is_there_until_it_is_deleted(blobs: Blobs) -> None:
     blobs.sync("nothing here")
     blobs.sweep()
     assert (blobs.get("a/b"), blobs.get("a/c/d"), blobs.get("ab/c")) == (b"one", b"three", b"")
+    assert (blobs.get("a/c/d", 1, 3), blobs.get("a/c/d", 4, 1), blobs.get("a/c/d", 2)) == (b"hre", b"e", b"ree")
     assert (blobs.size("a/b"), blobs.size("a/c/d"), blobs.size("ab/c")) == (3, 5, 0)
     assert blobs.sizes("a") == {"b": 3, "c/d": 5}
     assert blobs.sizes("") == {"a/b": 3, "a/c/d": 5, "ab/c": 0}
@@ -110,19 +111,47 @@ def test_uploads_lie_anywhere(blobs: Blobs) -> None:
     uploads.put(task, first, data[:CHUNK])
     assert uploads.missing(task, manifest) == [rest] and uploads.num_bytes(task) == CHUNK
     with pytest.raises(ObjectError, match="1 chunks are missing"):
-        uploads.settle(task, manifest)
+        uploads.whole(task, manifest)
     again = Uploads(blobs)  # another process
     assert again.num_bytes(task) == CHUNK
     again.put(task, rest, b"rest")
-    assert b"".join(again.settle(task, manifest)) == b"".join(again.read(task, manifest)) == data
-    blobs.put(f"7/3/{rest.hex()}", b"lies")
+    assert b"".join(again.whole(task, manifest)) == b"".join(again.read(task, manifest)) == data
+    blobs.put(f"7/3-{rest.hex()}", b"lies")
     with pytest.raises(ObjectError, match="was changed"):
         b"".join(again.read(task, manifest))
     other = Task(4, 0, 8)
     again.put(other, rest, b"rest")
     again.drop((task,))
-    assert blobs.sizes("") == {f"8/4/{rest.hex()}": 4} and again.num_bytes(task) == 0
+    assert blobs.sizes("") == {f"8/4-{rest.hex()}": 4} and again.num_bytes(task) == 0
+    blobs.put("stray/file", b"")
+    assert Uploads(blobs).num_bytes(other) == 4
     again.keep_only({9})
+    assert blobs.sizes("") == {} and again.num_bytes(other) == 0
+
+
+def test_small_updates_are_written_together(blobs: Blobs) -> None:
+    uploads, tasks = Uploads(blobs), [Task(client, 0, attempt) for client, attempt in ((1, 5), (2, 5), (3, 6))]
+    data = [os.urandom(100 * task.client) for task in tasks]
+    pack = Pack(uploads)
+    spots = [pack.add(task, each) for task, each in zip(tasks, data, strict=True)]
+    assert blobs.sizes("") == {}
+    pack.write()
+    (name,) = blobs.sizes("")
+    for task, each, spot in zip(tasks, data, spots, strict=True):
+        assert b"".join(uploads.read(task, manifest_of(each), spot)) == each
+    with pytest.raises(ObjectError, match="was changed"):
+        b"".join(uploads.read(tasks[1], manifest_of(data[1]), spots[0]))
+    uploads.drop(tasks[:1])
+    uploads.keep_only({6})
+    assert list(blobs.sizes("")) == [name]
+    again = Uploads(blobs)  # another process
+    again.recall(tasks[2], spots[2])
+    again.keep_only({6})
+    assert list(blobs.sizes("")) == [name]
+    again.drop(tasks)
+    assert blobs.sizes("") == {}
+    pack.write()
+    Uploads(blobs).keep_only({5, 6})  # nobody needs it
     assert blobs.sizes("") == {}
 
 

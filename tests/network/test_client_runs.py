@@ -98,7 +98,7 @@ def test_clients_keep_receipts_and_take_leave(tmp_path: Path) -> None:
         assert lines == world.server.ledgers[RUN]
         assert chain.verify(lines, public_bytes(world.server.key)) is None
         assert home.unfinished() == [] and home.runs() == [RUN]
-        assert not list((home.path / "runs" / RUN / "objects" / "chunks").iterdir())
+        assert not [path for path in (home.path / "runs" / RUN / "objects").rglob("*") if path.is_file()]
         sent = [each for each in world.server.deliveries if each[2] == number]
         assert len(sent) == 3
     assert world.said.count(f"{RUN}: version 2 counts this client's update") == 3

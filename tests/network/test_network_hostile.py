@@ -24,6 +24,7 @@ from network.nursery import Nursery
 from atoll import Plan
 from atoll.core.messages import Payload
 from atoll.core.wire import HEADER, MAGIC, ZSTD, pack
+from atoll.network.objects import manifest_of
 from atoll.network.protocol import ENDPOINTS, MAX_CONTROL, TASK, Delivery, Enrol, Poll, Refusal
 
 ENDLESS = 1_000_000
@@ -102,7 +103,10 @@ def bad_updates() -> dict[str, tuple[bytes, str]]:
     }
 
 
-def test_bad_updates_are_left_out_one_by_one_and_their_senders_shut_out_after_three(made: Federation) -> None:
+@pytest.mark.parametrize("whole", [True, False])
+def test_bad_updates_are_left_out_one_by_one_and_their_senders_shut_out_after_three(
+    made: Federation, whole: bool
+) -> None:
     bad = bad_updates()
     honest, *vandals = crowd(made, 1 + len(bad))
     server = made.serve("--clients", str(1 + len(bad)))
@@ -113,11 +117,11 @@ def test_bad_updates_are_left_out_one_by_one_and_their_senders_shut_out_after_th
     order = honest.order()
     memory = memory_of(server.pid)
     for vandal, (what, (data, why)) in zip(vandals, bad.items(), strict=True):
-        said = vandal.deliver(vandal.order(), data)
+        said = vandal.deliver(vandal.order(), data, whole=whole)
         assert (said.status, why in said.error) == (422, True), (what, said)
     assert memory_of(server.pid) - memory < 48 * MEGABYTE
     before_D = honest.model(order)
-    assert honest.deliver(order, level(1.0)).status == 200
+    assert honest.deliver(order, level(1.0), whole=whole).status == 200
     second = honest.order()
     torch.testing.assert_close(honest.model(second), before_D + 1.0, rtol=0, atol=0)
     (commit,) = made.commits()
@@ -127,7 +131,7 @@ def test_bad_updates_are_left_out_one_by_one_and_their_senders_shut_out_after_th
     assert {row["offences"] for row in made.operate("GET", "/clients")["clients"]} == {0, 1}
     vandal = vandals[0]
     for _ in range(2):
-        assert vandal.deliver(vandal.order(), b"rubbish").status == 422
+        assert vandal.deliver(vandal.order(), b"rubbish", whole=whole).status == 422
         for light in vandals[1:]:  # who are asked too
             path = TASK.format(run=RUN, attempt=light.order().attempt)
             assert light.ask("POST", f"{path}/refuse", Refusal("not today")).status == 200
@@ -140,6 +144,40 @@ def test_bad_updates_are_left_out_one_by_one_and_their_senders_shut_out_after_th
     assert told["light 2"] == "approved"
     assert made.audited().rounds == 3
     assert not [path for path in (made.directory() / "uploads").rglob("*") if path.is_file()]
+
+
+def test_an_update_in_one_request_is_what_is_said_of_it(made: Federation) -> None:
+    light, other = crowd(made, 2)
+    made.serve("--clients", "2")
+    for each in (light, other):
+        each.begin()
+        each.orders(0)
+    order, data = light.order(), level(1.0)
+    path = f"{TASK.format(run=RUN, attempt=order.attempt)}/update"
+    told = light.told(order, data, 10.0, 1.0, 10)
+    for wrong, status in (
+        (b"", 400),
+        (b"{}", 400),
+        (b"rubbish", 400),
+        (msgspec.json.encode(light.told(order, level(2.0), 10.0, 1.0, 10)), 422),
+        (msgspec.json.encode(light.told(order, data * 2, 10.0, 1.0, 10)), 422),
+        (msgspec.json.encode(msgspec.structs.replace(told, weight=11.0)), 403),
+        (msgspec.json.encode(other.told(order, data, 10.0, 1.0, 10)), 403),
+    ):
+        assert light.put(path, data, wrong).status == status, wrong
+    assert light.ask("PUT", path, data).status == 400
+    assert light.put(path, bytes(2 * MEGABYTE), msgspec.json.encode(told)).status in (0, 413)
+    light.begin()
+    for _ in range(2):  # its answer was lost
+        said = light.put(path, data, msgspec.json.encode(told))
+        assert (said.status, json.loads(said.body)["object"]) == (200, manifest_of(data).name())
+    assert light.deliver(order, level(2.0)).status == 410
+    assert other.deliver(other.order(), level(3.0), whole=False).status == 200
+    assert light.order().version == 1
+    (commit,) = made.commits()
+    assert [each["client"] for each in commit["cohort"]] == [0, 1] and not commit["rejected"]
+    assert {row["offences"] for row in made.operate("GET", "/clients")["clients"]} == {0}
+    made.audited()
 
 
 def test_strangers_and_those_who_were_shut_out(made: Federation) -> None:

@@ -16,6 +16,7 @@ from network.federation import RUN, Federation, federation, simulated, until
 from network.nursery import Nursery
 
 from atoll import Plan
+from atoll.network.objects import CHUNK
 
 NUM = 3
 PLAN = Plan(
@@ -29,6 +30,9 @@ PLAN = Plan(
     evaluation={"every": 5},
 )
 """Clients and server both remember: SCAFFOLD's controls, error feedback, and what was sent as differences."""
+IN_CHUNKS = PLAN.replace({"model": {"name": "mlp_2nn", "hidden": 800}})
+"""With updates that are too large for one request."""
+BOTH = pytest.mark.parametrize("plan", [PLAN, IN_CHUNKS], ids=["whole", "chunks"])
 ONCE = ("--clients", str(NUM), "--once")
 
 
@@ -103,13 +107,16 @@ def assert_undisturbed(made: Federation, plan: Plan, path: Path) -> None:
     assert len(list(made.directory().glob("state-*"))) <= 2  # the last, and what was ready to be sent of it
 
 
-def test_a_few_kills(processes: Nursery, certs: Path, tmp_path: Path) -> None:
-    plan = PLAN.replace({"rounds": 12})
+@BOTH
+def test_a_few_kills(processes: Nursery, certs: Path, tmp_path: Path, plan: Plan) -> None:
+    plan = plan.replace({"rounds": 12})
     with federation(tmp_path / "f", processes, certs, plan) as made:
         begun(made)
         assert storm(made, {"server": 3, "client": 3}, plan.rounds, seed=1) == {"server": 3, "client": 3}
         made.wait(60)
         assert_undisturbed(made, plan, tmp_path / "alone")
+        update = min(row["bytes_up"] for row in made.rows()) / 2
+        assert (update > CHUNK) == (plan.model.name == "mlp_2nn")
 
 
 def test_polite_stops(processes: Nursery, certs: Path, tmp_path: Path) -> None:
@@ -145,10 +152,13 @@ def test_two_hundred_kills_of_each(processes: Nursery, certs: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
+@BOTH
 @pytest.mark.parametrize("who", ["server", "client"])
-def test_a_death_at_each_change_of_a_file(processes: Nursery, certs: Path, tmp_path: Path, who: str) -> None:
+def test_a_death_at_each_change_of_a_file(
+    processes: Nursery, certs: Path, tmp_path: Path, who: str, plan: Plan
+) -> None:
     """Wherever a process is about to change a file it dies there once; it is started again, and all ends well."""
-    plan = PLAN.replace({"rounds": 2})
+    plan = plan.replace({"rounds": 2})
     whole, kept = simulated(plan, tmp_path / "whole"), tmp_path / "kept"
     with federation(tmp_path / "f", processes, certs, plan) as made:
         made.serve(*ONCE)

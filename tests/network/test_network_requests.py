@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import threading
@@ -20,7 +21,8 @@ from network.nursery import Nursery
 from atoll import Plan
 from atoll.network.identity import Stamp
 from atoll.network.objects import CHUNK, manifest_of
-from atoll.network.protocol import ENDPOINTS, TASK, Answer
+from atoll.network.protocol import ENDPOINTS, TASK, Answer, Poll
+from atoll.network.room import EACH
 
 MANY = Plan(rounds=1_000_000, policy={"name": "cohort"}, evaluation={"every": 0})
 MEGABYTE = 1 << 20
@@ -193,6 +195,31 @@ def test_what_is_not_http_or_not_tls_is_hung_up_on(open_server: tuple[Federation
                 continue
             assert line.hear().status in (0, 400, 404, 431)
     assert light.plain("GET", "/v1/about").status == 200
+    for text in (made.root / "server.out").read_text().splitlines():
+        assert text.startswith("serving") or json.loads(text)["event"] != "rejected", text
+
+
+def test_who_wants_another_protocol_gets_this_one(open_server: tuple[Federation, Light]) -> None:
+    made, light = open_server
+    for name in ("websocket", "h2c"):
+        with Line(made.port, made.certs) as line:
+            line.say(request("GET", "/v1/about", b"", {"connection": "Upgrade", "upgrade": name}))
+            assert line.hear().status == 200
+    assert light.plain("GET", "/v1/about").status == 200
+
+
+def test_one_client_has_few_bodies_in_memory(open_server: tuple[Federation, Light]) -> None:
+    made, light = open_server
+    path = f"{TASK.format(run=RUN, attempt=0)}/chunks/{'00' * 32}"
+    head = light.signed("PUT", path, bytes(MEGABYTE))[: -MEGABYTE // 2]
+    lines = [Line(made.port, made.certs) for _ in range(EACH)]
+    for line in lines:
+        line.say(head)  # and not the rest
+    until(lambda: light.ask("PUT", path, bytes(MEGABYTE)).status == 429, 10, "no more bodies to be taken")
+    assert light.ask("POST", "/v1/poll", Poll(10, 0.0)).status == 200
+    for line in lines:
+        line.close()
+    until(lambda: light.ask("PUT", path, bytes(MEGABYTE)).status in (410, 422), 10, "room again")
 
 
 def test_five_hundred_slow_lorises_do_not_keep_an_honest_client_waiting(made: Federation) -> None:

@@ -17,14 +17,14 @@ import pytest
 
 from atoll.core.errors import RunError
 from atoll.network.certs import make_certificates
-from atoll.network.web import TooLarge, listener_of, read_body, server_of, tls_context
+from atoll.network.web import TooLarge, agreed_length, listener_of, read_body, server_of, tls_context
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
     """Answer with the length of the body, of at most 1,000 bytes; /wait answers a little later."""
     headers = {name.decode(): value.decode() for name, value in scope["headers"]}
     try:
-        status, body = 200, str(len(await read_body(headers, receive, 1000))).encode()
+        status, body = 200, str(len(await read_body(receive, agreed_length(headers, 1000)))).encode()
     except TooLarge as error:
         status, body = 413, str(error).encode()
     if scope["path"] == "/wait":
@@ -117,6 +117,17 @@ def test_who_drips_is_cut_off_and_nobody_else_waits(start: bytes) -> None:
             connection.close()
 
 
+def test_empty_lines_are_no_request_and_buy_no_time() -> None:
+    with serving(seconds=1.0) as port, say(port, post(5)) as connection:
+        assert answer(connection) == (200, b"5")
+        began = time.monotonic()
+        with suppress(OSError):
+            while time.monotonic() - began < 5:
+                connection.sendall(b"\r\n")
+                time.sleep(0.1)
+        assert time.monotonic() - began < 4
+
+
 @pytest.mark.parametrize(
     "request_",
     [
@@ -129,6 +140,20 @@ def test_a_body_that_is_too_long_is_refused_before_it_is_read(request_: bytes) -
     with serving() as port, say(port, request_) as connection:
         status, text = answer(connection)
         assert status == 413 and b"at most 1,000" in text
+
+
+def test_a_head_that_does_not_end_is_cut_off() -> None:
+    with serving(seconds=30) as port, say(port, b"POST / HTTP/1.1\r\nHost: x\r\n") as connection:
+        with suppress(OSError):
+            for number in range(100):
+                connection.sendall(b"x-%d: " % number + b"y" * 5000 + b"\r\n")
+        with suppress(ConnectionResetError):
+            status, text = answer(connection)
+            assert (status, b"does not end" in text) == (400, True)
+    with serving() as port, say(port, b"") as connection:
+        for _ in range(40):  # long heads one after another are fine
+            connection.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nx: " + b"y" * 5000 + b"\r\nContent-Length: 1\r\n\r\nx")
+            assert answer(connection) == (200, b"1")
 
 
 @pytest.mark.parametrize("rubbish", [b"\0" * 100 + b"\r\n\r\n", b"hello\r\n\r\n", b"A" * 200_000])

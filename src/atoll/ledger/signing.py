@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -15,10 +16,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 def holds(public_key: bytes, data: bytes, signature: bytes) -> bool:
     """Whether an Ed25519 signature on some bytes is that of a key."""
     try:
-        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, data)
+        _key(public_key).verify(signature, data)
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+@lru_cache(maxsize=1 << 14)
+def _key(public_key: bytes) -> Ed25519PublicKey:
+    return Ed25519PublicKey.from_public_bytes(public_key)
 
 
 def client_id(public_key: bytes) -> str:

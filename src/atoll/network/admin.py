@@ -31,7 +31,7 @@ from atoll.network.gate import Refused
 from atoll.network.metrics import Metrics
 from atoll.network.operator import TOKEN, operator_token, write_address
 from atoll.network.protocol import MAX_CONTROL
-from atoll.network.web import TooLarge, listener_of, read_body, server_of
+from atoll.network.web import TooLarge, agreed_length, listener_of, read_body, server_of
 
 MAX_TOKEN_SECONDS = 30 * 86400
 
@@ -153,7 +153,7 @@ def admin_app(hub: Operated, token: str) -> Starlette:
     def endpoint(command: Command) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
             _must_be_operator(request, token)
-            body = await read_body(dict(request.headers), request.receive, MAX_CONTROL)
+            body = await read_body(request.receive, agreed_length(dict(request.headers), MAX_CONTROL))
             told = msgspec.json.decode(body or b"{}", type=command.body)
             return _json(await anyio.to_thread.run_sync(command.work, hub, told, request.path_params) or {})
 

@@ -37,16 +37,16 @@ class Blobs(ABC):
     """Bytes by names such as `chunks/ab01`; of a name that is not there, FileNotFoundError."""
 
     @abstractmethod
-    def put(self, name: str, data: bytes | memoryview) -> None:
-        """Keep bytes: when this returns they are written, and after `sync` so is their name."""
+    def put(self, name: str, *parts: bytes | memoryview) -> None:
+        """Keep bytes, one part after another: when this returns they are written, and after `sync` so is their name."""
 
     @abstractmethod
     def sync(self, folder: str) -> None:
         """Make sure that the names in a folder outlive a loss of power."""
 
     @abstractmethod
-    def get(self, name: str) -> bytes:
-        """The bytes of a name."""
+    def get(self, name: str, start: int = 0, size: int | None = None) -> bytes:
+        """The bytes of a name, or some of them."""
 
     @abstractmethod
     def size(self, name: str) -> int:
@@ -82,23 +82,29 @@ class Disk(Blobs):
         with room_in(root):
             (root / NEW).mkdir(parents=True, exist_ok=True)
 
-    def put(self, name: str, data: bytes | memoryview) -> None:
+    def put(self, name: str, *parts: bytes | memoryview) -> None:
         """Write a file beside its place, and put it there."""
-        path = self._root / name
-        with room_in(path.parent):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        written(path, self._root / NEW / secrets.token_hex(8), data, sync=self._durable)
+        path, beside = self._root / name, self._root / NEW / secrets.token_hex(8)
+        try:
+            written(path, beside, *parts, sync=self._durable)
+        except FileNotFoundError:  # the first of its folder
+            with room_in(path.parent):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            written(path, beside, *parts, sync=self._durable)
 
     def sync(self, folder: str) -> None:
-        """Sync the directory."""
+        """Sync the directory, and the one that holds its name."""
         if not self._durable:
             return
         with contextlib.suppress(FileNotFoundError):  # nothing was put there
             sync_names(self._root / folder)
+            sync_names(self._root)
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, start: int = 0, size: int | None = None) -> bytes:
         """Read a file."""
-        return (self._root / name).read_bytes()
+        with open(self._root / name, "rb", buffering=0) as file:
+            file.seek(start)
+            return file.read(-1 if size is None else size)
 
     def size(self, name: str) -> int:
         """Look at a file."""
@@ -112,17 +118,19 @@ class Disk(Blobs):
         return dict(_files(self._root / folder, "", ("" if folder else NEW)))
 
     def delete(self, names: Iterable[str]) -> None:
-        """Remove files."""
+        """Remove files, and folders that are empty then."""
+        folders = set()
         for name in names:
-            (self._root / name).unlink(missing_ok=True)
+            path = self._root / name
+            path.unlink(missing_ok=True)
+            folders.add(path.parent)
+        for folder in folders:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
     def clear(self, folder: str) -> None:
-        """Remove a folder, and the one around it if that is empty now."""
+        """Remove a folder."""
         shutil.rmtree(self._root / folder, ignore_errors=True)
-        around = (self._root / folder).parent
-        if around != self._root:
-            with contextlib.suppress(OSError):
-                around.rmdir()
 
     def sweep(self) -> None:
         """Remove what is half written."""
@@ -137,18 +145,20 @@ class Bucket(Blobs):
     def __init__(self, store: ObjectStore, prefix: str) -> None:
         self._store, self._prefix = store, prefix
 
-    def put(self, name: str, data: bytes | memoryview) -> None:
+    def put(self, name: str, *parts: bytes | memoryview) -> None:
         """Send it; the store answers when it is safe."""
         with _served():
-            self._store.put(self._path(name), data)
+            self._store.put(self._path(name), parts[0] if len(parts) == 1 else b"".join(parts))
 
     def sync(self, folder: str) -> None:
         """Names are safe as soon as they are there."""
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, start: int = 0, size: int | None = None) -> bytes:
         """Fetch it."""
         with _served():
-            return bytes(self._store.get(self._path(name)).bytes())
+            if size is None:
+                return bytes(self._store.get(self._path(name)).bytes())[start:]
+            return bytes(self._store.get_range(self._path(name), start=start, length=size))
 
     def size(self, name: str) -> int:
         """Ask for it."""

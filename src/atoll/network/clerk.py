@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from http import HTTPStatus
 from typing import Any
@@ -21,6 +22,7 @@ from atoll.network.gate import Refused
 from atoll.network.logs import log
 from atoll.network.runs import Run
 from atoll.network.store import Book, Store
+from atoll.network.uploads import Pack
 
 TICK = 0.2
 """Seconds between two looks at the clock."""
@@ -38,6 +40,8 @@ class Draft:
     def __init__(self, book: Book) -> None:
         self.book = book
         self._machines: dict[str, tuple[Run, CoordinatorState, int]] = {}
+        self._packs: dict[str, Pack] = {}
+        self._before: dict[Hashable, Callable[[], None]] = {}
         self._effects: list[Callable[[], None]] = []
 
     def machine(self, run: Run) -> tuple[CoordinatorState, int]:
@@ -48,6 +52,22 @@ class Draft:
     def move(self, run: Run, machine: CoordinatorState, seq: int) -> None:
         """Let a run stand there."""
         self._machines[run.name] = (run, machine, seq)
+
+    def pack(self, run: Run) -> Pack:
+        """What is written to one file of a run before anything else is."""
+        if run.name not in self._packs:
+            self._packs[run.name] = Pack(run.uploads)
+            self.first(run.name, self._packs[run.name].write)
+        return self._packs[run.name]
+
+    def first(self, key: Hashable, work: Callable[[], None]) -> None:
+        """Do this before anything is written down for good; of equal keys the last one only."""
+        self._before[key] = work
+
+    def finish(self) -> None:
+        """Do what must be done first."""
+        for work in self._before.values():
+            work()
 
     def then(self, effect: Callable[[], None]) -> None:
         """Do this once everything is written down."""
@@ -103,6 +123,7 @@ class Clerk:
         return self.submit(change).result()
 
     def _work(self) -> None:
+        due = 0.0
         while self._going or not self._inbox.empty():
             batch: list[tuple[Change, Future[Any]]] = []
             try:
@@ -111,11 +132,14 @@ class Clerk:
                     batch.append(item)
                     item = self._inbox.get_nowait()
                 batch += [item] if item is not None else []
+                due = due if item is not None else 0.0  # somebody wants to be heard
             except queue.Empty:
                 pass
             if batch:
                 self._write(batch)
-            self._tick()
+            if time.monotonic() >= due:
+                self._tick()
+                due = time.monotonic() + TICK
 
     def _write(self, batch: list[tuple[Change, Future[Any]]]) -> None:
         """Make changes in one transaction; if one of them fails, each in one of its own, so that none harms another."""
@@ -128,6 +152,7 @@ class Clerk:
                         answers.append((future, change(draft), None))
                     except Refused as refused:  # before it has written anything
                         answers.append((future, None, refused))
+                draft.finish()
         except Exception as error:
             busy = self.busy(error)
             if busy is None and len(batch) > 1:

@@ -23,7 +23,6 @@ from atoll.network.protocol import (
     MAX_WAIT,
     TASK,
     Answer,
-    Delivered,
     Delivery,
     Done,
     Lines,
@@ -143,7 +142,7 @@ class Client:
 
     def _deliver(self, work: Work, order: Order) -> None:
         """Train, unless that was done before, and deliver until the server says that the update is safe."""
-        home, path = work.home, TASK.format(run=order.run, attempt=order.attempt)
+        home = work.home
         reason = work.plan.eligibility.why_not(self._app.told())
         if reason is not None:
             raise Unwilling(f"this device may not be asked now: {reason}")
@@ -159,16 +158,15 @@ class Client:
         elif (pending.version, pending.model) != (order.version, order.model.name):
             raise Unwilling(f"attempt {order.attempt} was done on another model: noise is never used twice")
         if work.job.secure is not None:
-            self._connection.ask("POST", f"{path}/ready", Done)
+            self._connection.ask("POST", f"{TASK.format(run=order.run, attempt=order.attempt)}/ready", Done)
             self._read_ledger(order.run, home)
             return
-        began = time.monotonic()
-        manifest = self._connection.upload(order.run, order.attempt, home.update())
-        told = self._connection.ask("POST", f"{path}/update", Delivered, pending.delivery)
+        began, data = time.monotonic(), home.update()
+        told = self._connection.deliver(order.run, order.attempt, data, pending.delivery)
         if told.object != pending.object:
             raise RunError("the server has taken another update than was sent: tell the operator")
         took = human_seconds(time.monotonic() - began)
-        self._voice.say(f"{order.run}: round {order.version + 1}: {human_bytes(manifest.num_bytes)} up in {took}")
+        self._voice.say(f"{order.run}: round {order.version + 1}: {human_bytes(len(data))} up in {took}")
         self._read_ledger(order.run, home)
 
     def _trained(self, work: Work, order: Order) -> Pending:

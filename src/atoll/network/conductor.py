@@ -196,8 +196,17 @@ class Conductor:
                 draft.then(lambda numbers=numbers: self.wake(numbers))  # type: ignore[misc]
         self.follow(draft, run, [command for command in commands if not isinstance(command, Send)])
 
-    def arrived(self, draft: Draft, run: Run, task: Task, name: str, report: dict[str, Any], signature: bytes) -> str:
-        """Write down an update; why it is not wanted, if so."""
+    def arrived(
+        self,
+        draft: Draft,
+        run: Run,
+        task: Task,
+        name: str,
+        report: dict[str, Any],
+        signature: bytes,
+        data: bytes | None = None,
+    ) -> str:
+        """Write down an update, which is here in chunks unless there are `data`; why it is not wanted, if so."""
         assert run.parts is not None
         machine, seq = draft.machine(run)
         if machine.in_flight.get(task.client) != task:
@@ -209,6 +218,10 @@ class Conductor:
         if any(isinstance(command, Reject) for command in commands):
             draft.book.set_stage(run.name, [task], Stage.CLOSED)
             return "this update comes too late: poll for work"
+        if data is not None:
+            report = {**report, "spot": draft.pack(run).add(task, data)}
+        elif name:
+            draft.first((run.name, task.attempt), lambda: run.uploads.sync(task.attempt))
         draft.book.arrived(run.name, task, name, report, signature, seq + 1)
         self.follow(draft, run, commands)
         return ""
@@ -239,6 +252,7 @@ class Conductor:
         machine, seq = draft.machine(run)
         if machine.phase is not Phase.COLLECTING:  # what has happened so far is in it
             draft.book.set_run(run.name, machine=json.dumps(machine.to_plain()), seq=seq)
+            draft.then(self.clerk.nudge)
         for command in commands:
             match command:
                 case Commit() if run.parts is not None and not run.parts.coordinator.policy.keeps_tasks:

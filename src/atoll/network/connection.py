@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
@@ -21,15 +21,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from atoll.core.errors import AtollError, RunError
 from atoll.network.gate import enrolment, session_request
 from atoll.network.identity import Stamp, client_id, public_bytes, sign
-from atoll.network.objects import HASH, Manifest, ObjectError, Objects, cut, manifest_of, read_manifest
+from atoll.network.objects import CHUNK, HASH, Manifest, ObjectError, Objects, cut, manifest_of, read_manifest
 from atoll.network.protocol import (
     MAX_CONTROL,
     TASK,
+    TOLD_HEADER,
     VERSION,
     VERSION_HEADER,
     About,
     Answer,
     Challenge,
+    Delivered,
+    Delivery,
     Enrol,
     Enrolled,
     Hello,
@@ -47,6 +50,7 @@ T = TypeVar("T")
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds before something is tried again: the pause doubles each time, and a random part of it is waited."""
 CONNECT_SECONDS, ANSWER_SECONDS = 20.0, 60.0
+NO_HEADERS: Mapping[str, str] = {}
 SENDINGS = 3
 """How often chunks are sent that the server says it still misses."""
 
@@ -156,6 +160,15 @@ class Connection:
         objects.put_manifest(manifest)
         return none_here
 
+    def deliver(self, run: str, attempt: int, data: bytes | memoryview, told: Delivery) -> Delivered:
+        """Deliver an update: a small one in one request, a larger one in the chunks that the server does not have."""
+        path = f"{TASK.format(run=run, attempt=attempt)}/update"
+        if len(data) > CHUNK:
+            self.upload(run, attempt, data)
+            return self.ask("POST", path, Delivered, told)
+        whole, header = bytes(data), {TOLD_HEADER: msgspec.json.encode(told).decode()}
+        return self._until_done(lambda: _read(self._signed("PUT", path, whole, MAX_CONTROL, more=header), Delivered))
+
     def upload(self, run: str, attempt: int, data: bytes | memoryview) -> Manifest:
         """Send the chunks of an object that the server does not have; the object's manifest."""
         path, manifest = TASK.format(run=run, attempt=attempt), manifest_of(data)
@@ -228,13 +241,15 @@ class Connection:
             raise Later(problem.error, problem.retry)
         raise RunError(problem.error)
 
-    def _signed(self, method: str, path: str, body: bytes, most: int, wait: float = 0.0) -> bytes:
+    def _signed(
+        self, method: str, path: str, body: bytes, most: int, wait: float = 0.0, more: Mapping[str, str] = NO_HEADERS
+    ) -> bytes:
         """A request within the session, made once; it is counted and signed anew whenever it is made again."""
         epoch = self._session().epoch
         self._counter += 1
         stamp = Stamp(self.client, epoch, self._counter, int(time.time() + self._ahead))
         headers = sign(self._key, stamp, method, path, body).headers()
-        status, found = self._once(method, path, body, headers, most, wait)
+        status, found = self._once(method, path, body, {**headers, **more}, most, wait)
         if status == HTTPStatus.OK:
             return found
         problem = _problem(status, found)

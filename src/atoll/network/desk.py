@@ -6,6 +6,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from http import HTTPStatus
 from typing import Any
 
@@ -47,11 +48,24 @@ class Desk:
         self.told_end: set[int] = set()
         """Who knows that all runs are over, and has read their ledgers."""
 
+    def hear(self, client: ClientRow, poll: Poll) -> Future[None] | None:
+        """Note that a client is there, and how much it has; what to wait for if that must be written down."""
+        number, roll = _number(client), self._conductor.roll
+        roll.hear(number, poll.attributes)
+        known, num_samples = roll.clients.get(number), min(poll.num_samples, self._max_samples)
+        if known is None or known.num_samples == num_samples:
+            return None
+        changed = known._replace(num_samples=num_samples)
+
+        def change(draft: Draft) -> None:
+            draft.book.set_samples(client.id, num_samples)
+            draft.then(lambda: roll.clients.update({number: changed}))
+
+        return self._clerk.submit(change)
+
     def orders(self, client: ClientRow, poll: Poll) -> Orders:
         """What a client has to do now."""
-        number = client.number
-        assert number is not None
-        self._hear(client, number, poll)
+        number = _number(client)
         with self._clerk.lock:
             orders = [
                 order
@@ -101,21 +115,23 @@ class Desk:
     def put_chunk(self, client: ClientRow, run: str, attempt: int, digest: str, data: bytes, hashed: str) -> None:
         """Keep a chunk of an update, whose hash is known; nobody may send more than an update can be long."""
         found, task = self._waited_for(client, run, attempt)
-        assert found.parts is not None
         if digest != hashed:
             raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "a chunk is named by its SHA-256, and this one is not")
+        assert found.parts is not None
         if found.uploads.num_bytes(task) + len(data) > 2 * found.parts.max_bytes:
             raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "more was sent for this task than an update can be")
         found.uploads.put(task, bytes.fromhex(digest), data)
 
-    def deliver(self, client: ClientRow, run: str, attempt: int, told: Delivery) -> Delivered:
-        """Take an update that is here in chunks; once this returns it is safe."""
-        found = self.run(run)
-        number = client.number
-        assert number is not None
+    def deliver(
+        self, client: ClientRow, run: str, attempt: int, told: Delivery, data: bytes | None = None, hashed: str = ""
+    ) -> Future[Delivered | Refused] | Delivered:
+        """Take an update that is here in chunks, or is this one chunk whose hash is known; at the end it is safe."""
+        found, number = self.run(run), _number(client)
         manifest = self._manifest(found, told.manifest)
         if found.parts is None or found.parts.job.secure is not None:
             raise Refused(HTTPStatus.CONFLICT, "updates of this run are added in secret: do not send one", RETRY)
+        if data is not None and manifest != Manifest(len(data), (bytes.fromhex(hashed),)):
+            raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "the body is not the object that the manifest names")
         name = manifest.name()
         task = self._in_flight(found, attempt, number)
         if task is None:
@@ -125,24 +141,24 @@ class Desk:
         if not holds(client.key, text, told.signature):
             raise Refused(HTTPStatus.FORBIDDEN, "the update is not signed with this client's key")
         try:
-            report = self._checked(found, task, manifest, told)
+            report = self._checked(found, task, manifest, told, data)
         except (BadUpdate, ObjectError) as error:
             self._reject(client, found, task, str(error))
             raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from error
-        late = self._clerk.make(lambda draft: self._conductor.arrived(draft, found, task, name, report, told.signature))
-        if late:
-            self._metrics.late()
-            raise Refused(HTTPStatus.GONE, late)
-        self._metrics.arrived()
-        return Delivered(name)
+
+        def change(draft: Draft) -> Delivered | Refused:
+            late = self._conductor.arrived(draft, found, task, name, report, told.signature, data)
+            draft.then(self._metrics.late if late else self._metrics.arrived)
+            return Refused(HTTPStatus.GONE, late) if late else Delivered(name)
+
+        return self._clerk.submit(change)
 
     def ready(self, client: ClientRow, run: str, attempt: int) -> None:
         """A client has trained, and waits for the others to add in secret."""
         found = self.run(run)
         if found.parts is None or found.parts.job.secure is None:
             raise Refused(HTTPStatus.CONFLICT, "nothing is added in secret in this run: deliver the update")
-        number = client.number
-        assert number is not None
+        number = _number(client)
         task = self._in_flight(found, attempt, number)
         if task is None:
             return self._must_be_here(run, attempt, number, "")
@@ -153,7 +169,7 @@ class Desk:
     def answer(self, client: ClientRow, run: str, attempt: int, manifest: bytes) -> None:
         """A client answers a message of secure aggregation."""
         found, task = self._waited_for(client, run, attempt)
-        data = b"".join(found.uploads.settle(task, self._manifest(found, manifest)))
+        data = b"".join(found.uploads.whole(task, self._manifest(found, manifest)))
         if not found.post.answer(task.client, data):
             raise Refused(HTTPStatus.GONE, "nobody waits for this answer any more: poll for work")
 
@@ -164,21 +180,6 @@ class Desk:
         if found.post.answer(task.client, b""):  # it leaves a sum that goes on without it
             return
         self._clerk.make(lambda draft: self._conductor.fail(draft, found, [task], f"refused: {reason}"))
-
-    def _hear(self, client: ClientRow, number: int, poll: Poll) -> None:
-        """Note that a client is there, and how much it has."""
-        roll = self._conductor.roll
-        roll.hear(number, poll.attributes)
-        known, num_samples = roll.clients.get(number), min(poll.num_samples, self._max_samples)
-        if known is None or known.num_samples == num_samples:
-            return
-        changed = known._replace(num_samples=num_samples)
-
-        def change(draft: Draft) -> None:
-            draft.book.set_samples(client.id, num_samples)
-            draft.then(lambda: roll.clients.update({number: changed}))
-
-        self._clerk.make(change)
 
     def _order(self, run: Run, number: int) -> Order | None:
         task, mail = run.machine.in_flight.get(number), run.post.waiting(number)
@@ -246,7 +247,7 @@ class Desk:
         except ObjectError as error:
             raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from error
 
-    def _checked(self, run: Run, task: Task, manifest: Manifest, told: Delivery) -> dict[str, Any]:
+    def _checked(self, run: Run, task: Task, manifest: Manifest, told: Delivery, data: bytes | None) -> dict[str, Any]:
         """Look at an update before it counts; what is written down of it."""
         assert run.parts is not None
         if told.loss is None or not math.isfinite(told.loss):
@@ -254,7 +255,7 @@ class Desk:
         if not (math.isfinite(told.weight) and told.weight >= 0):
             raise BadUpdate(f"a weight of {told.weight} makes no sense: it must be finite, and 0 or more")
         weight = min(told.weight, float(self._max_samples))
-        chunks = run.uploads.settle(task, manifest)
+        chunks = run.uploads.whole(task, manifest) if data is None else [data]
         with self._one_large if manifest.num_bytes > LARGE else contextlib.nullcontext():
             run.parts.opened(chunks, manifest.num_bytes, weight)
         # the client signed what it told; what counts is cut to what one client may weigh
@@ -274,3 +275,9 @@ class Desk:
         if self._clerk.make(change) >= MAX_OFFENCES:
             log("rejected", client=client.name, why="quarantined after repeated offences")
             self._quarantine(client.id)
+
+
+def _number(client: ClientRow) -> int:
+    """By what number an approved client is known."""
+    assert client.number is not None
+    return client.number

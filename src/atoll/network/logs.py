@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import logging
 import math
 import sys
 from typing import Literal
@@ -35,6 +36,19 @@ def log(event: Event, **fields: str | int | float | None) -> None:
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
+
+
+class _Lines(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        why = record.getMessage().strip() + ("" if error is None else f": {type(error).__name__}: {error}")
+        log("rejected", why=why)
+
+
+def listen_to(library: str) -> None:
+    """Write errors of a library as lines too; its warnings are of what strangers send, which is no news."""
+    told = logging.getLogger(library)
+    told.handlers, told.propagate = [_Lines(logging.ERROR)], False
 
 
 def _short(value: str | int | float | None) -> str | int | float | None:

@@ -17,6 +17,7 @@ from atoll.ledger import signing
 
 VERSION = 1
 VERSION_HEADER = "atoll-protocol"
+TOLD_HEADER = "atoll-told"
 MAX_CONTROL = 1 << 20
 """Bytes of the largest control message."""
 MAX_WAIT = 25.0
@@ -244,6 +245,8 @@ class Endpoint(NamedTuple):
     body: type[Message] | None = None
     """None: nothing, or bytes where `method` is PUT."""
     signed: bool = True
+    told: type[Message] | None = None
+    """What is said of the body, as JSON in the header TOLD_HEADER."""
 
 
 TASK = "/v1/runs/{run}/tasks/{attempt}"
@@ -259,7 +262,8 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/runs/{run}/objects/{name}/{index}", "One chunk of an object", None),
     Endpoint("POST", TASK + "/missing", "Announce an object; which chunks to send", Missing, Answer),
     Endpoint("PUT", TASK + "/chunks/{digest}", "Send a chunk", Done),
-    Endpoint("POST", TASK + "/update", "Deliver an update", Delivered, Delivery),
+    Endpoint("POST", TASK + "/update", "Deliver an update that was sent in chunks", Delivered, Delivery),
+    Endpoint("PUT", TASK + "/update", "Deliver an update of one chunk, which is the body", Delivered, told=Delivery),
     Endpoint("POST", TASK + "/secure", "Answer in secure aggregation", Done, Answer),
     Endpoint("POST", TASK + "/ready", "The update is trained: let it be added in secret", Done),
     Endpoint("POST", TASK + "/refuse", "Refuse a task", Done, Refusal),
@@ -282,7 +286,7 @@ def is_run_name(text: str) -> bool:
 
 def openapi() -> dict[str, Any]:
     """The protocol as an OpenAPI 3.1 document."""
-    types = {kind for each in ENDPOINTS for kind in (each.answer, each.body) if kind is not None} | {Problem}
+    types = {kind for each in ENDPOINTS for kind in (each.answer, each.body, each.told) if kind is not None} | {Problem}
     named = sorted(types, key=lambda kind: kind.__name__)
     _, schemas = msgspec.json.schema_components(named, ref_template="#/components/schemas/{name}")
     paths: dict[str, dict[str, Any]] = {}
@@ -299,6 +303,9 @@ def openapi() -> dict[str, Any]:
             },
             "security": [{"signature": []}] if each.signed else [],
         }
+        if each.told is not None:
+            header = {"name": TOLD_HEADER, "in": "header", "required": True, "content": _json(each.told)}
+            entry["parameters"].append(header)
         if each.body is not None or each.method == "PUT":
             entry["requestBody"] = {"required": True, "content": raw if each.body is None else _json(each.body)}
         paths.setdefault(each.path, {})[each.method.lower()] = entry

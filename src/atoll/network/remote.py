@@ -112,13 +112,12 @@ class Parts(NamedTuple):
     engine: Deliveries
     layout: Update
     """The shape of every update that is due, without values."""
+    due_V: Tensor
+    """That as one vector."""
+    max_bytes: int
+    """Bytes of the largest update that is read."""
     kinds: Kinds
     """Names and types of a payload of that."""
-
-    @property
-    def max_bytes(self) -> int:
-        """Bytes of the largest update that is read."""
-        return 2 * packed_size(Payload(self.layout.packed())) + ROOM
 
     def opened(self, chunks: Iterable[bytes], num_bytes: int, weight: float) -> Update:
         """Read a delivered update; one that is not what is due raises BadUpdate."""
@@ -131,11 +130,10 @@ class Parts(NamedTuple):
             raise
         except Exception as error:  # whatever a codec makes of rubbish
             raise BadUpdate(f"the update cannot be read: {' '.join(str(error).split())[:200]}") from error
-        due_V = self.layout.packed()
-        if vector_V.shape != due_V.shape or vector_V.dtype != due_V.dtype:
+        if vector_V.shape != self.due_V.shape or vector_V.dtype != self.due_V.dtype:
             raise BadUpdate(
-                f"the update has {tuple(vector_V.shape)} values of {vector_V.dtype}, {tuple(due_V.shape)} of "
-                f"{due_V.dtype} are due: check the client's model"
+                f"the update has {tuple(vector_V.shape)} values of {vector_V.dtype}, {tuple(self.due_V.shape)} of "
+                f"{self.due_V.dtype} are due: check the client's model"
             )
         if not (bool(vector_V.sum().isfinite()) or bool(vector_V.isfinite().all())):  # a finite sum is enough
             raise BadUpdate("the update holds NaN or Inf: check the client's data and learning rate")
@@ -170,7 +168,10 @@ def build_parts(plan: Plan, sizes: Sequence[int], ledger: Ledger | None) -> tupl
     engine, layout = Deliveries(job, space), layout_of(job)
     like, _ = job.uplink.encode(layout.packed(), {}, Encoding(job.spec, 0, generator(plan.seed, "layout")))
     versions = Versions(coordinator, engine.trainer, guard)
-    return Parts(job, coordinator, guard, versions, engine, _without_values(layout), _kinds(like)), first_D
+    layout = _without_values(layout)
+    due_V = layout.packed()
+    max_bytes = 2 * packed_size(Payload(due_V)) + ROOM
+    return Parts(job, coordinator, guard, versions, engine, layout, due_V, max_bytes, _kinds(like)), first_D
 
 
 def _without_values(update: Update) -> Update:

@@ -37,7 +37,7 @@ from atoll.network.remote import Arrival, Parts, build_parts, open_ledger
 from atoll.network.secrecy import Post, Secret, add_with_clients
 from atoll.network.store import Book
 from atoll.network.tables import RunRow, Stage, TaskRow
-from atoll.network.uploads import Uploads
+from atoll.network.uploads import Spot, Uploads
 from atoll.privacy.ledger import NAME as PRIVACY_LEDGER
 from atoll.report.reading import model_text
 from atoll.report.record import RunDirectory, encode_state, read_state
@@ -252,7 +252,7 @@ class Run:
     def _arrival(self, parts: Parts, row: TaskRow) -> Arrival:
         manifest = msgspec.msgpack.decode(bytes.fromhex(row.report["manifest"]), type=Manifest)
         told = Told(row.report["samples"], row.report["loss"], manifest.num_bytes)
-        chunks = self.uploads.read(row.task, manifest)
+        chunks = self.uploads.read(row.task, manifest, _spot(row))
         return Arrival(parts.opened(chunks, manifest.num_bytes, row.report["counts"]), told)
 
     def _forget(self, state: RunState, *, keep: bool) -> RunState:
@@ -271,17 +271,15 @@ class Run:
         return name
 
     def drop(self, tasks: tuple[Task, ...], state_file: str) -> None:
-        """Remove what nobody needs any more: updates of these tasks and of attempts that are over, other states."""
+        """Remove what nobody needs any more: updates of these tasks and what else there is."""
         self.uploads.drop(tasks)
-        self.tidy()
-        for path in self.directory.glob("state-*.safetensors"):
+        self.tidy(state_file)
+
+    def tidy(self, state_file: str) -> None:
+        """Remove what was sent for attempts that nobody waits for any more, and all states but one."""
+        for path in (*self.directory.glob(".state-*.new"), *self.directory.glob("state-*.safetensors")):
             if path.name != state_file:
                 path.unlink(missing_ok=True)
-
-    def tidy(self) -> None:
-        """Remove what was sent for attempts that nobody waits for any more, and states that a kill left half."""
-        for path in self.directory.glob(".state-*.new"):
-            path.unlink(missing_ok=True)
         now = self.machine
         self.uploads.keep_only({task.attempt for task in (*now.in_flight.values(), *now.arrived, *now.committing)})
 
@@ -368,12 +366,22 @@ def taken_up(book: Book, row: RunRow, home: Path, place: Place, wake: Callable[[
             kind = Arrived if event.stage in (Stage.ARRIVED, Stage.COUNTED) else Failed
             run.machine, _ = run.parts.coordinator.step(run.machine, kind((event.task,)))
             run.seq = event.seq
+        needed = {*run.machine.arrived, *run.machine.committing}
+        for attempt in {task.attempt for task in needed}:
+            for each in book.tasks(row.id, attempt):
+                spot = _spot(each)
+                if each.task in needed and spot is not None:
+                    run.uploads.recall(each.task, spot)
         if run.status == RUNNING and run.machine.phase is not Phase.FINISHED:
             run.prepare(run.machine)
             run.lost_sum = run.parts.job.secure is not None and run.machine.phase is Phase.COMMITTING
     run.write_down(book.rows(row.id), book.lines(row.id))
-    run.tidy()
+    run.tidy(row.state)
     return run
+
+
+def _spot(row: TaskRow) -> Spot | None:
+    return Spot(*row.report["spot"]) if "spot" in row.report else None
 
 
 def hash_of(params_D: Tensor) -> str:

@@ -6,16 +6,16 @@ import asyncio
 import hashlib
 import re
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-from anyio.to_thread import run_sync
-from starlette.applications import Starlette
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
 
 from atoll.core.errors import AtollError
 from atoll.network.clerk import RETRY
@@ -28,6 +28,8 @@ from atoll.network.protocol import (
     ENDPOINTS,
     LINES,
     MAX_CONTROL,
+    TASK,
+    TOLD_HEADER,
     VERSION,
     VERSION_HEADER,
     About,
@@ -49,14 +51,17 @@ from atoll.network.protocol import (
     Welcome,
     openapi,
 )
+from atoll.network.room import SMALL, Room
 from atoll.network.tables import ClientRow
-from atoll.network.web import TooLarge, read_body
+from atoll.network.web import TooLarge, agreed_length, read_body
 
 M = TypeVar("M", bound=Message)
+T = TypeVar("T")
 MAX_PATH = 400
-MAX_GREETING = 1 << 14
+MAX_GREETING = SMALL
 """Bytes that are read of somebody who has no session."""
-POLL = "/v1/poll"
+THREADS = 32
+"""So many requests are worked on at once at most."""
 
 
 class Stranger(AtollError):
@@ -70,6 +75,8 @@ class Call(NamedTuple):
     path: dict[str, str]
     body: bytes
     body_hash: str
+    told: str
+    """What a header says of the body."""
 
     @property
     def who(self) -> ClientRow:
@@ -82,18 +89,31 @@ class Call(NamedTuple):
         """The attempt that the path names."""
         return _number(self.path["attempt"])
 
-    def read(self, kind: type[M]) -> M:
-        """The body as a message."""
+    def read(self, kind: type[M], text: str | None = None) -> M:
+        """The body, or another text, as a message."""
         try:
-            return msgspec.json.decode(self.body, type=kind)
+            return msgspec.json.decode(self.body if text is None else text, type=kind)
         except msgspec.MsgspecError as error:
             raise Refused(
                 HTTPStatus.BAD_REQUEST, f"the request is not understood ({error}): see the protocol"
             ) from error
 
 
-Answering = Callable[[Call], Message | bytes]
-"""Runs in a thread of its own: it may wait for the disk."""
+Answering = Callable[[Call], Message | bytes | Future[Any]]
+"""Runs in a thread of its own: it may wait for the disk. A future brings the answer, or why there is none."""
+Served = Callable[[Scope, Receive], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class Face:
+    """An endpoint as an ASGI application."""
+
+    serve: Served
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        response = await self.serve(scope, receive)
+        await response(scope, receive, send)
 
 
 class Server:
@@ -105,30 +125,32 @@ class Server:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending = False
         hub.conductor.wake = self._wake
+        self._room = Room()
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="server")
         answers: dict[str, Answering] = {
-            "/v1/about": self._about,
-            "/v1/enrol": self._enrol,
-            "/v1/challenge": self._challenge,
-            "/v1/session": self._session,
-            "/v1/runs/{run}": self._run,
-            "/v1/runs/{run}/ledger/{start}": self._ledger,
-            "/v1/runs/{run}/objects/{name}": self._manifest,
-            "/v1/runs/{run}/objects/{name}/{index}": self._chunk,
-            "/v1/runs/{run}/tasks/{attempt}/missing": self._missing,
-            "/v1/runs/{run}/tasks/{attempt}/chunks/{digest}": self._put,
-            "/v1/runs/{run}/tasks/{attempt}/update": self._update,
-            "/v1/runs/{run}/tasks/{attempt}/secure": self._secure,
-            "/v1/runs/{run}/tasks/{attempt}/ready": self._ready,
-            "/v1/runs/{run}/tasks/{attempt}/refuse": self._refuse,
+            "GET /v1/about": self._about,
+            "POST /v1/enrol": self._enrol,
+            "POST /v1/challenge": self._challenge,
+            "POST /v1/session": self._session,
+            "GET /v1/runs/{run}": self._run,
+            "GET /v1/runs/{run}/ledger/{start}": self._ledger,
+            "GET /v1/runs/{run}/objects/{name}": self._manifest,
+            "GET /v1/runs/{run}/objects/{name}/{index}": self._chunk,
+            f"POST {TASK}/missing": self._missing,
+            f"PUT {TASK}/chunks/{{digest}}": self._put,
+            f"POST {TASK}/update": self._update,
+            f"PUT {TASK}/update": self._whole_update,
+            f"POST {TASK}/secure": self._secure,
+            f"POST {TASK}/ready": self._ready,
+            f"POST {TASK}/refuse": self._refuse,
         }
         routes = [
-            Route(each.path, self._serve(each, answers.get(each.path, _nothing)), methods=[each.method])
+            Route(each.path, Face(self._serve(each, answers.get(f"{each.method} {each.path}"))), methods=[each.method])
             for each in ENDPOINTS
         ]
         document = msgspec.json.encode(openapi())
         routes.append(Route("/v1/openapi.json", lambda request: Response(document, media_type="application/json")))
-        self.app = Starlette(routes=routes)
-        self.app.router.redirect_slashes = False  # a path is as it was signed, or it is nothing
+        self.app = Router(routes, redirect_slashes=False)  # a path is as it was signed, or it is nothing
 
     def end(self) -> None:
         """Answer all who wait, so that the process can end."""
@@ -136,21 +158,25 @@ class Server:
         for event in self._waiting.values():
             event.set()
 
-    def _serve(self, endpoint: Endpoint, answer: Answering) -> Callable[[Request], Awaitable[Response]]:
-        """An endpoint as starlette wants it: who it is, whether it may, how long it is, and what went wrong."""
+    def close(self) -> None:
+        """Let threads end."""
+        self._threads.shutdown()
+
+    def _serve(self, endpoint: Endpoint, answer: Answering | None) -> Served:
+        """An endpoint: who it is, whether it may, how long it is, and what went wrong. Without `answer`: polls."""
         most = CHUNK if endpoint.method == "PUT" else MAX_CONTROL
 
-        async def served(request: Request) -> Response:
+        async def served(scope: Scope, receive: Receive) -> Response:
             received, problem, headers = 0, Problem(""), dict[str, str]()
             try:
-                stamp = self._stamp(endpoint, request)
-                body = await self._body(request, stamp, most)
-                received = len(body)
-                call = partial(self._let_in, stamp, request, body)
-                if endpoint.path == POLL:
-                    found: Message | bytes = await self._poll(await run_sync(call))
-                else:
-                    found = await run_sync(lambda: answer(call()))
+                said = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+                stamp = self._stamp(endpoint, scope, said)
+                length = self._length(said, stamp, most)
+                async with self._room.taken(stamp.client if stamp is not None else "", length):
+                    body = await read_body(receive, length)
+                    received = len(body)
+                    let_in = partial(self._let_in, stamp, scope, said.get(TOLD_HEADER, ""), body)
+                    found = await (self._poll(stamp, let_in) if answer is None else self._answered(answer, let_in))
                 content = found if isinstance(found, bytes) else msgspec.json.encode(found)
                 kind = "application/octet-stream" if isinstance(found, bytes) else "application/json"
                 response = Response(content, media_type=kind)
@@ -174,11 +200,24 @@ class Server:
 
         return served
 
-    async def _body(self, request: Request, stamp: Stamp | None, most: int) -> bytes:
-        """What was sent; of somebody who has no session only little is read."""
+    async def _answered(self, answer: Answering, let_in: Callable[[], Call]) -> Message | bytes:
+        """Answer in a thread, and wait outside of it for what is written down together with others."""
+        found: Any = await self._in_thread(lambda: answer(let_in()))
+        if isinstance(found, Future):
+            found = await asyncio.wrap_future(found)
+        if isinstance(found, Refused):
+            raise found
+        answered: Message | bytes = found
+        return answered
+
+    def _in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _length(self, headers: dict[str, str], stamp: Stamp | None, most: int) -> int:
+        """How much is sent; of somebody who has no session only little is read."""
         known = stamp is not None and self._hub.gate.has_session(stamp.client)
         try:
-            return await read_body(dict(request.headers), request.receive, most if known else MAX_GREETING)
+            return agreed_length(headers, most if known else MAX_GREETING)
         except TooLarge:
             if stamp is not None and not known:
                 raise Stranger("there is no such session: begin one") from None
@@ -192,29 +231,28 @@ class Server:
         log("rejected", why=f"{endpoint.path}: {type(error).__name__}: {error}")
         return Problem("the server met a defect of its own", RETRY), HTTPStatus.INTERNAL_SERVER_ERROR
 
-    def _stamp(self, endpoint: Endpoint, request: Request) -> Stamp | None:
+    def _stamp(self, endpoint: Endpoint, scope: Scope, headers: dict[str, str]) -> Stamp | None:
         """Who says that a request is theirs; None where nobody must."""
-        headers = dict(request.headers)
         if headers.get(VERSION_HEADER, str(VERSION)) != str(VERSION):
             raise Refused(
                 HTTPStatus.UPGRADE_REQUIRED,
                 f"this server speaks version {VERSION} of the protocol, the client {headers[VERSION_HEADER][:20]}: "
                 "let both run the same version of Atoll",
             )
-        if len(request.scope["raw_path"]) > MAX_PATH:
+        if len(scope["raw_path"]) > MAX_PATH:
             raise Refused(HTTPStatus.NOT_FOUND, "there is nothing of this name")
         stamp = read_stamp(headers) if endpoint.signed else None
         if endpoint.signed and stamp is None:
             raise Refused(HTTPStatus.UNAUTHORIZED, "the request is not signed: begin a session")
         return stamp
 
-    def _let_in(self, stamp: Stamp | None, request: Request, body: bytes) -> Call:
+    def _let_in(self, stamp: Stamp | None, scope: Scope, told: str, body: bytes) -> Call:
         """A request by somebody who may make it."""
         client, digest = None, ""
         if stamp is not None:
             digest = hashlib.sha256(body).hexdigest()
-            client = self._hub.gate.check(stamp, request.method, request.scope["raw_path"].decode("ascii"), digest)
-        return Call(client, request.path_params, body, digest)
+            client = self._hub.gate.check(stamp, scope["method"], scope["raw_path"].decode("ascii"), digest)
+        return Call(client, scope["path_params"], body, digest, told)
 
     def _about(self, call: Call) -> Message:
         return About((VERSION,), self._hub.server_key, int(self._hub.now()))
@@ -235,9 +273,11 @@ class Server:
         log("session", client=client.name, epoch=epoch)
         return Welcome(epoch, client.number, client.name)
 
-    async def _poll(self, call: Call) -> Message:
-        """Answer when there is something to do, or when the time is up."""
-        poll, number = call.read(Poll), call.who.number
+    async def _poll(self, stamp: Stamp | None, let_in: Callable[[], Call]) -> Message:
+        """Answer when there is something to do, or when the time is up; all in this thread, as far as memory goes."""
+        assert stamp is not None
+        call = let_in() if self._hub.gate.knows(stamp.client) else await self._in_thread(let_in)
+        poll, number, desk = call.read(Poll), call.who.number, self._hub.desk
         assert number is not None
         self._loop = asyncio.get_running_loop()
         event = asyncio.Event()
@@ -245,18 +285,31 @@ class Server:
         if before is not None:
             before.set()
         try:
-            found: Orders = await run_sync(self._hub.desk.orders, call.who, poll)
+            noted = desk.hear(call.who, poll)
+            if noted is not None:
+                await asyncio.wrap_future(noted)
+            found = await self._orders(call.who, poll)
             if not found.orders and set(found.ended) <= set(poll.ended) and poll.wait and not self._ending:
                 with self._hub.metrics.waiting():
                     try:
                         await asyncio.wait_for(event.wait(), poll.wait)
                     except TimeoutError:
                         return found
-                found = await run_sync(self._hub.desk.orders, call.who, poll)
+                found = await self._orders(call.who, poll)
         finally:
             if self._waiting.get(number) is event:
                 del self._waiting[number]
         return found
+
+    async def _orders(self, client: ClientRow, poll: Poll) -> Orders:
+        """What a client has to do; while files are written for it, this is waited for elsewhere."""
+        lock = self._hub.conductor.clerk.lock
+        if not lock.acquire(blocking=False):
+            return await self._in_thread(lambda: self._hub.desk.orders(client, poll))
+        try:
+            return self._hub.desk.orders(client, poll)
+        finally:
+            lock.release()
 
     def _wake(self, numbers: set[int]) -> None:
         """Let polls of these clients look again; from any thread."""
@@ -295,9 +348,12 @@ class Server:
         self._hub.desk.put_chunk(call.who, path["run"], call.attempt, path["digest"], call.body, call.body_hash)
         return Done()
 
-    def _update(self, call: Call) -> Message:
-        told = call.read(Delivery)
-        return self._hub.desk.deliver(call.who, call.path["run"], call.attempt, told)
+    def _update(self, call: Call) -> Message | Future[Any]:
+        return self._hub.desk.deliver(call.who, call.path["run"], call.attempt, call.read(Delivery))
+
+    def _whole_update(self, call: Call) -> Message | Future[Any]:
+        told = call.read(Delivery, call.told)
+        return self._hub.desk.deliver(call.who, call.path["run"], call.attempt, told, call.body, call.body_hash)
 
     def _secure(self, call: Call) -> Message:
         manifest = call.read(Answer).manifest
@@ -312,11 +368,6 @@ class Server:
         reason = call.read(Refusal).reason
         self._hub.desk.refuse(call.who, call.path["run"], call.attempt, reason)
         return Done()
-
-
-def _nothing(call: Call) -> Message:
-    """Stands where polls are answered, which wait outside of threads."""
-    return Done()
 
 
 def _number(text: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import gc
 import signal
 import socket
 import ssl
@@ -15,9 +16,12 @@ from typing import Any
 from atoll.core.errors import RunError
 from atoll.network.admin import open_admin
 from atoll.network.hub import Hub
+from atoll.network.logs import listen_to
 from atoll.network.server import Server
 from atoll.network.web import listener_of, server_of
 
+GARBAGE = 50_000
+"""Objects until garbage is looked for: a server of many clients has so many that a look takes long."""
 LOOK = 0.5
 """Seconds between two looks whether everything is over."""
 
@@ -45,6 +49,7 @@ def serve(
     once: bool = False,
 ) -> None:
     """Serve until somebody ends it; with `once` until all runs are over and all who are there know it."""
+    listen_to("uvicorn.error")
     face = Server(hub)
     public = server_of(face.app, host, port, tls)
     listener = listener_of(host, port)
@@ -68,6 +73,7 @@ async def _serve(hub: Hub, face: Server, pairs: list[tuple[Any, socket.socket]],
         loop.call_soon_threadsafe(end)
 
     hub.on_shut_down = end_soon
+    gc.set_threshold(GARBAGE)
     hub.start()
     try:
         serving = [asyncio.create_task(server._serve([listener])) for server, listener in pairs]
@@ -76,6 +82,7 @@ async def _serve(hub: Hub, face: Server, pairs: list[tuple[Any, socket.socket]],
         if watching is not None:
             watching.cancel()
     finally:
+        face.close()
         await asyncio.to_thread(hub.close)
 
 

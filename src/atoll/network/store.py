@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, delete, event, func, insert, select, text, update
+import msgspec
+from sqlalchemy import Connection, Engine, bindparam, create_engine, delete, event, func, insert, select, text, update
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from atoll.core.errors import PlanError, RunError
@@ -40,6 +41,11 @@ from atoll.network.tables import (
     tokens_table,
 )
 
+OUTCOME = (
+    update(tasks_table)
+    .where(*is_task(bindparam("of_run"), bindparam("of_attempt"), bindparam("of_client")))
+    .values({name: bindparam(name) for name in ("stage", "update", "report", "signature", "seq")})
+)
 CLAIM = 0x41746F6C6C
 """The number by which servers know that a database has one."""
 CLAIM_SECONDS = 5.0
@@ -79,7 +85,9 @@ class Store:
         """One transaction: all of it, or nothing if anything is raised."""
         writing = self._engine.execution_options(writes=True)
         with self._one_at_a_time, writing.begin() as connection:
-            yield Book(connection)
+            book = Book(connection)
+            yield book
+            book.settle()
 
     @contextmanager
     def look(self) -> Iterator[Book]:
@@ -98,7 +106,20 @@ class Book:
     """The store within one transaction."""
 
     def __init__(self, connection: Connection) -> None:
-        self._db = connection
+        self._connection = connection
+        self._outcomes: list[dict[str, object]] = []
+
+    @property
+    def _db(self) -> Connection:
+        """What everything but outcomes of tasks is said to: it knows them by then."""
+        self.settle()
+        return self._connection
+
+    def settle(self) -> None:
+        """Write down what came of tasks: all at once, as there may be many."""
+        if self._outcomes:
+            outcomes, self._outcomes = self._outcomes, []
+            self._connection.execute(OUTCOME, outcomes)
 
     def check_schema(self) -> None:
         """Remember which layout this store has, and refuse one of another version."""
@@ -253,12 +274,11 @@ class Book:
         self, run: str, task: Task, update_: str, report: Mapping[str, Any], signature: bytes, seq: int
     ) -> None:
         """Write down an update that is here and whole, as the event of this number."""
-        values = {"stage": Stage.ARRIVED, "update": update_, "report": json.dumps(report), "signature": signature}
-        self._set_task(run, task, **values, seq=seq)
+        self._note(run, task, Stage.ARRIVED, update_, report, signature, seq)
 
     def failed(self, run: str, task: Task, why: str, seq: int) -> None:
         """Write down that nothing will come of a task, as the event of this number."""
-        self._set_task(run, task, stage=Stage.FAILED, report=json.dumps({"why": why}), seq=seq)
+        self._note(run, task, Stage.FAILED, "", {"why": why}, b"", seq)
 
     def events(self, run: str, after: int) -> list[TaskRow]:
         """What came of a run's tasks after the event of this number, in this order."""
@@ -272,8 +292,13 @@ class Book:
         still = (tasks_table.c.run == run, tasks_table.c.stage == Stage.ASKED)
         self._db.execute(update(tasks_table).where(*still).values(stage=Stage.CLOSED))
 
-    def _set_task(self, run: str, task: Task, **values: object) -> None:
-        self._db.execute(update(tasks_table).where(*is_task(run, task.attempt, task.client)).values(**values))
+    def _note(
+        self, run: str, task: Task, stage: Stage, name: str, report: Mapping[str, Any], signature: bytes, seq: int
+    ) -> None:
+        which = {"of_run": run, "of_attempt": task.attempt, "of_client": task.client}
+        encoded = msgspec.json.encode(report)
+        what = {"stage": stage, "update": name, "report": encoded.decode(), "signature": signature, "seq": seq}
+        self._outcomes.append(which | what)
 
     def set_stage(self, run: str, tasks: Sequence[Task], stage: Stage) -> None:
         """Say what became of tasks."""

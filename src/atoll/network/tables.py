@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+import msgspec
 from sqlalchemy import BigInteger, Column, Float, Integer, LargeBinary, MetaData, String, Table, Text
 
 from atoll.core.messages import Task
@@ -154,7 +155,7 @@ ledger_table = Table(
 )
 
 
-def is_task(run: str, attempt: int, client: int) -> tuple[Any, Any, Any]:
+def is_task(run: Any, attempt: Any, client: Any) -> tuple[Any, Any, Any]:
     """Which task is meant."""
     return tasks_table.c.run == run, tasks_table.c.attempt == attempt, tasks_table.c.client == client
 
@@ -175,4 +176,4 @@ def run_of(row: Any) -> RunRow:
 def task_of(row: Any) -> TaskRow:
     """A task as it was read."""
     task = Task(row.client, row.version, row.attempt, row.share, row.work)
-    return TaskRow(task, Stage(row.stage), row.update, json.loads(row.report), bytes(row.signature), row.seq)
+    return TaskRow(task, Stage(row.stage), row.update, msgspec.json.decode(row.report), bytes(row.signature), row.seq)

@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from atoll.core.errors import RunError
+from atoll.network.objects import CHUNK
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -22,40 +22,103 @@ REQUEST_SECONDS = 60.0
 """How long a client may take to send a request."""
 IDLE_SECONDS = 75
 """How long a connection without a request is kept: longer than a client waits between two polls."""
-TLS_BUFFER = 64 * 1024
+MAX_HEAD = 64 * 1024
+"""Bytes of a request's head, about: what is longer is cut off."""
+TLS_RECORD = 16 * 1024
 """Bytes of asyncio's TLS buffer; its default of 256 KiB is most of what a waiting connection costs."""
+SEALED, PLAIN = 64 * 1024, 128 * 1024
+"""Bytes that are read from a socket at a time, and room for what is decrypted of them: all connections share both."""
 BACKLOG = 2048
 """How many connections may wait to be taken."""
 GOODBYE_SECONDS = 5
 """How long a shutdown waits for answers that are on their way."""
 
 
-class PromptProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1, with a deadline for each request: those who drip their bytes are cut off."""
+class PromptProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
+    """uvicorn's HTTP/1.1, with a deadline for each request and a limit to its head: who drips bytes is cut off.
+
+    What is read lies in buffers that the connections of a server share: it is read on before another one reads.
+    """
 
     request_seconds = REQUEST_SECONDS
+    sealed: bytearray
+    plain: memoryview
     _deadline: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+    _in_head = True
+    _whole = False
+    _held = False
+    _parts: list[bytes]
+    _num_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect a request; answers leave at once, which asyncio sees to only on sockets that it made itself."""
         super().connection_made(transport)
+        self._parts = []
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        tls = getattr(transport, "_ssl_protocol", None)
+        if isinstance(tls, SSLProtocol):
+            tls._ssl_buffer, tls._ssl_buffer_view = self.sealed, memoryview(self.sealed)  # type: ignore[attr-defined]
         self._await_request()
 
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where decrypted bytes are put."""
+        return self.plain
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Some are there."""
+        self.data_received(self.plain[:nbytes])  # type: ignore[arg-type]
+
     def data_received(self, data: bytes) -> None:
-        """Take some bytes of a request; when it is whole, or refused, the clock stops."""
+        """Take some bytes of a request; when it is whole the clock stops."""
         if self._deadline is None:
             self._await_request()
+        self._head_bytes += len(data) if self._in_head else 0
         super().data_received(data)
-        if self.conn.their_state is not h11.SEND_BODY and (
-            self.conn.their_state is not h11.IDLE or not self.conn.trailing_data[0]
-        ):
+        if self._whole:
+            self._whole = False
             self._stop_clock()
+        elif not self._in_head and not self._held:  # the rest of the body is read when somebody wants it
+            self._held = True
+            self.flow.pause_reading()
+        if self._head_bytes > MAX_HEAD and not self.transport.is_closing():
+            self.send_400_response("the head of this request does not end")
+
+    def on_message_begin(self) -> None:
+        """The first bytes of a request are here."""
+        self._whole = self._held = False
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """The head is whole."""
+        self._in_head, self._head_bytes = False, 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Gather the body, and call who reads it once it is whole: its length was agreed before it is waited for."""
+        if not self.cycle.response_complete:
+            self._parts.append(body)
+            self._num_bytes += len(body)
+            if self._num_bytes > CHUNK:
+                self._hand_over()
+                self.flow.pause_reading()
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        self._in_head, self._head_bytes, self._whole = True, 0, True
+        self._hand_over()
+        super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clock."""
         self._stop_clock()
         super().connection_lost(exc)
+
+    def _hand_over(self) -> None:
+        """Let what was gathered be read."""
+        self.cycle.body = b"".join((self.cycle.body, *self._parts))  # type: ignore[assignment]
+        self._parts, self._num_bytes = [], 0
+        self.cycle.message_event.set()
 
     def _await_request(self) -> None:
         self._deadline = self.loop.call_later(self.request_seconds, self._too_slow)
@@ -90,8 +153,9 @@ def server_of(app: App, host: str, port: int, tls: ssl.SSLContext | None, second
     """A uvicorn server that is ready to run; without `tls` it is for this machine only."""
     if tls is None and host not in ("127.0.0.1", "::1", "localhost"):
         raise RunError(f"{host} can be reached from elsewhere: give a certificate, e.g. by atoll certs")
-    SSLProtocol.max_size = TLS_BUFFER
-    protocol = type("Protocol", (PromptProtocol,), {"request_seconds": seconds})
+    SSLProtocol.max_size = TLS_RECORD
+    buffers = {"sealed": bytearray(SEALED), "plain": memoryview(bytearray(PLAIN))}
+    protocol = type("Protocol", (PromptProtocol,), {"request_seconds": seconds, **buffers})
     config = uvicorn.Config(
         app,
         host=host,
@@ -123,16 +187,18 @@ class TooLarge(RunError):
     """A body that is longer than was agreed."""
 
 
-async def read_body(headers: dict[str, str], receive: Callable[[], Awaitable[Any]], most: int) -> bytes:
-    """Read a request's body of at most so many bytes; its length must be said, and is believed only as an upper bound.
-
-    Nothing is set aside for what a header merely claims.
-    """
+def agreed_length(headers: dict[str, str], most: int) -> int:
+    """How many bytes a request's body has; it must be said, and be at most `most`."""
     said = headers.get("content-length", "0")
     if "transfer-encoding" in headers or not (said.isascii() and said.isdigit()) or int(said[:19]) > most:
         raise TooLarge(
             f"a request of {said[:19]} bytes, at most {most:,} are taken here: say a Content-Length below that"
         )
+    return int(said)
+
+
+async def read_body(receive: Callable[[], Awaitable[Any]], most: int) -> bytes:
+    """Read a request's body of at most so many bytes; nothing is set aside for what a header merely claims."""
     parts, total = [], 0
     while True:
         message = await receive()

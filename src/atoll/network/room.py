@@ -1,0 +1,68 @@
+"""Room in memory for what is sent: who comes when it is full waits, and nobody can take all of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+
+from atoll.network.gate import Refused
+
+SMALL = 1 << 14
+"""Bodies of so many bytes are not counted."""
+ALL = 512 << 20
+"""Bytes of all others that are in memory at once."""
+EACH = 4
+"""So many bodies at once come from one client at most, or from those who say that they are this client."""
+
+
+class Room:
+    """Counts bytes; for one event loop."""
+
+    def __init__(self, num_bytes: int = ALL) -> None:
+        self._left = num_bytes
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._bodies: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def taken(self, who: str, num_bytes: int) -> AsyncIterator[None]:
+        """Have room for a body while the block runs; whoever came before is let in before."""
+        if num_bytes <= SMALL:
+            yield
+            return
+        if self._bodies[who] >= EACH:
+            raise Refused(HTTPStatus.TOO_MANY_REQUESTS, f"{EACH} requests of this client are being read", retry=1.0)
+        self._bodies[who] += 1
+        try:
+            await self._enter(num_bytes)
+            try:
+                yield
+            finally:
+                self._left += num_bytes
+                self._let_in()
+        finally:
+            self._bodies[who] -= 1
+            if not self._bodies[who]:
+                del self._bodies[who]
+
+    async def _enter(self, num_bytes: int) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((num_bytes, turn))
+        self._let_in()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it was let in a moment before
+                self._left += num_bytes
+            self._let_in()
+            raise
+
+    def _let_in(self) -> None:
+        """Let those in, in their order, for whom there is room."""
+        while self._waiting and (self._waiting[0][1].done() or self._waiting[0][0] <= self._left):
+            num_bytes, turn = self._waiting.popleft()
+            if not turn.done():
+                self._left -= num_bytes
+                turn.set_result(None)
