@@ -1,9 +1,11 @@
 """A server under load: many connected clients over TLS, updates of mlp_2nn from all of them, and where the time goes.
 
-    python benchmarks/network_load.py [--clients 1000] [--rounds 3] [--profile]
+    python benchmarks/network_load.py [--clients 1000] [--rounds 5] [--profile]
 
 The server is the real one, in a process of its own. Clients are light: one process speaks the protocol for all of them,
-each with a key and a TLS connection of its own, and sends a ready-made update instead of training.
+each with a key and a TLS connection of its own, and sends a ready-made update instead of training. A round begins when
+all have their orders, all send at once, and it is over when the updates are folded and all have their next orders.
+With --profile (Linux's perf must be installed) it is shown in what code the server spends its processor time.
 """
 
 from __future__ import annotations
@@ -11,14 +13,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
-import json
 import os
 import shutil
+import signal
 import ssl
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -28,7 +31,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from atoll.network.gate import session_request
 from atoll.network.identity import Stamp, client_id, public_bytes, sign
 from atoll.network.objects import manifest_of
-from atoll.network.protocol import Challenge, Delivery, Hello, Nonce, Order, Orders, Poll, Welcome, update_text
+from atoll.network.protocol import (
+    TOLD_HEADER,
+    Challenge,
+    Delivery,
+    Hello,
+    Nonce,
+    Order,
+    Orders,
+    Poll,
+    Welcome,
+    update_text,
+)
 from atoll.network.store import Store
 
 PLAN = """
@@ -50,7 +64,7 @@ class Light:
         self.number, self._port, self._tls = number, port, tls
         self.key = Ed25519PrivateKey.generate()
         self.id = client_id(public_bytes(self.key))
-        self._vector = vector
+        self._vector, self.num_bytes = vector, vector.nbytes
         self._epoch = self._counter = 0
 
     async def connect(self) -> None:
@@ -77,18 +91,17 @@ class Light:
         mine[:2] = self.number, order.attempt
         data = pack(Payload(torch.from_numpy(mine)))
         manifest = manifest_of(data)
-        path = f"/v1/runs/load/tasks/{order.attempt}"
-        for digest in manifest.chunks:
-            await self._request("PUT", f"{path}/chunks/{digest.hex()}", data)
         told = Delivery(msgspec.msgpack.encode(manifest), 600, 0.5, 600.0, bytes(64))
         text = update_text("load", order.attempt, order.version, manifest.name(), told)
-        await self._post(f"{path}/update", msgspec.structs.replace(told, signature=self.key.sign(text)))
+        told = msgspec.structs.replace(told, signature=self.key.sign(text))
+        header = {TOLD_HEADER: msgspec.json.encode(told).decode()}
+        await self._request("PUT", f"/v1/runs/load/tasks/{order.attempt}/update", data, header)
 
     async def _post(self, path: str, message: msgspec.Struct) -> bytes:
         return await self._request("POST", path, msgspec.json.encode(message))
 
-    async def _request(self, method: str, path: str, body: bytes) -> bytes:
-        headers = {"host": "localhost", "content-length": str(len(body)), "atoll-protocol": "1"}
+    async def _request(self, method: str, path: str, body: bytes, more: dict[str, str] | None = None) -> bytes:
+        headers = {"host": "localhost", "content-length": str(len(body)), "atoll-protocol": "1", **(more or {})}
         if self._epoch:
             self._counter += 1
             stamp = Stamp(self.id, self._epoch, self._counter, int(time.time()))
@@ -109,10 +122,10 @@ class Light:
         return answer
 
 
-def memory(pid: int) -> float:
-    """Resident MB of a process."""
+def memory(pid: int, line: str = "VmRSS") -> float:
+    """Resident MB of a process; the most there ever were with VmHWM."""
     with open(f"/proc/{pid}/status") as file:
-        return next(int(line.split()[1]) / 1000 for line in file if line.startswith("VmRSS"))
+        return next(int(each.split()[1]) / 1000 for each in file if each.startswith(line))
 
 
 def cpu(pid: int) -> float:
@@ -121,9 +134,11 @@ def cpu(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def drive(clients: list[Light], server: subprocess.Popen[bytes], rounds: int) -> dict[str, float]:
-    """Connect everybody, wait, then let them deliver round after round."""
-    start = memory(server.pid)
+async def drive(
+    clients: list[Light], server: subprocess.Popen[bytes], rounds: int, watch: Callable[[], None]
+) -> dict[str, float]:
+    """Connect everybody, wait, then let them deliver round after round; `watch` is called before the first."""
+    found = {"MB before they come": memory(server.pid)}
     began = time.perf_counter()
     gate = asyncio.Semaphore(50)
 
@@ -133,38 +148,59 @@ async def drive(clients: list[Light], server: subprocess.Popen[bytes], rounds: i
 
     *rest, last = clients
     await asyncio.gather(*(connect(client) for client in clients))
-    connected = time.perf_counter() - began
+    found["s to connect"] = time.perf_counter() - began
     waiting = [asyncio.create_task(client.poll(25.0)) for client in rest]
     await asyncio.sleep(3.0)
-    found = {"start MB": start, "waiting MB": memory(server.pid), "connect s": connected}
-    busy, lock = 0.0, asyncio.Semaphore(16)
+    found["MB while all wait"] = memory(server.pid)
     times: list[tuple[float, float]] = []
-    orders = [await last.poll(0.0), *await asyncio.gather(*waiting)]
-    everybody = [last, *rest]
-    for _ in range(rounds):
-        while any(not each.orders for each in orders):
-            again = [i for i, each in enumerate(orders) if not each.orders]
-            polled = await asyncio.gather(*(everybody[i].poll(25.0) for i in again))
-            for i, each in zip(again, polled, strict=True):
-                orders[i] = each
+    orders = {last: await last.poll(0.0), **dict(zip(rest, await asyncio.gather(*waiting), strict=True))}
+
+    async def ordered(client: Light) -> None:
+        while not orders[client].orders:
+            orders[client] = await client.poll(25.0)
+
+    async def deliver(client: Light) -> None:
+        await client.deliver(orders[client].orders[0])
+        orders[client] = await client.poll(25.0)
+
+    watch()
+    for _ in range(rounds - 1):  # after the last round there are no orders
+        await asyncio.gather(*map(ordered, clients))
         began, used = time.perf_counter(), cpu(server.pid)
-
-        async def deliver(client: Light, order: Order) -> None:
-            async with lock:
-                await client.deliver(order)
-
-        await asyncio.gather(*(deliver(c, o.orders[0]) for c, o in zip(everybody, orders, strict=True)))
+        await asyncio.gather(*map(deliver, clients))
+        await asyncio.gather(*map(ordered, clients))
         times.append((time.perf_counter() - began, cpu(server.pid) - used))
-        orders = list(await asyncio.gather(*(client.poll(25.0) for client in everybody)))
     best, busy = min(times)
-    size = clients[0]._vector.nbytes
-    found |= {
+    return found | {
         "updates/s": len(clients) / best,
-        "MB/s": len(clients) * size / best / 1e6,
+        "MB/s": len(clients) * clients[0].num_bytes / best / 1e6,
+        "MB at most": memory(server.pid, "VmHWM"),
         "server ms an update": 1000 * busy / len(clients),
-        "after MB": memory(server.pid),
     }
-    return found
+
+
+GROUPS = {
+    "hashing and TLS": ("libcrypto", "libssl", "_hashlib", "_ssl"),
+    "signatures": ("_rust",),
+    "kernel: sockets, disk, threads": ("[kernel", "[vdso]"),
+    "Python": ("libpython", "python3", "_asyncio", "parser", "_core", "_queue", "_struct", "_json"),
+    "copying and allocating": ("libc.so", "libc-"),
+    "reading and folding updates": ("libtorch", "libc10", "_multiarray", "libmkl", "libgomp", "libstdc++"),
+    "store": ("sqlite",),
+}
+
+
+def profile(data: Path) -> dict[str, float]:
+    """In what code samples of perf lie, in percent."""
+    command = ["perf", "report", "-i", str(data), "--sort", "dso", "--stdio"]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found: dict[str, float] = {}
+    for line in said.splitlines():
+        share, _, name = line.strip().partition("%")
+        if name and not line.startswith("#"):
+            kind = next((kind for kind, names in GROUPS.items() if any(each in name for each in names)), "other")
+            found[kind] = found.get(kind, 0.0) + float(share)
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def floor_ms(size: int) -> float:
@@ -185,11 +221,11 @@ def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--clients", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--profile", action="store_true", help="Show where the server spends its time.")
     told = parser.parse_args()
     home = Path(tempfile.mkdtemp(prefix="atoll-load-"))
-    port = 18443
+    port, server = 18443, None
     try:
         (home / "plan.toml").write_text(PLAN.format(rounds=told.rounds))
         atoll = [sys.executable, "-m", "atoll.cli.main"]
@@ -216,25 +252,31 @@ def main() -> None:
             str(told.clients),
         ]
         command += ["--cert", str(home / "certs/server.pem"), "--key", str(home / "certs/server.key")]
-        run = [sys.executable, "-m", "cProfile", "-o", str(home / "profile")] if told.profile else [sys.executable]
         with (home / "log").open("wb") as log:
-            server = subprocess.Popen([*run, "-m", "atoll.cli.main", *command], stdout=subprocess.PIPE, stderr=log)
+            server = subprocess.Popen([*atoll, *command], stdout=subprocess.PIPE, stderr=log)
         assert server.stdout is not None and b"serving" in server.stdout.readline(), (home / "log").read_text()
-        found = asyncio.run(drive(clients, server, told.rounds))
-        found["floor ms an update"] = floor_ms(vector.nbytes)
-        server.terminate()
-        server.wait(60)
-        for name, value in found.items():
-            print(f"{name:22} {value:10.2f}")
-        seconds = [
-            json.loads(line)["round_seconds"] for line in (home / "runs/load/metrics.jsonl").read_text().splitlines()
-        ]
-        print("round seconds         ", seconds)
-        if told.profile:
-            import pstats
+        watching: list[subprocess.Popen[bytes]] = []
 
-            pstats.Stats(str(home / "profile")).sort_stats("tottime").print_stats(25)
+        def watch() -> None:
+            if told.profile:
+                perf = ["perf", "record", "-q", "-F", "997", "-p", str(server.pid), "-o", str(home / "perf.data")]
+                watching.append(subprocess.Popen(perf))
+
+        found = asyncio.run(drive(clients, server, told.rounds, watch))
+        found["ms to hash and decrypt one"] = floor_ms(vector.nbytes)
+        for each in watching:
+            each.send_signal(signal.SIGINT)
+            each.wait(60)
+        for name, value in found.items():
+            print(f"{name:30} {value:10.2f}")
+        if told.profile:
+            print("percent of the server's processor time in the rounds")
+            for name, value in profile(home / "perf.data").items():
+                print(f"{name:30} {value:10.1f}")
     finally:
+        if server is not None:
+            server.terminate()
+            server.wait(60)
         shutil.rmtree(home, ignore_errors=True)
 
 
