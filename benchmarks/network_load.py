@@ -4,7 +4,8 @@
 
 The server is the real one, in a process of its own. Clients are light: one process speaks the protocol for all of them,
 each with a key and a TLS connection of its own, and sends a ready-made update instead of training. A round begins when
-all have their orders, all send at once, and it is over when the updates are folded and all have their next orders.
+all have their orders and updates, all send at once, and it is over when the updates are folded and all have their next
+orders.
 With --profile (Linux's perf must be installed) it is shown in what code the server spends its processor time.
 """
 
@@ -26,8 +27,11 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from atoll.core.messages import Payload
+from atoll.core.wire import pack
 from atoll.network.gate import session_request
 from atoll.network.identity import Stamp, client_id, public_bytes, sign
 from atoll.network.objects import manifest_of
@@ -66,6 +70,7 @@ class Light:
         self.id = client_id(public_bytes(self.key))
         self._vector, self.num_bytes = vector, vector.nbytes
         self._epoch = self._counter = 0
+        self._update = b"", b""
 
     async def connect(self) -> None:
         """Open the connection, and begin a session."""
@@ -80,13 +85,8 @@ class Light:
         """Ask for work."""
         return msgspec.json.decode(await self._post("/v1/poll", Poll(600, wait)), type=Orders)
 
-    async def deliver(self, order: Order) -> None:
-        """Send the update."""
-        import torch
-
-        from atoll.core.messages import Payload
-        from atoll.core.wire import pack
-
+    def prepare(self, order: Order) -> None:
+        """Make and sign the update, which clients do on machines of their own."""
         mine = self._vector.copy()
         mine[:2] = self.number, order.attempt
         data = pack(Payload(torch.from_numpy(mine)))
@@ -95,19 +95,28 @@ class Light:
         text = update_text("load", order.attempt, order.version, manifest.name(), told)
         told = msgspec.structs.replace(told, signature=self.key.sign(text))
         header = {TOLD_HEADER: msgspec.json.encode(told).decode()}
-        await self._request("PUT", f"/v1/runs/load/tasks/{order.attempt}/update", data, header)
+        path = f"/v1/runs/load/tasks/{order.attempt}/update"
+        self._update = self._head("PUT", path, data, header), data
+
+    async def deliver(self) -> None:
+        """Send the update."""
+        await self._answer(*self._update)
 
     async def _post(self, path: str, message: msgspec.Struct) -> bytes:
-        return await self._request("POST", path, msgspec.json.encode(message))
+        body = msgspec.json.encode(message)
+        return await self._answer(self._head("POST", path, body, {}), body)
 
-    async def _request(self, method: str, path: str, body: bytes, more: dict[str, str] | None = None) -> bytes:
-        headers = {"host": "localhost", "content-length": str(len(body)), "atoll-protocol": "1", **(more or {})}
+    def _head(self, method: str, path: str, body: bytes, more: dict[str, str]) -> bytes:
+        headers = {"host": "localhost", "content-length": str(len(body)), "atoll-protocol": "1", **more}
         if self._epoch:
             self._counter += 1
             stamp = Stamp(self.id, self._epoch, self._counter, int(time.time()))
             headers |= sign(self.key, stamp, method, path, body).headers()
-        head = f"{method} {path} HTTP/1.1\r\n" + "".join(f"{k}: {v}\r\n" for k, v in headers.items()) + "\r\n"
-        self._out.write(head.encode())
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        return f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode()
+
+    async def _answer(self, head: bytes, body: bytes) -> bytes:
+        self._out.write(head)
         self._out.write(body)
         await self._out.drain()
         status = int((await self._in.readline()).split()[1])
@@ -118,7 +127,7 @@ class Light:
                 length = int(value)
         answer = await self._in.readexactly(length)
         if status != 200:
-            raise RuntimeError(f"{method} {path}: {status} {answer!r}")
+            raise RuntimeError(f"{head.splitlines()[0]!r}: {status} {answer!r}")
         return answer
 
 
@@ -160,12 +169,14 @@ async def drive(
             orders[client] = await client.poll(25.0)
 
     async def deliver(client: Light) -> None:
-        await client.deliver(orders[client].orders[0])
+        await client.deliver()
         orders[client] = await client.poll(25.0)
 
     watch()
     for _ in range(rounds - 1):  # after the last round there are no orders
         await asyncio.gather(*map(ordered, clients))
+        for client in clients:
+            client.prepare(orders[client].orders[0])
         began, used = time.perf_counter(), cpu(server.pid)
         await asyncio.gather(*map(deliver, clients))
         await asyncio.gather(*map(ordered, clients))

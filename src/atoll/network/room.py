@@ -12,7 +12,7 @@ from atoll.network.gate import Refused
 
 SMALL = 1 << 14
 """Bodies of so many bytes are not counted."""
-ALL = 512 << 20
+ALL = 256 << 20
 """Bytes of all others that are in memory at once."""
 EACH = 4
 """So many bodies at once come from one client at most, or from those who say that they are this client."""
