@@ -102,9 +102,9 @@ class Disk(Blobs):
 
     def get(self, name: str, start: int = 0, size: int | None = None) -> bytes:
         """Read a file."""
-        with open(self._root / name, "rb", buffering=0) as file:
+        with open(self._root / name, "rb") as file:
             file.seek(start)
-            return file.read(-1 if size is None else size)
+            return file.read(size)
 
     def size(self, name: str) -> int:
         """Look at a file."""

@@ -14,7 +14,6 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from atoll.core.errors import RunError
-from atoll.network.objects import CHUNK
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -49,7 +48,6 @@ class PromptProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     _whole = False
     _held = False
     _parts: list[bytes]
-    _num_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect a request; answers leave at once, which asyncio sees to only on sockets that it made itself."""
@@ -95,30 +93,21 @@ class PromptProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Gather the body, and call who reads it once it is whole: its length was agreed before it is waited for."""
+        """Gather the body, which is read once it is whole: nobody waits for it before its length is agreed."""
         if not self.cycle.response_complete:
             self._parts.append(body)
-            self._num_bytes += len(body)
-            if self._num_bytes > CHUNK:
-                self._hand_over()
-                self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
         """The request is whole."""
         self._in_head, self._head_bytes, self._whole = True, 0, True
-        self._hand_over()
+        self.cycle.body = b"".join(self._parts)  # type: ignore[assignment]
+        self._parts = []
         super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clock."""
         self._stop_clock()
         super().connection_lost(exc)
-
-    def _hand_over(self) -> None:
-        """Let what was gathered be read."""
-        self.cycle.body = b"".join((self.cycle.body, *self._parts))  # type: ignore[assignment]
-        self._parts, self._num_bytes = [], 0
-        self.cycle.message_event.set()
 
     def _await_request(self) -> None:
         self._deadline = self.loop.call_later(self.request_seconds, self._too_slow)
