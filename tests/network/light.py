@@ -50,6 +50,8 @@ class Said(NamedTuple):
 
     status: int
     body: bytes
+    last: bool = False
+    """The server hangs up after it."""
 
     @property
     def error(self) -> str:
@@ -100,7 +102,7 @@ class Line:
         except (ConnectionError, ssl.SSLEOFError):
             return Said(0, self._rest)
         body, self._rest = self._rest[:length], self._rest[length:]
-        return Said(int(head.split()[1]), body)
+        return Said(int(head.split()[1]), body, b"connection: close" in head.lower())
 
     def _more(self) -> bool:
         piece = self.socket.recv(1 << 16)
@@ -132,7 +134,7 @@ class Light:
             said = self.line.hear()
         except (ConnectionError, ssl.SSLError):
             said = Said(0, b"")
-        if said.status == 0:
+        if said.status == 0 or said.last:
             self.hang_up()
         return said
 

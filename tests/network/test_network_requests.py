@@ -85,7 +85,7 @@ def test_ten_gigabytes_are_refused_by_the_header_alone(open_server: tuple[Federa
     assert memory_of(made.server.pid) - before < 16 * MEGABYTE
 
 
-def test_little_is_read_of_those_who_have_no_session(open_server: tuple[Federation, Light]) -> None:
+def test_little_is_kept_of_those_who_have_no_session(open_server: tuple[Federation, Light]) -> None:
     made, light = open_server
     stranger = Light(made.port, made.certs)
     path = f"{TASK.format(run=RUN, attempt=0)}/chunks/{'00' * 32}"
@@ -94,6 +94,9 @@ def test_little_is_read_of_those_who_have_no_session(open_server: tuple[Federati
         line.say(data[:-MEGABYTE])  # the head alone
         said = line.hear()
         assert (said.status, said.error) == (401, "there is no such session: begin one")
+        line.say(data[-MEGABYTE:])  # it is dropped, and nobody hangs up: on a slow line too a client hears why
+        line.say(request("GET", "/v1/about"))
+        assert line.hear().status == 200
     for endpoint in ENDPOINTS:
         if not endpoint.signed:
             with Line(made.port, made.certs) as line:

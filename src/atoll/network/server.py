@@ -17,7 +17,6 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from atoll.core.errors import AtollError
 from atoll.network.clerk import RETRY
 from atoll.network.gate import Refused
 from atoll.network.hub import Hub
@@ -59,13 +58,9 @@ M = TypeVar("M", bound=Message)
 T = TypeVar("T")
 MAX_PATH = 400
 MAX_GREETING = SMALL
-"""Bytes that are read of somebody who has no session."""
+"""Bytes that are kept of somebody who has no session."""
 THREADS = 32
 """So many requests are worked on at once at most."""
-
-
-class Stranger(AtollError):
-    """Somebody without a session who wants to send much."""
 
 
 class Call(NamedTuple):
@@ -164,14 +159,14 @@ class Server:
 
     def _serve(self, endpoint: Endpoint, answer: Answering | None) -> Served:
         """An endpoint: who it is, whether it may, how long it is, and what went wrong. Without `answer`: polls."""
-        most = CHUNK if endpoint.method == "PUT" else MAX_CONTROL
+        most = MAX_GREETING if not endpoint.signed else CHUNK if endpoint.method == "PUT" else MAX_CONTROL
 
         async def served(scope: Scope, receive: Receive) -> Response:
             received, problem, headers = 0, Problem(""), dict[str, str]()
             try:
                 said = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-                stamp = self._stamp(endpoint, scope, said)
-                length = self._length(said, stamp, most)
+                length = agreed_length(said, most)
+                stamp = self._stamp(endpoint, scope, said, length)
                 async with self._room.taken(stamp.client if stamp is not None else "", length):
                     body = await read_body(receive, length)
                     received = len(body)
@@ -182,10 +177,9 @@ class Server:
                 response = Response(content, media_type=kind)
             except Refused as refused:
                 problem, status = Problem(str(refused), refused.retry), refused.status
-            except (Stranger, TooLarge) as error:
+            except TooLarge as error:
                 headers["connection"] = "close"  # the rest is not even read
-                code = HTTPStatus.UNAUTHORIZED if isinstance(error, Stranger) else HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-                problem, status = Problem(str(error)), code
+                problem, status = Problem(str(error)), HTTPStatus.REQUEST_ENTITY_TOO_LARGE
             except ObjectError as error:
                 problem, status = Problem(str(error)), HTTPStatus.UNPROCESSABLE_ENTITY
             except Exception as error:
@@ -213,16 +207,6 @@ class Server:
     def _in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def _length(self, headers: dict[str, str], stamp: Stamp | None, most: int) -> int:
-        """How much is sent; of somebody who has no session only little is read."""
-        known = stamp is not None and self._hub.gate.has_session(stamp.client)
-        try:
-            return agreed_length(headers, most if known else MAX_GREETING)
-        except TooLarge:
-            if stamp is not None and not known:
-                raise Stranger("there is no such session: begin one") from None
-            raise
-
     def _trouble(self, endpoint: Endpoint, error: Exception) -> tuple[Problem, HTTPStatus]:
         """Say that it cannot be done now; a defect here is no reason to tell strangers about it."""
         busy = self._hub.conductor.clerk.busy(error)
@@ -231,8 +215,11 @@ class Server:
         log("rejected", why=f"{endpoint.path}: {type(error).__name__}: {error}")
         return Problem("the server met a defect of its own", RETRY), HTTPStatus.INTERNAL_SERVER_ERROR
 
-    def _stamp(self, endpoint: Endpoint, scope: Scope, headers: dict[str, str]) -> Stamp | None:
-        """Who says that a request is theirs; None where nobody must."""
+    def _stamp(self, endpoint: Endpoint, scope: Scope, headers: dict[str, str], length: int) -> Stamp | None:
+        """Who says that a request is theirs, None where nobody must; who has no session is told so before much is kept.
+
+        What still comes of a request that is refused is dropped: who is sending it hears the answer, and may go on.
+        """
         if headers.get(VERSION_HEADER, str(VERSION)) != str(VERSION):
             raise Refused(
                 HTTPStatus.UPGRADE_REQUIRED,
@@ -244,6 +231,8 @@ class Server:
         stamp = read_stamp(headers) if endpoint.signed else None
         if endpoint.signed and stamp is None:
             raise Refused(HTTPStatus.UNAUTHORIZED, "the request is not signed: begin a session")
+        if stamp is not None and length > MAX_GREETING and not self._hub.gate.has_session(stamp.client):
+            raise Refused(HTTPStatus.UNAUTHORIZED, "there is no such session: begin one")
         return stamp
 
     def _let_in(self, stamp: Stamp | None, scope: Scope, told: str, body: bytes) -> Call:

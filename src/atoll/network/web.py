@@ -104,6 +104,12 @@ class PromptProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._parts = []
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        """Drop what came of a request that was answered before it was whole."""
+        if self.cycle.response_complete:  # else it is the next one that comes already
+            self._parts = []
+        super().on_response_complete()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clock."""
         self._stop_clock()
