@@ -32,6 +32,7 @@ from atoll.train.distillation import check_models, check_public
 from atoll.train.dropout import use_counter_dropout
 from atoll.train.federation import Federation, build_federation
 from atoll.train.secure import Secure, build_secure
+from atoll.train.seeded import seeded
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -278,8 +279,7 @@ def build_model(plan: Plan, federation: Federation, part: Part | None = None) ->
     A factory gets `input_shape` and `num_classes` if it names them.
     """
     dataset, part = federation.dataset, part or (plan.models or (plan.model,))[0]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(plan.seed, "model"))
+    with seeded(derive(plan.seed, "model")):
         try:
             model = part.build("models", input_shape=dataset.input_shape, num_classes=dataset.num_classes)
         except AtollError:

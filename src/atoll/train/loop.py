@@ -23,6 +23,7 @@ from atoll.train.batches import client_batches
 from atoll.train.dropout import set_seed
 from atoll.train.job import Job
 from atoll.train.private import noise_of, private_gradient, unprotected
+from atoll.train.seeded import seeded
 
 
 class Trained(NamedTuple):
@@ -85,8 +86,7 @@ def train_client(
     memory: list[Tensor] | None = None
     losses: list[Tensor] = []
     base = derive(job.seed, "dropout", task.attempt, task.client) >> 2
-    with torch.random.fork_rng(devices=[]):  # for modules that draw from torch's own generator
-        torch.manual_seed(base)
+    with seeded(base):
         for number, indices in enumerate(batches):
             set_seed(space.model, job.dropout_seeds, base + number)
             batch = load_batch(job, torch.from_numpy(indices), task, sent.params_D, number)

@@ -18,6 +18,7 @@ from atoll.train.dropout import set_seed
 from atoll.train.evaluate import SLICE, evaluate_clients, evaluate_slice, evaluating
 from atoll.train.job import Job
 from atoll.train.loop import Trained, Workspace, train_client, workspace
+from atoll.train.seeded import seeded
 
 PARAMS = "params"
 """Under this name a client remembers its model."""
@@ -100,8 +101,7 @@ class OwnModels:
         lr = torch.tensor(kind.lr_of(task.version), dtype=kind.spec.dtype)
         tensors: list[Tensor] = [leaf.data for leaf in space.leaves]
         memory = kind.optimizer.init(tensors)
-        with torch.random.fork_rng(devices=[]):  # for modules that draw from torch's own generator
-            torch.manual_seed(base)
+        with seeded(base):
             for number, batch_B in enumerate(batches[: max(1, round(task.work * len(batches)))]):
                 set_seed(space.model, kind.dropout_seeds, base + number)
                 x = _inputs(kind, indices[batch_B])
