@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.core.coordinator import (
@@ -74,6 +75,7 @@ class Conductor:
         """When to try again whether something can be written."""
         self._stopping = False
         self.clerk = Clerk(store, self._tick, self.trouble)
+        torch.set_num_threads(1)  # as in a simulation, and before there are makers: each keeps what it begins with
         self._makers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="maker")
         with store.look() as book:
             self.roll = Roll(book.clients(), now)
