@@ -70,6 +70,7 @@ def test_a_network_ends_with_the_bits_of_a_simulation(shared: Federation, name: 
     for ours, theirs in zip(shared.rows(name), told, strict=True):
         assert {key: ours[key] for key in ("round", "test")} == {key: theirs[key] for key in ("round", "test")}
         assert ours.get("privacy") == theirs.get("privacy")
+    assert len(list(shared.directory(name).glob("*state-*"))) == 1
     if plan.privacy is not None:
         assert found.epsilon == told[-1]["privacy"]["epsilon"]
 

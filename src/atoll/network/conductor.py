@@ -164,7 +164,9 @@ class Conductor:
             sizes = self.roll.sizes(run)
         if run.parts is None or (sizes != run.sizes and run.plan.privacy is None):
             run.build(sizes, "")
-        changed = run.prepare(run.machine)
+        assert run.parts is not None
+        over = run.machine.version >= run.parts.coordinator.rounds  # then nobody is sent anything
+        changed = "" if over else run.prepare(run.machine)
         self.clerk.make(lambda draft: self._asked(draft, run, changed))
 
     def _asked(self, draft: Draft, run: Run, state_file: str) -> None:
@@ -187,6 +189,7 @@ class Conductor:
         draft.book.set_run(run.name, machine=json.dumps(machine.to_plain()), seq=seq, began=now, sizes=sizes)
         if state_file:
             draft.book.set_run(run.name, state=state_file)
+            draft.then(lambda: run.keep_state(state_file))
         draft.then(lambda: setattr(run, "began", now))
         for command in commands:
             if isinstance(command, Send):

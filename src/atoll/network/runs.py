@@ -277,11 +277,15 @@ class Run:
 
     def tidy(self, state_file: str) -> None:
         """Remove what was sent for attempts that nobody waits for any more, and all states but one."""
+        self.keep_state(state_file)
+        now = self.machine
+        self.uploads.keep_only({task.attempt for task in (*now.in_flight.values(), *now.arrived, *now.committing)})
+
+    def keep_state(self, state_file: str) -> None:
+        """Remove all states but the one that the store refers to."""
         for path in (*self.directory.glob(".state-*.new"), *self.directory.glob("state-*.safetensors")):
             if path.name != state_file:
                 path.unlink(missing_ok=True)
-        now = self.machine
-        self.uploads.keep_only({task.attempt for task in (*now.in_flight.values(), *now.arrived, *now.committing)})
 
     def write_down(self, rows: list[dict[str, Any]], lines: list[str]) -> None:
         """Write the files for people as the store has them, whatever a kill or a full disk has kept from being."""
