@@ -112,6 +112,26 @@ def test_a_server_that_was_started_anew_gets_a_new_session_at_once(server: Small
     assert sleeps == []
 
 
+def test_a_server_that_was_away_for_long_gets_a_new_session_at_once(server: SmallServer, url: str) -> None:
+    sleeps = Sleeps()
+    with enrolled(server, url, sleep=sleeps) as connection:
+        poll(connection)
+        kinds: list[Any] = [CUT_BEFORE] * 8
+        server.restart()
+        server.trouble = lambda method, path: kinds.pop() if kinds else None
+        poll(connection)
+    assert len(sleeps) == 8  # none for the session
+
+
+def test_who_is_always_to_begin_anew_does_so_with_pauses(server: SmallServer, url: str) -> None:
+    sleeps = Sleeps()
+    with enrolled(server, url, sleep=sleeps) as connection:
+        answers: list[Any] = [(401, Problem("there is no such session: begin one"))] * 5
+        server.trouble = lambda method, path: answers.pop() if answers and path == "/v1/poll" else None
+        poll(connection)
+    assert len(sleeps) == 4
+
+
 def test_a_request_that_was_doubled_is_made_again(server: SmallServer, url: str) -> None:
     with enrolled(server, url) as connection:
         poll(connection)

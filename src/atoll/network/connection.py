@@ -190,22 +190,24 @@ class Connection:
 
     def _until_done(self, work: Callable[[], T]) -> T:
         """Do something until it works; who is not patient learns why it does not."""
-        failures, told = 0, ""
+        failures, told, prompt = 0, "", True
         while True:
             try:
                 return work()
             except httpx2.TransportError as error:
-                why, seconds = f"the server cannot be reached ({error or type(error).__name__})", None
+                why, seconds, prompt = f"the server cannot be reached ({error or type(error).__name__})", None, True
             except Later as later:
                 why, seconds = str(later), later.seconds
             if not self._patient:
                 raise RunError(f"{why}: check the address, or try again later")
-            if failures or seconds != 0:  # what is to be tried again at once is, but only once
-                if why != told:
-                    self._say(f"{why}; trying again")
-                    told = why
-                pause = min(FIRST_PAUSE * 2.0 ** min(failures, 10), LONGEST_PAUSE)
-                self._sleep((seconds or 0.0) + random.uniform(0, pause))  # noqa: S311
+            if seconds == 0 and prompt:  # what is to be tried again at once is, but only once while the server answers
+                prompt = False
+                continue
+            if why != told:
+                self._say(f"{why}; trying again")
+                told = why
+            pause = min(FIRST_PAUSE * 2.0 ** min(failures, 10), LONGEST_PAUSE)
+            self._sleep((seconds or 0.0) + random.uniform(0, pause))  # noqa: S311
             failures += 1
 
     def _session(self) -> Welcome:
