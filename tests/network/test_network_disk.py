@@ -84,7 +84,7 @@ def test_a_full_disk(
             before = made.status()["round"]
             hog.unlink()
             until(lambda before=before: _is_past(made, before), 60)
-        made.wait(60)
+        made.wait(180)
         assert made.model() == simulated(plan, tmp_path / "alone")
         found = made.audited()
         assert (found.rounds, found.ended) == (plan.rounds, "all rounds done")
@@ -121,7 +121,7 @@ def test_uploads_wait_for_room_and_files_for_people_are_made_good(
             path.mkdir()
         assert light.deliver(order, level(1.0)).status == 200
         assert light.deliver(light.order(), level(1.0)).status == 200
-        assert made.wait_for("law", 20) == "all rounds done"
+        assert made.wait_for("law", 60) == "all rounds done"
         assert len(made.commits()) < 3  # the files are behind the store
         for path in in_the_way:
             path.rmdir()
@@ -149,7 +149,7 @@ def test_a_database_that_goes_away(processes: Nursery, certs: Path, tmp_path: Pa
                     until(lambda: made.health()[0] == 503, 30, made.said())
                     assert Light(made.port, made.certs).plain("GET", "/v1/about").status == 200
                     database.start()
-                made.wait(120)
+                made.wait(180)
                 assert made.model() == simulated(PLAN, tmp_path / "alone")
                 found = made.audited()
                 assert (found.rounds, found.abandoned, found.rejected) == (PLAN.rounds, 0, 0)

@@ -104,7 +104,7 @@ def assert_undisturbed(made: Federation, plan: Plan, path: Path) -> None:
     assert [row.get("test") for row in ours] == [row.get("test") for row in theirs]
     assert (made.directory() / "result.json").exists()
     assert not [path for path in (made.directory() / "uploads").rglob("*") if path.is_file()]
-    assert len(list(made.directory().glob("state-*"))) <= 2  # the last, and what was ready to be sent of it
+    assert len(list(made.directory().glob("*state-*"))) == 1
 
 
 @BOTH
@@ -113,7 +113,7 @@ def test_a_few_kills(processes: Nursery, certs: Path, tmp_path: Path, plan: Plan
     with federation(tmp_path / "f", processes, certs, plan) as made:
         begun(made)
         assert storm(made, {"server": 3, "client": 3}, plan.rounds, seed=1) == {"server": 3, "client": 3}
-        made.wait(60)
+        made.wait(180)
         assert_undisturbed(made, plan, tmp_path / "alone")
         update = min(row["bytes_up"] for row in made.rows()) / 2
         assert (update > CHUNK) == (plan.model.name == "mlp_2nn")
@@ -135,7 +135,7 @@ def test_polite_stops(processes: Nursery, certs: Path, tmp_path: Path) -> None:
             assert "stopped; everything is kept: the same command goes on" in client.said
             made.serve(*ONCE)
             made.join(1)
-        made.wait(60)
+        made.wait(180)
         assert_undisturbed(made, plan, tmp_path / "alone")
 
 
@@ -147,7 +147,7 @@ def test_two_hundred_kills_of_each(processes: Nursery, certs: Path, tmp_path: Pa
     with federation(tmp_path / "f", processes, certs, plan, store_url) as made:
         begun(made)
         assert storm(made, {"server": 50, "client": 50}, plan.rounds, seed) == {"server": 50, "client": 50}
-        made.wait(120)
+        made.wait(180)
         assert_undisturbed(made, plan, tmp_path / "alone")
 
 
@@ -177,7 +177,7 @@ def test_a_death_at_each_change_of_a_file(
             if mortal.wait(60) != 0:
                 assert mortal.code == -9, mortal.said
                 made.serve(*ONCE, ready=False) if who == "server" else made.join(0)
-            made.wait(60)
+            made.wait(180)
             assert made.model() == whole, f"after change {number}\n{made.said()}"
             found = made.audited()
             assert (found.rounds, found.abandoned, found.ended) == (2, 0, "all rounds done"), f"after change {number}"
