@@ -15,8 +15,8 @@ BODY = 2 * SMALL
 class Crowd:
     """Bodies that stay until they are told to go; who is in, in the order of coming in."""
 
-    def __init__(self, num_bytes: int) -> None:
-        self.room, self.here = Room(num_bytes), list[int]()
+    def __init__(self, num_bytes: int, patience: float = 60.0) -> None:
+        self.room, self.here = Room(num_bytes, patience), list[int]()
         self.gone: dict[int, asyncio.Event] = {}
         self.tasks: dict[int, asyncio.Task[None]] = {}
 
@@ -77,6 +77,24 @@ def test_who_gives_up_leaves_the_room_to_others() -> None:
         assert crowd.here == [3]
         await crowd.go(3)
         assert all(crowd.tasks[number].cancelled() for number in (1, 2))
+
+    asyncio.run(turns())
+
+
+def test_who_waits_for_long_is_told_to_come_again() -> None:
+    async def turns() -> None:
+        crowd = Crowd(BODY, patience=0.02)
+        for number in range(3):
+            await crowd.come(number)
+        for number in (1, 2):
+            with pytest.raises(Refused, match="come again") as refused:
+                await crowd.tasks[number]
+            assert (refused.value.status, refused.value.retry) == (503, 1.0)
+        assert crowd.here == [0]
+        await crowd.go(0)
+        await crowd.come(3)  # nothing was lost of the room
+        assert crowd.here == [3]
+        await crowd.go(3)
 
     asyncio.run(turns())
 

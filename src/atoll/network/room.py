@@ -16,13 +16,15 @@ ALL = 256 << 20
 """Bytes of all others that are in memory at once."""
 EACH = 4
 """So many bodies at once come from one client at most, or from those who say that they are this client."""
+PATIENCE = 20.0
+"""Seconds until somebody who waits is told to come again: a request has a minute in all, and must still be sent."""
 
 
 class Room:
     """Counts bytes; for one event loop."""
 
-    def __init__(self, num_bytes: int = ALL) -> None:
-        self._left = num_bytes
+    def __init__(self, num_bytes: int = ALL, patience: float = PATIENCE) -> None:
+        self._left, self._patience = num_bytes, patience
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._bodies: Counter[str] = Counter()
 
@@ -52,11 +54,15 @@ class Room:
         self._waiting.append((num_bytes, turn))
         self._let_in()
         try:
-            await turn
-        except asyncio.CancelledError:
+            async with asyncio.timeout(self._patience):
+                await turn
+        except (asyncio.CancelledError, TimeoutError) as error:
             if turn.done() and not turn.cancelled():  # it was let in a moment before
                 self._left += num_bytes
             self._let_in()
+            if isinstance(error, TimeoutError):
+                why = "the server reads as much as it has room for: come again"
+                raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, why, retry=1.0) from error
             raise
 
     def _let_in(self) -> None:
