@@ -76,7 +76,8 @@ def test_a_network_ends_with_the_bits_of_a_simulation(shared: Federation, name: 
 
 
 def test_several_runs_at_once_do_not_touch_each_other(shared: Federation, tmp_path: Path) -> None:
-    plans = {f"with-{name}": BASE.replace({"algorithm": name, "rounds": 3}) for name in ("scaffold", "feddyn")}
+    kinds = ({"algorithm": "scaffold"}, {"algorithm": "feddyn"}, PLANS["both-ways"], PLANS["median"])
+    plans = {f"beside-{number}": BASE.replace({**kind, "rounds": 3}) for number, kind in enumerate(kinds)}
     for name, plan in plans.items():
         shared.add(name, plan)
     for name, plan in plans.items():
