@@ -16,7 +16,9 @@ from atoll.core.plan import Plan
 from atoll.ledger.audit import Findings, audit
 from atoll.ledger.chain import read
 from atoll.network.app import ClientApp
+from atoll.network.hub import Hub
 from atoll.network.records import cohort_of, rejected_of
+from atoll.network.runs import Made, Run
 from atoll.network.store import Store
 from atoll.network.tables import ClientRow, Stage, Status, TaskRow
 from atoll.privacy.ledger import Ledger
@@ -37,13 +39,20 @@ PRIVATE = {
 }
 
 
-def trained(path: Path, plan: Plan) -> tuple[Path, list[str], bytes]:
-    """Let four clients train a plan; the run's directory on the server, its ledger, and the server's key."""
+def trained(
+    path: Path, plan: Plan, why: str = "all rounds done", hubs: list[Hub] | None = None
+) -> tuple[Path, list[str], bytes]:
+    """Let four clients train a plan until it ends; the run's directory on the server, its ledger, and the server's key.
+
+    Somebody who wants to have a hand in it gets the hub into a list.
+    """
     federation = build_federation(plan)
     data = federation.dataset
     with ExitStack() as stack:
         hub = stack.enter_context(operated(path / "server", num_clients=4))
         url = stack.enter_context(serving(hub))
+        if hubs is not None:
+            hubs.append(hub)
         threads = []
         for number in range(4):
             own = federation.partition.indices(number)
@@ -55,7 +64,7 @@ def trained(path: Path, plan: Plan) -> tuple[Path, list[str], bytes]:
             thread.start()
         for thread in threads:
             thread.join(60)
-        assert hub.status()["runs"][0]["status"] == "all rounds done"
+        assert hub.status()["runs"][0]["status"] == why
         lines = hub.lines("small")
     file = path / "server/runs/small/ledger.jsonl"
     assert file.read_text().splitlines() == lines
@@ -92,6 +101,28 @@ def test_where_privacy_rests_on_it_nobody_learns_who_took_part(tmp_path: Path) -
         key = derived(secret, "seal", record.body["attempt"])
         assert record.body["sealed"] == hmac.digest(key, text, "sha256").hex()
     store.close()
+
+
+def test_a_run_that_is_ended_while_a_version_is_made_ends_with_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, made = Run.make, list[str]()
+
+    def interrupted(run: Run, *args: Any) -> Made:
+        found = make(run, *args)
+        made.append(found.state_file)
+        if len(made) == 3:
+            hubs[0].stop_run(run.name)
+        return found
+
+    monkeypatch.setattr(Run, "make", interrupted)
+    hubs = list[Hub]()
+    directory, lines, key = trained(tmp_path, Plan(**SMALL), "interrupted", hubs)
+    found = audit(lines, key)
+    assert isinstance(found, Findings) and (found.rounds, found.ended) == (2, "interrupted"), found
+    assert [path.name for path in directory.glob("*state-*")] == made[1:2]
+    with operated(tmp_path / "server", num_clients=4) as again:
+        assert again.status()["runs"][0]["status"] == "interrupted"
 
 
 def test_a_client_that_was_shut_out_since_is_told_all_the_same() -> None:

@@ -307,14 +307,20 @@ class Conductor:
                 self._key, self.roll.keys(), run.post, run.parts.coordinator.policy.deadline or STEP_SECONDS
             )
         made = run.make(machine, {row.task: row for row in rows}, self.now(), secret)
-        self.clerk.make(lambda draft: self._made(draft, run, made, rows))
-        run.drop(machine.committing, made.state_file)
-        if made.row is not None:
+        taken = self.clerk.make(lambda draft: self._made(draft, run, made, rows))
+        with self.store.look() as book:
+            known = book.run(run.name)
+        assert known is not None
+        run.drop(machine.committing, known.state)
+        if taken and made.row is not None:
             self._metrics.committed(run.name, machine.version + 1, time.perf_counter() - started)
 
-    def _made(self, draft: Draft, run: Run, made: Made, rows: list[TaskRow]) -> None:
+    def _made(self, draft: Draft, run: Run, made: Made, rows: list[TaskRow]) -> bool:
+        """Write down what was made; False if somebody has ended the run meanwhile."""
         assert run.parts is not None and run.state is not None
         machine, seq = draft.machine(run)
+        if machine.phase is not Phase.COMMITTING:
+            return False
         done, attempt, before = machine.committing, machine.attempt, hash_of(run.state.params_D)
         machine, commands = run.parts.coordinator.step(machine, made.event)
         left_out = [task for task in done if task not in made.counted]
@@ -353,6 +359,7 @@ class Conductor:
             self.follow(draft, run, commands)
         finally:
             run.state = run_state
+        return True
 
     def _note(self, draft: Draft, run: Run, kind: str, body: dict[str, Any], row: dict[str, Any] | None = None) -> None:
         """Add a record to a run's ledger, and a row to its metrics."""
