@@ -18,10 +18,12 @@ from typing import Any
 import msgspec
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from torch import Tensor
 
 from atoll.core.messages import Broadcast, Payload, State, Task, Update, stack
 from atoll.core.wire import pack, unpack
 from atoll.engine.base import InProcess
+from atoll.engine.secure import params_hash
 from atoll.ledger import chain
 from atoll.network.blobs import Disk
 from atoll.network.gate import Gate, Refused, token_hash
@@ -121,6 +123,14 @@ class SmallServer:
         body = {"version": version, "cohort": [{"client": client, "object": name} for client, name in cohort]}
         line, self.heads[run] = chain.add(self.heads[run], "commit", body, self.key)
         self.ledgers[run].append(line)
+
+    def end(self, run: str, params_D: Tensor, name: str | None = None) -> None:
+        """A run is over, and ended with these parameters; what the ledger calls them may be a lie."""
+        body = {"reason": "all rounds done", "version": 3, "model": name or params_hash(params_D).hex()}
+        line, self.heads[run] = chain.add(self.heads[run], chain.END, body, self.key)
+        self.ledgers[run].append(line)
+        self.infos[run] = msgspec.structs.replace(self.infos[run], model=self.put(pack(Payload(params_D))))
+        self.ended = (run,)
 
     def put(self, data: bytes) -> Ref:
         return Ref(self.objects.put(data), len(data))

@@ -10,8 +10,14 @@ import pytest
 import torch
 from network.small_server import CUT_AFTER, CUT_BEFORE
 from network.world import RUN, SMALL, Deaths, World, simulated
+from safetensors.torch import load_file
+from torch import Tensor
 
+from atoll.core.errors import RunError
+from atoll.core.params import flatten, spec_of
+from atoll.engine.secure import params_hash
 from atoll.ledger import chain
+from atoll.network.home import Home
 from atoll.network.identity import public_bytes
 from atoll.network.protocol import Problem
 
@@ -90,10 +96,13 @@ def test_lost_answers_and_a_server_in_trouble_change_nothing(tmp_path: Path, see
 def test_clients_keep_receipts_and_take_leave(tmp_path: Path) -> None:
     world = World(tmp_path / "world", SMALL)
     with world.stack:
-        world.result()
+        found_D = world.result()
+        world.server.end(RUN, found_D)
         world.server.ended = (RUN, "../elsewhere", "another")
+        world.start(1)  # it was away when the run ended
         assert [client.turn() for client in world.clients] == [True] * 3
     for number, home in enumerate(world.homes):
+        assert torch.equal(taken(home), found_D)
         lines = home.run(RUN).lines()
         assert lines == world.server.ledgers[RUN]
         assert chain.verify(lines, public_bytes(world.server.key)) is None
@@ -102,3 +111,46 @@ def test_clients_keep_receipts_and_take_leave(tmp_path: Path) -> None:
         sent = [each for each in world.server.deliveries if each[2] == number]
         assert len(sent) == 3
     assert world.said.count(f"{RUN}: version 2 counts this client's update") == 3
+
+
+def taken(home: Home) -> Tensor:
+    """The model that a client took home, as one vector."""
+    named = load_file(home.path / "runs" / RUN / "model.safetensors")
+    model = SMALL.model.build("models", input_shape=(64,), num_classes=10)
+    model.load_state_dict(named)
+    return flatten(model, spec_of(model))
+
+
+def test_a_model_that_the_ledger_does_not_name_is_not_taken(tmp_path: Path) -> None:
+    world = World(tmp_path / "world", SMALL)
+    with world.stack:
+        found_D = world.result()
+        world.server.end(RUN, found_D, name=params_hash(found_D + 1).hex())
+        with pytest.raises(RunError, match="another model than its ledger says"):
+            world.clients[0].turn()
+        home = world.homes[0]
+        assert home.unfinished() == [RUN] and not (home.path / "runs" / RUN / "model.safetensors").exists()
+
+
+def test_a_model_that_a_client_cannot_use_is_left_there(tmp_path: Path) -> None:
+    world = World(tmp_path / "world", SMALL)
+    with world.stack:
+        found_D = world.result()
+        world.server.end(RUN, found_D[1:])
+        assert world.clients[0].turn()
+        assert world.homes[0].unfinished() == []
+    assert [text for text in world.said if "its model was left there: the last model has (681,)" in text]
+
+
+def test_a_run_that_the_server_has_given_up_is_not_over(tmp_path: Path) -> None:
+    world = World(tmp_path / "world", SMALL)
+    with world.stack:
+        found_D = world.result()
+        world.server.ended = (RUN,)
+        for _ in range(2):
+            assert world.clients[0].turn()
+        assert world.homes[0].unfinished() == [RUN]
+        world.server.end(RUN, found_D)
+        assert world.clients[0].turn()
+        assert world.homes[0].unfinished() == [] and torch.equal(taken(world.homes[0]), found_D)
+    assert len([text for text in world.said if "given it up" in text]) == 1

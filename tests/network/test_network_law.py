@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from helpers import rows
 from network.apps import NUMBER, PLAN
-from network.federation import Federation, federation, simulated
+from network.federation import Federation, federation, simulated, until
 from network.nursery import Nursery
 
 from atoll import Plan
@@ -71,6 +71,10 @@ def test_a_network_ends_with_the_bits_of_a_simulation(shared: Federation, name: 
         assert {key: ours[key] for key in ("round", "test")} == {key: theirs[key] for key in ("round", "test")}
         assert ours.get("privacy") == theirs.get("privacy")
     assert len(list(shared.directory(name).glob("*state-*"))) == 1
+    for agreed in shared.root.glob(f"c*/runs/{name}/info.json"):  # all who took part take the model home
+        mine = agreed.parent / "model.safetensors"
+        until(mine.exists, 30, str(mine))
+        assert mine.read_bytes() == shared.model(name)
     if plan.privacy is not None:
         assert found.epsilon == told[-1]["privacy"]["epsilon"]
 

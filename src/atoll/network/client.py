@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from atoll.core.errors import AtollError, DiskFull, RunError
+from atoll.core.params import load
 from atoll.engine.secure import params_hash
 from atoll.ledger import chain
 from atoll.network.adding import Adding
@@ -273,17 +274,42 @@ class Client:
 
     def _end(self, names: list[str]) -> None:
         """Take leave of runs that are over."""
-        self._ended = set(names)
+        kept = set[str]()
         for run in set(names) & set(self._home.unfinished()):
-            work = self._works.pop(run, None)
-            home = self._home.run(run) if work is None else work.home
+            home = self._works[run].home if run in self._works else self._home.run(run)
             try:
                 while self._read_ledger(run, home):
                     pass
+                last, _ = chain.read(home.lines()[-1])
+                if last.kind != chain.END:
+                    self._warn_once(run, "the server has given it up, and may go on with it when it is started again")
+                    continue
+                self._take_home(run, home, last.body["model"])
                 home.end()
+                self._works.pop(run, None)
                 self._voice.say(f"{run}: is over")
             except (Declined, DiskFull) as error:  # it is looked at again when it is told again
                 self._warn_once(run, str(error))
+                kept.add(run)
+        self._ended = set(names) - kept
+
+    def _take_home(self, run: str, home: RunHome, name: str) -> None:
+        """Keep the model that a run ended with, whose name is in the ledger."""
+        ref = self._connection.ask("GET", f"/v1/runs/{run}", RunInfo).model
+        try:
+            if ref is None:
+                raise Unwilling("the server does not give it")
+            work = self._work(run)
+            params_D = work.ended_with(ref, lambda ref: self._fetched(work, run, ref))
+        except (Declined, RunError):
+            raise
+        except AtollError as error:
+            self._warn_once(run, f"its model was left there: {error}")
+            return
+        if params_hash(params_D).hex() != name:
+            raise RunError(f"{run} ended with another model than its ledger says; do not trust this server")
+        path = home.keep_model(load(work.job.model, work.job.spec, params_D).state_dict())
+        self._voice.say(f"{run}: its model is in {path}")
 
     def _warn_once(self, run: str, reason: str) -> None:
         if (run, reason) not in self._told:

@@ -93,10 +93,11 @@ class Desk:
     def readable(self, client: ClientRow, run: str, name: str) -> tuple[Run, Objects]:
         """Where an object is that a client may have: versions are for all, its post is its own."""
         found = self.run(run)
+        self._conductor.roll.still_here(client.number)
         mine = found.post.waiting(client.number) if client.number is not None else None
         with self._clerk.lock:
             known = {model.ref.name for model in found.models.values()} | {news.object.name for news in found.news}
-        known |= set() if mine is None else {mine.name}
+        known |= {ref.name for ref in (mine, found.last) if ref is not None}
         if name not in known:
             raise Refused(HTTPStatus.GONE, "there is no such object any more: poll again")
         return found, found.objects

@@ -175,8 +175,14 @@ class RunHome:
         """Whether this is the plan that the client agreed to; only the number of rounds may differ."""
         return _lasting(_read(self.path / "info.json", RunInfo).plan) == _lasting(plan)
 
+    def keep_model(self, named: State) -> Path:
+        """Write the model that the run ended with, tensors by name; where it is."""
+        path = self.path / "model.safetensors"
+        _write(path, *tensor_file(named))
+        return path
+
     def end(self) -> None:
-        """Note that the run has ended; nothing but its ledger is needed any more."""
+        """Note that the run has ended; nothing but its ledger and its model is needed any more."""
         _write(self.path / "over", b"")
         self.objects.keep_only(())
 

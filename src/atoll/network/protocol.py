@@ -184,6 +184,8 @@ class RunInfo(Message, frozen=True):
     """What the whole run may spend, where it is private."""
     peers: dict[str, Key] = {}
     """Everybody's public key by number, where updates are added in secret."""
+    model: Ref | None = None
+    """The parameters that the run ended with, once it is over."""
 
 
 class Missing(Message, frozen=True):

@@ -38,6 +38,12 @@ class Roll:
         """A client polls."""
         self.present[number] = Presence(self._now(), attributes)
 
+    def still_here(self, number: int | None) -> None:
+        """A client that has polled before asks for something else, such as a large model, chunk by chunk."""
+        seen = self.present.get(number) if number is not None else None
+        if number is not None and seen is not None:
+            self.present[number] = seen._replace(heard=self._now())
+
     def seconds_since(self, number: int | None) -> float | None:
         """How long ago a client was heard, if it ever was."""
         seen = self.present.get(number) if number is not None else None

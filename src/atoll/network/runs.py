@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -25,7 +26,7 @@ from atoll.core.plan import Plan
 from atoll.core.wire import packed_size, pieces
 from atoll.engine.measuring import measured
 from atoll.engine.run_state import RunState, why_stop
-from atoll.engine.secure import Added
+from atoll.engine.secure import Added, params_hash
 from atoll.engine.versions import valid_of
 from atoll.ledger import chain
 from atoll.ledger.signing import plan_hash
@@ -101,6 +102,9 @@ class Run:
         self.state: RunState | None = None
         self.models: dict[int, Model] = {}
         self.news: tuple[News, ...] = ()
+        self.last: Ref | None = None
+        """The parameters that it ended with, once somebody has asked for them."""
+        self._lock = threading.Lock()
         self.counted: dict[int, int] = {}
         self.began = 0.0
         self.not_before = 0.0
@@ -151,7 +155,20 @@ class Run:
             epsilon=epsilon,
             max_samples=job.federation.max_samples,
             peers={str(number): key for number, key in keys.items()} if job.secure is not None else {},
+            model=self._last_model(),
         )
+
+    def _last_model(self) -> Ref | None:
+        """The parameters of a run that is over, for all who took part; what it sent before is not needed any more."""
+        if self.status == RUNNING or self.machine.phase is not Phase.FINISHED:
+            return None
+        assert self.state is not None
+        with self._lock:
+            if self.last is None:
+                self.last = self._stored(self.state.params_D, None).ref
+                self.models, self.news = {}, ()
+                self.objects.keep_only({self.last.name})
+        return self.last
 
     def prepare(self, machine: CoordinatorState) -> str:
         """Make the newest version ready to be sent; the file of the state, if that must be kept before it is."""
@@ -390,4 +407,4 @@ def _spot(row: TaskRow) -> Spot | None:
 
 def hash_of(params_D: Tensor) -> str:
     """The name of a model in the ledger: SHA-256 of its parameters as they lie in memory."""
-    return hashlib.sha256(params_D.contiguous().numpy().data).hexdigest()
+    return params_hash(params_D).hex()

@@ -106,6 +106,13 @@ class Work:
             self.home.keep_known(order.version, vector_V)
         return self.layout.unpacked(vector_V)
 
+    def ended_with(self, ref: Ref, fetch: Fetch) -> Tensor:
+        """The parameters that the run ended with."""
+        params_D = self._payload(ref, fetch).carrier
+        if params_D.shape != self.job.first_D.shape or params_D.dtype != self.job.first_D.dtype:
+            raise Unwilling(f"the last model has {tuple(params_D.shape)} values of {params_D.dtype}: tell the operator")
+        return params_D
+
     def made(self, order: Order, sent: Broadcast) -> Made:
         """Train as the order says, and encode the update as it travels."""
         job, task = self.job, self.task(order)
