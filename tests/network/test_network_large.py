@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
 import re
 import time
@@ -89,6 +90,9 @@ def test_half_a_gigabyte_there_and_back(processes: Nursery, certs: Path, tmp_pat
         assert made.wait_for(RUN, 1) == "all rounds done"
         assert made.audited().rounds == ROUNDS
         assert 0.3 * size < half_down < 0.7 * size and 0.3 * up < NUM * ROUNDS * half_up < 0.7 * up
-        assert 0 < sent - NUM * ROUNDS * size < SLACK
+        assert 0 < sent - NUM * (ROUNDS + 1) * size < SLACK  # at the end each takes the model home
+        for number in range(NUM):
+            taken = made.root / f"c{number}" / "runs" / RUN / "model.safetensors"
+            assert filecmp.cmp(taken, made.directory() / "model.safetensors", shallow=False)
         assert 0 < received - up < SLACK
         assert peaks["server"] < 6 * size and peaks["client"] < 6 * size
