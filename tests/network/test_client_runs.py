@@ -154,3 +154,13 @@ def test_a_run_that_the_server_has_given_up_is_not_over(tmp_path: Path) -> None:
         assert world.clients[0].turn()
         assert world.homes[0].unfinished() == [] and torch.equal(taken(world.homes[0]), found_D)
     assert len([text for text in world.said if "given it up" in text]) == 1
+
+
+def test_a_run_without_a_ledger_is_not_over(tmp_path: Path) -> None:
+    world = World(tmp_path / "world", SMALL)
+    with world.stack:
+        world.homes[0].run(RUN).agreed(world.server.infos[RUN])
+        world.server.ledgers[RUN] = []
+        world.server.ended = (RUN,)
+        assert world.clients[0].turn()
+        assert world.homes[0].unfinished() == [RUN]

@@ -280,11 +280,11 @@ class Client:
             try:
                 while self._read_ledger(run, home):
                     pass
-                last, _ = chain.read(home.lines()[-1])
-                if last.kind != chain.END:
+                last = next((chain.read(line)[0] for line in home.lines()[-1:]), None)
+                if last is None or last.kind != chain.END:
                     self._warn_once(run, "the server has given it up, and may go on with it when it is started again")
                     continue
-                self._take_home(run, home, last.body["model"])
+                self._take_home(run, home, last.body.get("model", ""))
                 home.end()
                 self._works.pop(run, None)
                 self._voice.say(f"{run}: is over")
