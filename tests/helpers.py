@@ -58,6 +58,58 @@ def grouped(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     )
 
 
+def batch_normed(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Batch norm over features, which cannot do with one sample."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, num_classes))
+
+
+def normalised(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Layer, instance and RMS norm, and dropout, in one model."""
+    return nn.Sequential(
+        nn.Conv2d(input_shape[0], 4, 3),
+        nn.InstanceNorm2d(4, affine=True),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.LayerNorm(4 * 36),
+        nn.Dropout(0.2),
+        nn.Linear(4 * 36, 8),
+        nn.RMSNorm(8),
+        nn.Linear(8, num_classes),
+    )
+
+
+class Recurrent(nn.Module):
+    """A GRU over the rows of an image."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.rnn = nn.GRU(input_shape[-1], 6, batch_first=True)
+        self.out = nn.Linear(6, num_classes)
+
+    def forward(self, x: Any) -> Any:
+        return self.out(self.rnn(x.flatten(1, -2))[0][:, -1])
+
+
+def recurrent(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return Recurrent(input_shape, num_classes)
+
+
+def phrases() -> Dataset:
+    """Short texts over eight letters, each followed by the next letter."""
+    rng = np.random.default_rng(3)
+    text = rng.integers(0, 8, size=(300, 1)) + np.arange(7)
+    x = (text % 8).astype(np.uint8)
+    return Dataset(
+        name="phrases",
+        train_x=x[:240, :-1],
+        train_y=x[:240, 1:].astype(np.int64),
+        test_x=x[240:, :-1],
+        test_y=x[240:, 1:].astype(np.int64),
+        num_classes=8,
+        tokens=True,
+    )
+
+
 class Quadratic(nn.Module):
     """A model whose outputs are losses: 0.5 * sum(a (w - c)^2) for a sample that holds centre c and curvature a."""
 

@@ -15,7 +15,7 @@ from atoll.core.errors import PlanError
 from atoll.core.messages import Update
 from atoll.secagg.encoding import encode, finest
 from atoll.secagg.masks import Stream
-from atoll.train.secure import EXTRAS, MOST_LOSS, Largest, from_sum, to_integers
+from atoll.train.secure import EXTRAS, MOST_LOSS, Largest, from_sum, length, to_integers
 
 PLAN = Plan(rounds=4, partition={"num_clients": 12}, local={"lr": 0.5}, engine="inline")
 NOISE = {"clip": 1.0, "sigma": 20.0, "delta": 1e-4}
@@ -48,7 +48,7 @@ def test_extra_vectors_and_other_weights_are_added_too(algorithm: Any) -> None:
 
 def test_batch_norm_statistics_are_added_too() -> None:
     plan = PLAN.replace({"model": "helpers:normed", "local.lr": 0.05, "rounds": 2})
-    close(run(plan), run(plan.replace({"secagg": {"modulus_bits": 64, "clip": 1000.0}})), atol=1e-5)
+    close(run(plan), run(plan.replace({"secagg": {"modulus_bits": 64}})), atol=1e-5)  # whatever the clip
 
 
 @pytest.mark.parametrize("engine", ["inline", {"name": "vectorised", "stack": 4}, {"name": "processes", "workers": 2}])
@@ -196,7 +196,7 @@ def test_what_needs_more_than_sums_is_refused_with_the_way_out(settings: dict[st
         run(PLAN.replace({"secagg": {}} | settings))
 
 
-LARGEST, LAYOUT = Largest(100.0, 100), Update(torch.zeros(5), torch.tensor(0.0), {"c": torch.zeros(2)})
+LARGEST, LAYOUT = Largest(100.0, 100), Update(torch.zeros(5), torch.tensor(0.0), {"c": torch.zeros(5)})
 
 
 def added(*vectors: np.ndarray) -> np.ndarray:
@@ -204,34 +204,61 @@ def added(*vectors: np.ndarray) -> np.ndarray:
 
 
 def honest(values: list[float], weight: float, samples: int, loss: float, num: int) -> np.ndarray:
-    update = LAYOUT.unpacked(torch.tensor(values))._replace(weight=torch.tensor(weight))
+    update = LAYOUT.rebuilt(torch.tensor(values))._replace(weight=torch.tensor(weight))
     return to_integers(update, samples, loss, LARGEST, finest(1.0, num), Stream(bytes(32)))
 
 
 def test_a_sum_says_the_weighted_mean_and_no_more() -> None:
-    one = honest([0.5, 0, -0.25, 2.0, 0, 0.1, 0.2], 100, 50, 3.0, 2)
-    two = honest([0.0, 1, -0.25, 0.5, 0, 0.1, 0.4], 25, 10, 1000.0, 2)
+    one = honest([0.5, 0, -0.25, 2.0, 0, 0.1, 0.2, 0, 0, 0], 100, 50, 3.0, 2)
+    two = honest([0.0, 1, -0.25, 0.5, 0, 0.1, 0.4, 0, 0, 0], 25, 10, 1000.0, 2)
     found = from_sum(added(one, two), 2, LAYOUT, LARGEST, finest(1.0, 2))
     assert found is not None
     assert torch.allclose(found.update.delta_D, torch.tensor([0.4, 0.2, -0.25, 0.9, 0.0]), atol=1e-6)
-    assert torch.allclose(found.update.aux["c"], torch.tensor([0.1, 0.24]), atol=1e-6)
+    assert torch.allclose(found.update.aux["c"], torch.tensor([0.1, 0.24, 0, 0, 0]), atol=1e-6)
     assert float(found.update.weight) == pytest.approx(125)
     assert found.samples == 60 and found.loss == pytest.approx((50 * 3 + 10 * MOST_LOSS) / 60, abs=1e-4)
-    assert found.cut == pytest.approx(1 / 14)
+    assert found.cut == pytest.approx(1 / 20)
+
+
+@pytest.mark.parametrize("modulus_bits", [32, 64])
+def test_exact_extras_are_neither_cut_nor_rounded(modulus_bits: Any) -> None:
+    """A count of steps or a variance is far beyond the clip of 1, and arrives to the last bits all the same."""
+    encoding = finest(1.0, 500, modulus_bits)
+    layout = Update(torch.zeros(5), torch.zeros(()), {"steps": torch.zeros(1), "statistics": torch.zeros(3)})
+    told = [(100.0, 50.0, [1e5, -3e-7, 0.0]), (25.0, 7.0, [-1e3, 2e-6, 1.5])]
+    vectors = [
+        to_integers(
+            layout._replace(
+                weight=torch.tensor(weight), aux={"steps": torch.tensor([s]), "statistics": torch.tensor(v)}
+            ),
+            50,
+            1.0,
+            LARGEST,
+            encoding,
+            Stream(bytes(32)),
+        )
+        for weight, s, v in told
+    ]
+    assert all(len(each) == length(layout, encoding) for each in vectors)
+    found = from_sum(sum(vectors[1:], start=vectors[0]), 2, layout, LARGEST, encoding)
+    assert found is not None
+    assert torch.allclose(found.update.aux["steps"], torch.tensor([(100 * 50.0 + 25 * 7) / 125]), rtol=1e-6, atol=0)
+    wanted = torch.tensor([(100 * a + 25 * b) / 125 for a, b in zip(told[0][2], told[1][2], strict=True)])
+    assert torch.allclose(found.update.aux["statistics"], wanted, rtol=1e-6, atol=1e-11)
 
 
 def test_no_client_can_move_a_mean_beyond_the_clip() -> None:
     encoding = finest(1.0, 3)
-    good = [honest([0.1] * 7, 100, 50, 1.0, 3) for _ in range(2)]
+    good = [honest([0.1] * 10, 100, 50, 1.0, 3) for _ in range(2)]
     rng = np.random.default_rng(0)
     kept = 0
     for _ in range(300):
-        bad = rng.integers(0, 1 << 32, 7 + EXTRAS + 1, dtype=np.uint32)
+        bad = rng.integers(0, 1 << 32, 10 + EXTRAS + 1, dtype=np.uint32)
         bad[-1] = encode(np.zeros(0), 1.0, encoding, Stream(bytes(32)))[0]  # a lie about the count is found out
         found = from_sum(added(*good, bad), 3, LAYOUT, LARGEST, encoding)
         if found is not None:
             kept += 1
-            assert float(found.update.packed().abs().max()) <= 1.0 and found.update.weight <= 300
+            assert float(found.update.vector().abs().max()) <= 1.0 and found.update.weight <= 300
     assert 0 < kept < 300
     bad[-1] += 5 * encoding.levels
     assert from_sum(added(*good, bad), 3, LAYOUT, LARGEST, encoding) is None

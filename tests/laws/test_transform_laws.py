@@ -81,8 +81,8 @@ def test_memory_travels_as_a_value() -> None:
 
 def test_clip_is_joint_over_extra_vectors() -> None:
     update = Update(torch.tensor([3.0, 0.0]), torch.tensor(1.0), {"c": torch.tensor([0.0, 4.0])})
-    clipped = update.unpacked(through(chain(built("clip")), update.packed()))
-    assert float(clipped.packed().norm()) == pytest.approx(1.5)
+    clipped = update.rebuilt(through(chain(built("clip")), update.vector()))
+    assert float(clipped.vector().norm()) == pytest.approx(1.5)
     torch.testing.assert_close(clipped.aux["c"], torch.tensor([0.0, 1.2]))
     with pytest.raises(PlanError, match="norm above 0"):
         Part("clip", norm=0.0).build("transforms")

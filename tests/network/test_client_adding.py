@@ -12,7 +12,7 @@ import pytest
 import torch
 from network.world import RUN, SMALL, Deaths, World
 
-from atoll.core.messages import Broadcast, Payload, Task, stack
+from atoll.core.messages import Broadcast, Task, stack
 from atoll.core.plan import Plan
 from atoll.core.wire import pack
 from atoll.engine.build import build_coordinator
@@ -24,7 +24,7 @@ from atoll.network.protocol import Order
 from atoll.privacy.ledger import Ledger
 from atoll.secagg import wire
 from atoll.secagg.server import Close, Out, Phase, Server
-from atoll.train.exchange import encoded, protected, sent_by
+from atoll.train.exchange import decoded, encoded, protected, sent_by
 from atoll.train.job import Job, build_job
 from atoll.train.server import layout_of
 from atoll.train.trainer import Trainer
@@ -44,7 +44,7 @@ class Sum:
         self.tell(peers={str(number): key for number, key in self.keys.items()})
         self.tasks = [Task(number, 0, 0) for number in range(3)]
         self.sent = Broadcast(torch.full_like(self.job.first_D, 0.01), {})
-        self.model = self.server.put(pack(Payload(self.sent.packed())))
+        self.model = self.server.put(pack(self.sent.plain()))
         self.changes: dict[int, dict[str, Any]] = {}
         """What is otherwise in the orders of some clients."""
 
@@ -111,7 +111,7 @@ class Sum:
             trained = trainer.train_one(task, self.sent, {})
             update = protected(job, [task], stack([trained.update]))
             payload, _ = encoded(job, task, update.rows(0), {})
-            update = stack([update.rows(0).unpacked(job.uplink.decode(payload))])
+            update = stack([decoded(job, update.rows(0), payload)])
             if job.mechanism is not None and job.mechanism.on_grid is not None:
                 update = job.mechanism.on_grid(update, sent_by(job, [task]))
             samples = job.federation.num_samples(task.client)

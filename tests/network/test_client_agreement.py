@@ -70,7 +70,7 @@ class One:
     def order(self, attempt: int = 0, version: int = 0, **changes: Any) -> None:
         """Ask the client for an update of a model of ones."""
         work = self.work
-        ref = self.server.put(pack(Payload(torch.ones_like(work.layout.packed()))))
+        ref = self.server.put(pack(Payload(torch.ones_like(work.layout.vector()))))
         self.server.orders[0] = [msgspec.structs.replace(Order("run", attempt, version, ref), **changes)]
 
     @cached_property
@@ -220,7 +220,7 @@ def test_a_plan_that_changes_is_refused_also_after_a_restart(tmp_path: Path) -> 
 def test_models_of_another_shape_or_of_rubbish_are_refused(tmp_path: Path) -> None:
     one = One(tmp_path)
     with one.joined() as client:
-        size = one.work.layout.packed().numel()
+        size = one.work.layout.vector().numel()
         for attempt, data in enumerate(
             [
                 pack(Payload(torch.ones(size + 1))),
@@ -344,13 +344,13 @@ def test_what_a_client_hears_is_what_the_server_said(
 ) -> None:
     one, heard = One(tmp_path, PLAN.replace({"downlink": downlink})), list[torch.Tensor]()
     made = Work.made
-    monkeypatch.setattr(Work, "made", lambda self, order, sent: heard.append(sent.packed()) or made(self, order, sent))
+    monkeypatch.setattr(Work, "made", lambda self, order, sent: heard.append(sent.vector()) or made(self, order, sent))
     with one.joined() as client:
         work = one.work
         sender, rng = Sender(one, work.job.downlink, work.layout), torch.Generator().manual_seed(0)
         said, models = list[torch.Tensor](), list[str]()
         for version in range(8):
-            size = work.layout.packed().numel()
+            size = work.layout.vector().numel()
             kept = 2 if version < 7 else 1
             said.append(sender.order(version, torch.randn(size, generator=rng), kept))
             models.append(one.server.orders[0][0].model.name)

@@ -78,11 +78,11 @@ def released(name: str, privacy: dict[str, Any], bad: float | None, **changes: A
         **({} if bad is None else attack),
         **changes,
     )
-    run(plan)
-    return torch.stack([torch.cat([a.delta_D, *(v.flatten() for v in a.aux.values())]).double() for a in seen])
+    run(plan)  # whose first step is a rehearsal
+    return torch.stack([torch.cat([a.delta_D, *(v.flatten() for v in a.aux.values())]).double() for a in seen[1:]])
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fednova", "fedexp"])
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
 @pytest.mark.parametrize("bad", [1e6, -1e-3, math.nan, math.inf])
 def test_one_client_moves_what_is_released_by_no_more_than_the_clip(name: str, bad: float) -> None:
     """The noise is the same in both runs, so that what is left is the one client's part, in all vectors together."""
@@ -125,6 +125,7 @@ def test_an_adaptive_clip_moves_towards_the_quantile() -> None:
         rounds=40,
     )
     run(plan)
+    del seen[0]  # the rehearsal
     lengths = [float(aggregate.delta_D.norm()) for aggregate in seen]
     assert lengths[0] == pytest.approx(1, rel=0.1)  # the noise is small beside it
     assert lengths[-1] == pytest.approx(1, rel=0.25)  # the clip has come to 1 and stays there

@@ -298,7 +298,7 @@ def test_batch_norm_with_one_sample_says_what_to_do() -> None:
 
     plan = {"model": normed, "partition": {"num_clients": 1437}, "policy": {"size": 2}}
     for engine in ("auto", "inline", "processes", "vectorised"):
-        with pytest.raises(TrainingError, match=r"more than 1 value per channel.*batch norm needs two samples"):
+        with pytest.raises(PlanError, match=r"batch of 1.*more than 1 value per channel.*batch norm needs two samples"):
             run(Plan(**plan, engine=engine))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from atoll.core.algorithm import Algorithm, PublicSamples, ServerTask
 from atoll.core.errors import PlanError
-from atoll.core.messages import Aggregate, State
+from atoll.core.messages import STATISTICS, Aggregate, State, Update
 
 SLICE = 1000
 """Public samples that a client's model looks at together."""
@@ -32,7 +32,7 @@ def feddf(steps: int = 100, batch_size: int = 128, lr: float = 1e-3, temperature
         assert aggregate.updates is not None and task.public is not None
         batches_SB = _batches(task.public.num_samples, steps, batch_size, task.rng)
         used_N, place_SB = np.unique(batches_SB, return_inverse=True)
-        wanted_NK = _ensemble(params_D + aggregate.updates.delta_D, used_N, task.public, task) / temperature
+        wanted_NK = _ensemble(params_D, aggregate.updates, used_N, task.public, task) / temperature
         student_D = (params_D + task.lr * aggregate.delta_D).requires_grad_()
         optimizer = torch.optim.Adam([student_D])
         for number, place_B in enumerate(torch.from_numpy(place_SB.reshape(batches_SB.shape))):
@@ -54,13 +54,16 @@ def _batches(num_samples: int, steps: int, batch_size: int, rng: np.random.Gener
     return np.concatenate(passes)[: steps * size].reshape(steps, size)
 
 
-def _ensemble(clients_CD: Tensor, used_N: np.ndarray, public: PublicSamples, task: ServerTask) -> Tensor:
+def _ensemble(params_D: Tensor, updates: Update, used_N: np.ndarray, public: PublicSamples, task: ServerTask) -> Tensor:
     """The mean logits of the clients' models on the samples that will be used, each of them once."""
     found = []
+    clients_CD = params_D + updates.delta_D
+    changes = updates.aux.get(STATISTICS, [None] * len(clients_CD))
     with torch.no_grad():
         for start in range(0, len(used_N), SLICE):
             x = public.features(used_N[start : start + SLICE])
-            found.append(torch.stack([task.outputs(client_D, x) for client_D in clients_CD]).mean(0))
+            pairs = zip(clients_CD, changes, strict=True)
+            found.append(torch.stack([task.outputs(client_D, x, change_S) for client_D, change_S in pairs]).mean(0))
     return torch.cat(found)
 
 

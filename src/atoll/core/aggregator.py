@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from atoll.core.errors import PlanError
-from atoll.core.messages import Aggregate, State, Update
+from atoll.core.messages import STATISTICS, Aggregate, State, Update
 
 
 def no_state() -> State:
@@ -102,10 +102,16 @@ def individuals(
 
 
 def over_vectors(acc: State, rule: Callable[[str, Tensor], Tensor]) -> Aggregate:
-    """Apply a rule, which gets a name and a matrix, to the update and to each extra vector, one by one."""
+    """Apply a rule, which gets a name and a matrix, to the update and to each extra vector, one by one.
+
+    Statistics get their coordinate-wise median: it is one of statistics whatever the rule does to lengths.
+    """
 
     def one(name: str) -> Tensor:
         rows = acc[name]
+        if name == f"aux.{STATISTICS}":
+            ordered_CS = rows.sort(dim=0).values
+            return (ordered_CS[(len(rows) - 1) // 2] + ordered_CS[len(rows) // 2]) / 2
         return rule(name, rows.reshape(len(rows), -1)).view(rows.shape[1:])
 
     aux = {name.removeprefix("aux."): one(name) for name in acc if name.startswith("aux.")}

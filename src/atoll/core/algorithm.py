@@ -60,8 +60,11 @@ class ServerTask(NamedTuple):
     round: int
     num_clients: int
     """How many clients are registered, taking part or not."""
-    outputs: Callable[[Tensor, Tensor], Tensor]
-    """The model's outputs in evaluation mode for a flat vector and inputs; its slope in batch-norm statistics is 0."""
+    outputs: Callable[..., Tensor]
+    """(parameters, inputs, change of statistics or None) -> the model's outputs in evaluation mode.
+
+    Batch norm uses the new version's statistics, or those of the old one with a client's change.
+    """
     public: PublicSamples | None
     """What the plan's `public` gives; never None for an algorithm that `needs_public`."""
     rng: np.random.Generator

@@ -47,8 +47,8 @@ class Downlink(NamedTuple):
 
     def send(self, broadcast: Broadcast, memory: Mapping[str, Tensor], encoding: Encoding) -> tuple[Heard, State]:
         """Encode a broadcast, and decode it as clients do."""
-        vector_V = broadcast.packed()
-        whole_bytes = packed_size(Payload(vector_V))
+        vector_V, exact = broadcast.vector(), broadcast.exact()
+        whole_bytes = packed_size(broadcast.plain())
         if not self.chain.transforms:
             return Heard(broadcast, whole_bytes, whole_bytes), {}
         known_V = memory.get("known")
@@ -56,8 +56,9 @@ class Downlink(NamedTuple):
             return Heard(broadcast, whole_bytes, whole_bytes), {"known": vector_V}
         others = {name: value for name, value in memory.items() if name != "known"}
         payload, others = self.chain.encode(vector_V if known_V is None else vector_V - known_V, others, encoding)
-        heard_V, num_bytes = self.chain.decode(payload), packed_size(payload)
+        heard_V, payload = self.chain.decode(payload), payload.beside(exact)
+        num_bytes = packed_size(payload)
         if known_V is None:
-            return Heard(broadcast.unpacked(heard_V), num_bytes, num_bytes, payload), others
+            return Heard(broadcast.rebuilt(heard_V, exact), num_bytes, num_bytes, payload), others
         heard_V = known_V + heard_V
-        return Heard(broadcast.unpacked(heard_V), num_bytes, whole_bytes, payload), {**others, "known": heard_V}
+        return Heard(broadcast.rebuilt(heard_V, exact), num_bytes, whole_bytes, payload), {**others, "known": heard_V}

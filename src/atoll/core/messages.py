@@ -1,6 +1,10 @@
 """What flows between server and client: frozen, typed, and made of flat vectors.
 
 Shapes: D parameters, C clients, V = D + extra vectors. A stacked Update has a leading C on each of its tensors.
+
+Extras of two kinds travel beside the parameters. One as long as the parameters is a vector like them (the control
+variates of SCAFFOLD) and goes with them through codecs. Any other (FedNova's number of steps, q-FFL's scale) is exact,
+and so are the model's statistics: no codec may change them.
 """
 
 from __future__ import annotations
@@ -18,6 +22,20 @@ SERVER = -1
 """Who trains on the server's own samples, where a client's number would stand."""
 
 
+STATISTICS = "statistics"
+"""The extra that holds the model's averaged buffers: their values in a broadcast, their changes in an update."""
+
+
+def _vectors(first_D: Tensor, aux: State) -> State:
+    """The extras that are vectors like the parameters."""
+    return {k: v for k, v in aux.items() if k != STATISTICS and v.shape == first_D.shape and v.numel() > 1}
+
+
+def _exact(first_D: Tensor, aux: State) -> State:
+    """The extras that no codec may change."""
+    return {name: aux[name] for name in aux.keys() - _vectors(first_D, aux).keys()}
+
+
 def _packed(first_D: Tensor, aux: State) -> Tensor:
     return torch.cat([first_D, *(aux[name].reshape(-1) for name in sorted(aux))]) if aux else first_D
 
@@ -32,18 +50,27 @@ def _unpacked(vector_V: Tensor, first_D: Tensor, aux: State) -> tuple[Tensor, St
 
 
 class Broadcast(NamedTuple):
-    """What the server sends down: the parameters and the extra vectors of the algorithm."""
+    """What the server sends down: the parameters, the extras of the algorithm and the model's statistics."""
 
     params_D: Tensor
     aux: State
 
-    def packed(self) -> Tensor:
-        """Everything that is sent down as one vector (V,)."""
-        return _packed(self.params_D, self.aux)
+    def vector(self) -> Tensor:
+        """Return what codecs may change, as one vector (V,)."""
+        return _packed(self.params_D, _vectors(self.params_D, self.aux))
 
-    def unpacked(self, vector_V: Tensor) -> Broadcast:
-        """Undo `packed`; this broadcast gives the layout."""
-        return Broadcast(*_unpacked(vector_V, self.params_D, self.aux))
+    def exact(self) -> State:
+        """Return the extras that travel unchanged."""
+        return _exact(self.params_D, self.aux)
+
+    def plain(self) -> Payload:
+        """Return what travels where nothing is encoded."""
+        return Payload(self.vector()).beside(self.exact())
+
+    def rebuilt(self, vector_V: Tensor, exact: State) -> Broadcast:
+        """Undo `vector` and `exact`; this broadcast gives the layout."""
+        params_D, vectors = _unpacked(vector_V, self.params_D, _vectors(self.params_D, self.aux))
+        return Broadcast(params_D, {**vectors, **exact})
 
 
 class Task(NamedTuple):
@@ -67,14 +94,22 @@ class Update(NamedTuple):
     weight: Tensor
     aux: State
 
-    def packed(self) -> Tensor:
-        """Everything that leaves the client as one vector (V,), so that clipping and masking miss nothing."""
-        return _packed(self.delta_D, self.aux)
+    def vector(self) -> Tensor:
+        """Return what codecs, clipping and masks may change, as one vector (V,)."""
+        return _packed(self.delta_D, _vectors(self.delta_D, self.aux))
 
-    def unpacked(self, vector_V: Tensor) -> Update:
-        """Undo `packed` after the vector has been through the uplink; this update gives the layout."""
-        delta_D, aux = _unpacked(vector_V, self.delta_D, self.aux)
-        return Update(delta_D, self.weight, aux)
+    def exact(self) -> State:
+        """Return the extras that travel unchanged."""
+        return _exact(self.delta_D, self.aux)
+
+    def plain(self) -> Payload:
+        """Return what travels where nothing is encoded."""
+        return Payload(self.vector()).beside(self.exact())
+
+    def rebuilt(self, vector_V: Tensor, exact: State | None = None) -> Update:
+        """Undo `vector` and `exact`; this update gives the layout, and its own exact extras unless others are given."""
+        delta_D, vectors = _unpacked(vector_V, self.delta_D, _vectors(self.delta_D, self.aux))
+        return Update(delta_D, self.weight, {**vectors, **(self.exact() if exact is None else exact)})
 
     def alone(self) -> Update:
         """The stacked update of this client alone, which shares its memory."""
@@ -99,6 +134,20 @@ class Payload(NamedTuple):
 
     carrier: Tensor
     sides: tuple[State, ...] = ()
+
+    def beside(self, exact: State) -> Payload:
+        """Let exact extras travel with this payload, as its last side; none take no space."""
+        return self._replace(sides=(*self.sides, exact)) if exact else self
+
+    def split(self, expected: State) -> tuple[Payload, State]:
+        """Undo `beside`, for extras of the expected names, shapes and types; ValueError if others came."""
+        if not expected:
+            return self, {}
+        exact = self.sides[-1] if self.sides else {}
+        layouts = [{name: (value.shape, value.dtype) for name, value in each.items()} for each in (exact, expected)]
+        if layouts[0] != layouts[1]:
+            raise ValueError(f"exact extras {layouts[0]} came where {layouts[1]} are due")
+        return self._replace(sides=self.sides[:-1]), exact
 
 
 class Aggregate(NamedTuple):

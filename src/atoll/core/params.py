@@ -1,8 +1,8 @@
 """A model's state <-> one flat vector.
 
-Shapes: D parameters, T <= D of them trainable. The vector holds the trainable parameters first and then, if buffers
-are averaged, the floating-point buffers (the running statistics of batch norm). Frozen parameters and integer buffers
-never travel.
+Shapes: M values of a model, D of them trainable parameters, S = M - D statistics. The vector holds the trainable
+parameters first and then, if buffers are averaged, the floating-point buffers (the running statistics of batch norm).
+Frozen parameters and integer buffers never travel.
 """
 
 from __future__ import annotations
@@ -33,8 +33,13 @@ class ParamSpec(NamedTuple):
 
     @property
     def num_params(self) -> int:
-        """The length D of the flat vector."""
+        """The length of the flat vector."""
         return sum(slot.size for slot in self.slots)
+
+    @property
+    def without_buffers(self) -> ParamSpec:
+        """The layout of the trainable parameters alone, which is that of an update's vector."""
+        return self._replace(slots=self.trainable) if self.buffers else self
 
     @property
     def trainable(self) -> tuple[Slot, ...]:

@@ -19,6 +19,7 @@ from atoll.train.evaluate import SLICE
 from atoll.train.exchange import Work
 from atoll.train.job import Job
 from atoll.train.metrics import Metrics, classification
+from atoll.train.server import broadcast_of, first_server
 from atoll.train.trainer import Trainer, explained
 
 Progress = Callable[[int], None]
@@ -199,8 +200,7 @@ def rehearse(trainer: Trainer, steps: int) -> int:
     """
     job = trainer.job
     tasks = [Task(client, 0, 0) for client in range(min(max(1, trainer.stack), job.federation.num_clients))]
-    server = job.algorithm.init_server(job.first_D)
-    sent = {0: Broadcast(job.first_D, job.algorithm.broadcast(job.first_D, server))}
+    sent = {0: broadcast_of(job, job.first_D, first_server(job, job.first_D))}
     trainer.rebind(replace(job, local=replace(job.local, epochs=None, steps=steps), attack=None))
     try:
         trainer.train(tasks, sent, {})

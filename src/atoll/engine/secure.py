@@ -126,6 +126,7 @@ def session_of(
     """
     secure = job.secure
     assert secure is not None
+    encoding = secure.encoding(len(group))
     return Session(
         run=run,
         round=first.version,
@@ -133,8 +134,8 @@ def session_of(
         model=hashlib.sha256(struct.pack("<dQ", *largest) + params).digest(),
         clients=group,
         silent={},
-        length=like.packed().numel() + 1 if _on_grid(job) else length(like),
-        encoding=secure.encoding(len(group)),
+        length=like.vector().numel() + 1 if _on_grid(job) else length(like, encoding),
+        encoding=encoding,
         vector=_elsewhere,
         least=least_of(job, len(group)),
     )

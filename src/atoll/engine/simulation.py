@@ -48,7 +48,7 @@ from atoll.engine.secure import Added, Sent, add_in_secret, counted, fates
 from atoll.engine.versions import Versions, valid_of
 from atoll.train.exchange import Work, finite
 from atoll.train.loop import knowledge
-from atoll.train.server import aggregated
+from atoll.train.server import aggregated, first_server
 
 LOOK_AHEAD = 4
 """Where few updates make a version, so many stacks of clients are trained ahead of their arrival."""
@@ -75,7 +75,7 @@ class Simulation:
         self._all_eligible = plan.eligibility == Eligibility()
         first_D = self.job.first_D.clone()
         rule = self.job.aggregator.init() if guard is None else guard.init()
-        self.state = state or RunState(first_D, self.job.algorithm.init_server(first_D), rule, upload=first_D.nbytes)
+        self.state = state or RunState(first_D, first_server(self.job, first_D), rule, upload=first_D.nbytes)
         self.reason: Reason | None = None
         self.last_row: dict[str, Any] | None = None
         """What is known of the last round; whoever gives a state gives this too."""
@@ -360,7 +360,8 @@ class Simulation:
             return aggregated(job, as_rows(updates), state.rule, own)[0].delta_D
 
         bad_C = torch.tensor([job.attacks(report.client, state.coordinator.version) for report in valid])
-        known = knowledge(job, tasks[0], state.params_D)._replace(aggregate=aggregate, turns=job.aggregator.turns)
+        known = knowledge(job, tasks[0], job.trainable(state.params_D))
+        known = known._replace(aggregate=aggregate, turns=job.aggregator.turns)
         changed = job.attack.collude(rows_of(work.folded), bad_C, known)
         good_C = finite(changed)
         by_client = {report.client: bool(good) for report, good in zip(valid, good_C.tolist(), strict=True)}

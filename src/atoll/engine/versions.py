@@ -14,7 +14,7 @@ from atoll.core.coordinator import Committed, Coordinator
 from atoll.core.detection import Detector, Seen, Sight
 from atoll.core.downlink import Heard
 from atoll.core.errors import TrainingError
-from atoll.core.messages import SERVER, Aggregate, Broadcast, State, Task, Update, stack
+from atoll.core.messages import SERVER, STATISTICS, Aggregate, State, Task, Update, stack
 from atoll.core.seeds import generator
 from atoll.core.transform import Encoding
 from atoll.engine.guarding import Guard
@@ -23,7 +23,7 @@ from atoll.engine.secure import Added
 from atoll.train.contributing import Before, shares_of, with_shares
 from atoll.train.exchange import Report, Work, finite
 from atoll.train.judging import detection_row, judged
-from atoll.train.server import aggregated, server_task
+from atoll.train.server import aggregated, broadcast_of, stepped
 from atoll.train.trainer import Trainer
 
 
@@ -36,6 +36,8 @@ class Given(NamedTuple):
     """What is added to the mean where the model is mixed with a client's."""
     num_clients: int | None = None
     """Of how many clients the rows are, where a row stands for several."""
+    share: float = 1.0
+    """How far statistics move towards the clients' own, where the model is mixed with a client's."""
 
 
 class Versions:
@@ -48,10 +50,10 @@ class Versions:
         """What the server's own samples make of the current version, where the rule compares with it."""
         if self.job.aggregator.trust is None:
             return None
-        machine, algorithm = state.coordinator, self.job.algorithm
+        machine = state.coordinator
         sent = state.sent.get(machine.version)  # what clients heard
         if sent is None:
-            sent = Broadcast(state.params_D, algorithm.broadcast(state.params_D, state.server))
+            sent = broadcast_of(self.job, state.params_D, state.server)
         own = self.trainer.own_update(Task(SERVER, machine.version, machine.attempt), sent)
         if not bool(finite(stack([own]))[0]):
             raise TrainingError(
@@ -63,9 +65,10 @@ class Versions:
     def broadcast(self, state: RunState) -> tuple[RunState, Heard]:
         """Send the newest version: what clients hear of it."""
         job, machine = self.job, state.coordinator
-        fresh = Broadcast(state.params_D, job.algorithm.broadcast(state.params_D, state.server))
+        fresh = broadcast_of(job, state.params_D, state.server)
         rng = generator(job.seed, "downlink", machine.attempt)
-        found, memory = job.downlink.send(fresh, state.downlink, Encoding(job.spec, machine.attempt, rng))
+        encoding = Encoding(job.spec.without_buffers, machine.attempt, rng)
+        found, memory = job.downlink.send(fresh, state.downlink, encoding)
         state = state._replace(
             sent={**state.sent, machine.version: found.broadcast},
             downlink=memory,
@@ -79,9 +82,13 @@ class Versions:
         pairs = list(updates)
         if not pairs:
             return {}
-        stacked = stack([update for _, update in pairs])
+        stacked, aux = stack([update for _, update in pairs]), {}
         counts = torch.tensor([self._counts(state, task) for task, _ in pairs])
-        return as_rows(stacked._replace(delta_D=stacked.delta_D * counts[:, None]))
+        if self.job.spec.buffers:  # how far each client's statistics are from those of today, late or not
+            now_S = state.params_D[self.job.spec.num_trainable :]
+            sent_CS = torch.stack([state.sent[task.version].aux[STATISTICS] for task, _ in pairs])
+            aux = {STATISTICS: sent_CS + stacked.aux[STATISTICS] - now_S}
+        return as_rows(stacked._replace(delta_D=stacked.delta_D * counts[:, None], aux=stacked.aux | aux))
 
     def settle(
         self, state: RunState, tasks: Sequence[Task], work: Work, own: Update | None, added: Added | None = None
@@ -96,12 +103,13 @@ class Versions:
         if added is not None and added.folded is None:
             return state, {}, Committed(0, len(work.reports))
         if len(valid) >= policy.min_reports:
-            gap_D = None
+            gap_D, share = None, 1.0
             if policy.mixes:
                 [task] = tasks
-                gap_D = self._counts(state, task) * (state.sent[task.version].params_D - state.params_D)
+                share = self._counts(state, task)
+                gap_D = share * (state.sent[task.version].params_D - self.job.trainable(state.params_D))
             stands_for_many = added is not None and "weight" in work.folded
-            given = Given(own, gap_D, len(valid) if stands_for_many else None)
+            given = Given(own, gap_D, len(valid) if stands_for_many else None, share)
             state, work, more = self.next(state, work, given)
             valid, told = valid_of(work), told | more
         samples, loss = _seen(valid) if added is None else (added.samples, added.loss)
@@ -151,8 +159,8 @@ class Versions:
             aggregate = aggregate._replace(delta_D=aggregate.delta_D + given.gap_D)
         if given.num_clients is not None:
             aggregate = aggregate._replace(num_clients=given.num_clients)
-        order = server_task(job, state.coordinator.version, self.coordinator.num_clients)
-        params_D, server = job.algorithm.server_step(state.params_D, aggregate, state.server, order)
+        version, num_clients = state.coordinator.version, self.coordinator.num_clients
+        params_D, server = stepped(job, state.params_D, aggregate, state.server, version, num_clients, given.share)
         clients = {**state.clients, **work.states} if work.states else state.clients
         return state._replace(params_D=params_D, server=server, rule=rule, clients=clients), work, told
 
@@ -173,7 +181,11 @@ class Versions:
         most = min(len(valid), self.coordinator.num_clients - len(state.quarantined)) - least
 
         def loss(delta_D: Tensor | None) -> float:
-            return self.trainer.own_scores(params_D if delta_D is None else params_D + delta_D)[1]
+            if delta_D is None:
+                return self.trainer.own_scores(params_D)[1]
+            moved_M = params_D.clone()
+            self.job.trainable(moved_M).add_(delta_D)
+            return self.trainer.own_scores(moved_M)[1]
 
         sight = Sight(rows.delta_D, Seen.of(rows.delta_D, aggregate_D), loss)
         clients = [report.client for report in valid]

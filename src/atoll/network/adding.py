@@ -133,7 +133,7 @@ class Adding:
         job, told = self.work.job, pending.delivery
         payload = unpack(self.work.home.update(), max_bytes=self.work.max_bytes)
         like = layout_of(job)
-        update = like.unpacked(payload.carrier)._replace(weight=like.weight.new_tensor(told.weight))
+        update = like.rebuilt(payload.carrier)._replace(weight=like.weight.new_tensor(told.weight))
         largest = self._largest(max_samples)
         loss = math.nan if told.loss is None else told.loss
         return vector_of(job, update, told.num_samples, loss, largest, encoding, order.attempt, self.work.number)

@@ -18,19 +18,18 @@ from atoll.core.coordinator import Coordinator
 from atoll.core.errors import AtollError, PlanError, RunError
 from atoll.core.messages import Broadcast, Payload, State, Task, Update
 from atoll.core.plan import Plan
-from atoll.core.seeds import generator
-from atoll.core.transform import Encoding
 from atoll.core.wire import packed_size, unpack_parts
 from atoll.data.dataset import Dataset
 from atoll.data.index import Array, Partition
 from atoll.engine.base import InProcess
 from atoll.engine.build import build_coordinator
 from atoll.engine.guarding import Guard, guarded
+from atoll.engine.rehearsal import rehearse_round
 from atoll.engine.versions import Versions
 from atoll.network.objects import ObjectError
 from atoll.privacy.ledger import Ledger
 from atoll.privacy.noise import fresh_secret
-from atoll.train.exchange import Told, Work, received
+from atoll.train.exchange import Told, Work, encoded, received
 from atoll.train.federation import Federation
 from atoll.train.job import Job, build_job
 from atoll.train.loop import Workspace, workspace
@@ -112,8 +111,6 @@ class Parts(NamedTuple):
     engine: Deliveries
     layout: Update
     """The shape of every update that is due, without values."""
-    due_V: Tensor
-    """That as one vector."""
     max_bytes: int
     """Bytes of the largest update that is read."""
     kinds: Kinds
@@ -125,19 +122,22 @@ class Parts(NamedTuple):
             payload = unpack_parts(chunks, num_bytes, max_bytes=self.max_bytes)
             if _kinds(payload) != self.kinds:
                 raise BadUpdate("the update's tensors have other names or types than the plan's uplink makes")
+            payload, exact = payload.split(self.layout.exact())
             vector_V = self.job.uplink.decode(payload)
         except (BadUpdate, ObjectError, OSError, RunError):
             raise
         except Exception as error:  # whatever a codec makes of rubbish
             raise BadUpdate(f"the update cannot be read: {' '.join(str(error).split())[:200]}") from error
-        if vector_V.shape != self.due_V.shape or vector_V.dtype != self.due_V.dtype:
+        due_V = self.layout.vector()
+        if vector_V.shape != due_V.shape or vector_V.dtype != due_V.dtype:
             raise BadUpdate(
-                f"the update has {tuple(vector_V.shape)} values of {vector_V.dtype}, {tuple(self.due_V.shape)} of "
-                f"{self.due_V.dtype} are due: check the client's model"
+                f"the update has {tuple(vector_V.shape)} values of {vector_V.dtype}, {tuple(due_V.shape)} of "
+                f"{due_V.dtype} are due: check the client's model"
             )
-        if not (bool(vector_V.sum().isfinite()) or bool(vector_V.isfinite().all())):  # a finite sum is enough
-            raise BadUpdate("the update holds NaN or Inf: check the client's data and learning rate")
-        update = self.layout.unpacked(vector_V)
+        for values in (vector_V, *exact.values()):
+            if not (bool(values.sum().isfinite()) or bool(values.isfinite().all())):  # a finite sum is enough
+                raise BadUpdate("the update holds NaN or Inf: check the client's data and learning rate")
+        update = self.layout.rebuilt(vector_V, exact)
         return update._replace(weight=torch.tensor(weight, dtype=self.layout.weight.dtype))
 
 
@@ -166,12 +166,11 @@ def build_parts(plan: Plan, sizes: Sequence[int], ledger: Ledger | None) -> tupl
     if plan.privacy is not None:
         job, coordinator, guard = guarded(plan, job, coordinator, ledger or Ledger(job.secret))
     engine, layout = Deliveries(job, space), layout_of(job)
-    like, _ = job.uplink.encode(layout.packed(), {}, Encoding(job.spec, 0, generator(plan.seed, "layout")))
+    rehearse_round(job, coordinator)
+    like, _ = encoded(job, Task(0, 0, 0), layout, {})
     versions = Versions(coordinator, engine.trainer, guard)
-    layout = _without_values(layout)
-    due_V = layout.packed()
-    max_bytes = 2 * packed_size(Payload(due_V)) + ROOM
-    return Parts(job, coordinator, guard, versions, engine, layout, due_V, max_bytes, _kinds(like)), first_D
+    max_bytes = 2 * packed_size(layout.plain()) + ROOM
+    return Parts(job, coordinator, guard, versions, engine, _without_values(layout), max_bytes, _kinds(like)), first_D
 
 
 def _without_values(update: Update) -> Update:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from atoll.core.aggregator import rows_of
 from atoll.core.coordinator import Arrived, Committed, CoordinatorState, Failed, Phase, Reason
+from atoll.core.downlink import Heard
 from atoll.core.messages import Payload, Task
 from atoll.core.params import load
 from atoll.core.plan import Plan
@@ -44,6 +45,7 @@ from atoll.report.reading import model_text
 from atoll.report.record import RunDirectory, encode_state, read_state
 from atoll.train.exchange import Report, Told, Work
 from atoll.train.job import build_model
+from atoll.train.server import first_server
 
 FIRST = CoordinatorState()
 RUNNING = "running"
@@ -134,7 +136,7 @@ class Run:
             state = self.state
         else:
             rule = job.aggregator.init() if guard is None else guard.init()
-            state = RunState(first_D, job.algorithm.init_server(first_D), rule, upload=first_D.nbytes)
+            state = RunState(first_D, first_server(job, first_D), rule, upload=first_D.nbytes)
         self.parts, self.sizes, self.state = parts, tuple(sizes), state
 
     def info(self, keys: Mapping[int, bytes]) -> RunInfo:
@@ -165,7 +167,7 @@ class Run:
         assert self.state is not None
         with self._lock:
             if self.last is None:
-                self.last = self._stored(self.state.params_D, None).ref
+                self.last = self._stored(Payload(self.state.params_D)).ref
                 self.models, self.news = {}, ()
                 self.objects.keep_only({self.last.name})
         return self.last
@@ -178,13 +180,13 @@ class Run:
         changed = ""
         for number in sorted(known & state.sent.keys()):
             if number not in models:
-                models[number] = self._stored(state.sent[number].packed(), None)
+                models[number] = self._stored(state.sent[number].plain())
         if machine.version not in models:
             if machine.version in state.sent:
-                models[machine.version] = self._stored(state.sent[machine.version].packed(), None)
+                models[machine.version] = self._stored(state.sent[machine.version].plain())
             else:
                 self.state, heard = self.parts.versions.broadcast(state)
-                models[machine.version] = self._heard(machine.version, heard.broadcast.packed(), heard.payload)
+                models[machine.version] = self._heard(machine.version, heard)
                 if self.parts.job.downlink.chain.transforms:  # what it remembers must not be made twice
                     changed = self.save(self.state)
         self.models = {number: models[number] for number in models if number in known | {machine.version}}
@@ -193,18 +195,19 @@ class Run:
         )
         return changed
 
-    def _heard(self, number: int, vector: Tensor, payload: Payload | None) -> Model:
-        if payload is None:
-            return self._stored(vector, None)
+    def _heard(self, number: int, heard: Heard) -> Model:
+        """Store a broadcast as clients get it: encoded, or whole with the difference beside it."""
+        if heard.payload is None:
+            return self._stored(heard.broadcast.plain())
+        encoded = self._stored(heard.payload, whole=False)
         if not self.parts or not self.parts.job.downlink.by_difference:
-            return self._stored(vector, payload)
-        news = News(version=number, object=self._stored(vector, payload).ref)
-        self.news = (*self.news, news)[-NEWS:]
-        return self._stored(vector, None)
+            return encoded
+        self.news = (*self.news, News(version=number, object=encoded.ref))[-NEWS:]
+        return self._stored(heard.broadcast.plain())
 
-    def _stored(self, vector: Tensor, payload: Payload | None) -> Model:
-        parts = pieces(Payload(vector) if payload is None else payload, compress=payload is not None)
-        return Model(Ref(name=self.objects.put(*parts), num_bytes=sum(map(len, parts))), payload is None)
+    def _stored(self, payload: Payload, *, whole: bool = True) -> Model:
+        parts = pieces(payload, compress=not whole)
+        return Model(Ref(name=self.objects.put(*parts), num_bytes=sum(map(len, parts))), whole)
 
     def make(self, machine: CoordinatorState, rows: Mapping[Task, TaskRow], now: float, secret: Secret | None) -> Made:
         """Make the next version of what was delivered."""

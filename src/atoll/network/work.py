@@ -30,9 +30,10 @@ from atoll.network.home import RunHome
 from atoll.network.objects import ObjectError, manifest_of
 from atoll.network.protocol import Order, Ref, RunInfo
 from atoll.privacy.accounting import spent
-from atoll.train.exchange import encoded, finite, protected, sent_by
+from atoll.train.exchange import decoded, encoded, finite, protected, sent_by
 from atoll.train.federation import Federation
 from atoll.train.job import Job, build_job
+from atoll.train.server import broadcast_of, first_server
 from atoll.train.trainer import Trainer
 
 Fetch = Callable[[Ref], Iterable[bytes]]
@@ -75,13 +76,13 @@ class Work:
     @cached_property
     def layout(self) -> Broadcast:
         """A broadcast of the shape that all broadcasts of this run have."""
-        first_D = self.job.first_D
-        return Broadcast(first_D, self.job.algorithm.broadcast(first_D, self.job.algorithm.init_server(first_D)))
+        first_M = self.job.first_D
+        return broadcast_of(self.job, first_M, first_server(self.job, first_M))
 
     @property
     def max_bytes(self) -> int:
         """The most that a broadcast may take."""
-        return 2 * packed_size(Payload(self.layout.packed())) + SLACK
+        return 2 * packed_size(self.layout.plain()) + SLACK
 
     def task(self, order: Order) -> Task:
         """The order as the training loop knows it."""
@@ -98,13 +99,13 @@ class Work:
 
     def heard(self, order: Order, fetch: Fetch) -> Broadcast:
         """The broadcast of an order: from what was heard before and the news since, or whole."""
-        vector_V = self._from_news(order, fetch)
-        if vector_V is None:
+        sent = self._from_news(order, fetch)
+        if sent is None:
             payload = self._payload(order.model, fetch)
-            vector_V = self._fitting(payload.carrier) if order.whole else self._decoded(payload)
+            sent = self._decoded(payload, encoded=not order.whole)
         if self.job.downlink.by_difference:
-            self.home.keep_known(order.version, vector_V)
-        return self.layout.unpacked(vector_V)
+            self.home.keep_known(order.version, sent.vector())
+        return sent
 
     def ended_with(self, ref: Ref, fetch: Fetch) -> Tensor:
         """The parameters that the run ended with."""
@@ -131,14 +132,14 @@ class Work:
 
     def _addend(self, task: Task, update: Update, payload: Payload) -> Payload:
         """What is left of an update at the uplink's other end; with this client's share of noise, where that is due."""
-        found = stack([update.unpacked(self.job.uplink.decode(payload))])
+        found = stack([decoded(self.job, update, payload)])
         mechanism = self.job.mechanism
         if mechanism is not None and mechanism.on_grid is not None:
             found = mechanism.on_grid(found, sent_by(self.job, [task]))
-        return Payload(found.rows(0).packed())
+        return Payload(found.rows(0).vector())
 
-    def _from_news(self, order: Order, fetch: Fetch) -> Tensor | None:
-        """The vector that is known here, with the differences since; None if that is not to be had, or takes more."""
+    def _from_news(self, order: Order, fetch: Fetch) -> Broadcast | None:
+        """What is known here, with the differences since; None if that is not to be had, or takes more."""
         known = self.home.known() if self.job.downlink.by_difference else None
         if known is None:
             return None
@@ -147,30 +148,33 @@ class Work:
         complete = [each.version for each in news] == list(range(version + 1, order.version + 1))
         if not complete or sum(each.object.num_bytes for each in news) > order.model.num_bytes:
             return None
+        if not news and self.layout.exact():  # the vector alone is kept
+            return None
+        exact: State = {}
         for each in news:
-            vector_V = vector_V + self._decoded(self._payload(each.object, fetch))
-        return vector_V if manifest_of(*pieces(Payload(vector_V))).name() == order.model.name else None
+            change = self._decoded(self._payload(each.object, fetch), encoded=True)
+            vector_V, exact = vector_V + change.vector(), change.exact()
+        sent = self.layout.rebuilt(vector_V, exact)
+        return sent if manifest_of(*pieces(sent.plain())).name() == order.model.name else None
 
     def _payload(self, ref: Ref, fetch: Fetch) -> Payload:
         if ref.num_bytes > self.max_bytes:
             raise Unwilling(f"a broadcast of {ref.num_bytes:,} bytes, at most {self.max_bytes:,} are due in this run")
         return unpack_parts(fetch(ref), ref.num_bytes, max_bytes=self.max_bytes)
 
-    def _decoded(self, payload: Payload) -> Tensor:
+    def _decoded(self, payload: Payload, *, encoded: bool) -> Broadcast:
         try:
-            vector_V = self.job.downlink.chain.decode(payload)
+            payload, exact = payload.split(self.layout.exact())
+            vector_V = self.job.downlink.chain.decode(payload) if encoded else payload.carrier
         except Exception as error:
             raise ObjectError(f"the broadcast cannot be decoded ({type(error).__name__}: {error})") from error
-        return self._fitting(vector_V)
-
-    def _fitting(self, vector_V: Tensor) -> Tensor:
-        own_V = self.layout.packed()
+        own_V = self.layout.vector()
         if vector_V.shape != own_V.shape or vector_V.dtype != own_V.dtype:
             raise Unwilling(
                 f"the model that was sent has {tuple(vector_V.shape)} values of {vector_V.dtype}, the plan's on this "
                 f"client's samples has {tuple(own_V.shape)} of {own_V.dtype}: compare the samples' shape and classes"
             )
-        return vector_V
+        return self.layout.rebuilt(vector_V, exact)
 
 
 def agree(app: ClientApp, floors: Floors, info: RunInfo, number: int, home: RunHome, secret: bytes) -> Work:

@@ -76,6 +76,8 @@ class Scheme(NamedTuple):
     """Clients that are lost before the step of this number, or at it, are not in the sum; later ones are."""
     check: Callable[[int], None]
     """Refuse a cohort of this size, with the way out."""
+    moduli: tuple[int, ...] = (32, 64)
+    """The bits of a value that it can add."""
     invite: Callable[[Session], Invite] | None = None
     """What the clients of a network are invited to; None where a scheme is for simulations only."""
 

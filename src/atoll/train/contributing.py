@@ -18,7 +18,7 @@ from atoll.core.contribution import Coalition, Contribution, Game
 from atoll.core.messages import State, Update
 from atoll.core.seeds import generator
 from atoll.train.job import Job
-from atoll.train.server import aggregated, server_task
+from atoll.train.server import aggregated, stepped
 
 WORST = 1e6
 """A loss above this, or one that is no number, counts as this: one exploded model must not turn all sums into NaN."""
@@ -84,8 +84,7 @@ def coalition_model(job: Job, before: Before, updates: Update) -> Tensor:
     aggregate, _ = aggregated(job, as_rows(updates), before.rule, before.own)
     if aggregate.weight == 0 and not bool(aggregate.delta_D.isfinite().all()):
         return before.params_D
-    order = server_task(job, before.version, before.num_clients)
-    return job.algorithm.server_step(before.params_D, aggregate, before.server, order)[0]
+    return stepped(job, before.params_D, aggregate, before.server, before.version, before.num_clients)[0]
 
 
 def _worth(how: Contribution, scores: tuple[float, float]) -> float:

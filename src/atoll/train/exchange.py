@@ -65,8 +65,15 @@ def encoded(job: Job, task: Task, update: Update, before: State) -> tuple[Payloa
     """One client's update as it travels, and what its uplink remembers; `before` is all that the client remembers."""
     memory = {name.removeprefix(UPLINK): value for name, value in before.items() if name.startswith(UPLINK)}
     rng = generator(job.seed, "uplink", task.attempt, task.client)
-    payload, memory = job.uplink.encode(update.packed(), memory, Encoding(job.spec, task.attempt, rng))
-    return payload, {f"{UPLINK}{name}": value for name, value in memory.items()}
+    encoding = Encoding(job.spec.without_buffers, task.attempt, rng)
+    payload, memory = job.uplink.encode(update.vector(), memory, encoding)
+    return payload.beside(update.exact()), {f"{UPLINK}{name}": value for name, value in memory.items()}
+
+
+def decoded(job: Job, layout: Update, payload: Payload) -> Update:
+    """Undo `encoded`; `layout` gives the weight, and names and shapes of what must come out."""
+    payload, exact = payload.split(layout.exact())
+    return layout.rebuilt(job.uplink.decode(payload), exact)
 
 
 def received(job: Job, fold: Aggregator, tasks: list[Task], updates: Update, told: Sequence[Told]) -> Work:

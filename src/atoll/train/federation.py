@@ -42,7 +42,7 @@ class Federation:
         """Clients that only attack: nothing is measured on them."""
         self.train_x, self.train_y = _tensor(dataset.train_x), _tensor(dataset.train_y)
         self.test_x, self.test_y = _tensor(dataset.test_x), _tensor(dataset.test_y)
-        self._seed, self._holdout = seed, holdout
+        self._seed, self.holdout = seed, holdout
         sizes = partition.sizes()
         if sizes.min() < 1:
             empty = int(sizes.argmin())
@@ -59,19 +59,19 @@ class Federation:
         if client == SERVER:
             return len(self._server_indices)
         size = self.partition.size(client)
-        return size - int(self._holdout * size)
+        return size - int(self.holdout * size)
 
     def train_indices(self, client: int) -> np.ndarray:
         """The samples that a client, or the server, trains on."""
         if client == SERVER:
             return self._server_indices
         indices = self.partition.indices(client)
-        return self._shuffled(indices, client)[: self.num_samples(client)] if self._holdout else indices
+        return self._shuffled(indices, client)[: self.num_samples(client)] if self.holdout else indices
 
     def evaluation_indices(self, client: int) -> np.ndarray:
         """The samples that a client is evaluated on: those held out, or else all that it has."""
         indices = self.partition.indices(client)
-        held = self._shuffled(indices, client)[self.num_samples(client) :] if self._holdout else indices
+        held = self._shuffled(indices, client)[self.num_samples(client) :] if self.holdout else indices
         return held if len(held) else indices
 
     def _picked(self, num: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from atoll.core.coordinator import Policy, Sampler
 from atoll.core.detection import Detector
 from atoll.core.downlink import Downlink
 from atoll.core.errors import AtollError, PlanError
-from atoll.core.messages import Task
+from atoll.core.messages import STATISTICS, Broadcast, State, Task
 from atoll.core.optimizer import Optimizer
 from atoll.core.params import ParamSpec, Slot, flatten, float_buffers, spec_of
 from atoll.core.parts import Part, find
@@ -80,9 +80,19 @@ class Job:
     kinds: tuple[Job, ...] = ()
     """A job for each architecture, where clients keep models of their own; `spec` then lays out a table of scores."""
 
-    def trainable(self, vector: Tensor) -> Tensor:
-        """The part of a flat vector, or of a stack of them, that the optimiser moves."""
-        return vector if self.spec.num_trainable == self.spec.num_params else vector[..., : self.spec.num_trainable]
+    def trainable(self, model: Tensor) -> Tensor:
+        """Return the parameters of a model's flat vector, or of a stack of them, as a view."""
+        return model[..., : self.spec.num_trainable] if self.spec.buffers else model
+
+    def broadcast(self, model: Tensor, aux: State) -> Broadcast:
+        """Return what is sent of a model's flat vector and of an algorithm's extras."""
+        if not self.spec.buffers:
+            return Broadcast(model, aux)
+        return Broadcast(self.trainable(model), {**aux, STATISTICS: model[self.spec.num_trainable :]})
+
+    def model_of(self, sent: Broadcast) -> Tensor:
+        """Return the flat vector of the model that was sent, or of a stack of them."""
+        return torch.cat([sent.params_D, sent.aux[STATISTICS]], dim=-1) if self.spec.buffers else sent.params_D
 
     def inputs(self, x: Tensor) -> Tensor:
         """Features as the model computes with them: in its dtype, and images in its layout."""

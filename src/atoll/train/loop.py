@@ -17,7 +17,7 @@ from torch.func import functional_call
 from atoll.core.algorithm import Batch, LocalTask, Params
 from atoll.core.attack import Knowledge
 from atoll.core.errors import PlanError
-from atoll.core.messages import Broadcast, State, Task, Update
+from atoll.core.messages import STATISTICS, Broadcast, State, Task, Update
 from atoll.core.seeds import derive, generator
 from atoll.train.batches import client_batches
 from atoll.train.dropout import set_seed
@@ -43,6 +43,12 @@ class Workspace(NamedTuple):
     leaves: list[Tensor]
     kept: State
     """The first values of the buffers that do not travel: every client starts from these or from its own."""
+
+    def named(self, job: Job, params: Params) -> dict[str, Tensor]:
+        """Return named tensors for a forward pass of an algorithm's own, which leaves the client's buffers alone."""
+        named = params if isinstance(params, Mapping) else job.spec.without_buffers.views(params)
+        names = [*self.kept, *(slot.name for slot in job.spec.buffers)]
+        return {**{name: self.model.get_buffer(name).clone() for name in names}, **named}
 
 
 def workspace(job: Job) -> Workspace:
@@ -79,7 +85,8 @@ def train_client(
     job: Job, space: Workspace, task: Task, sent: Broadcast, state: State, first_loss: float = math.nan
 ) -> Trained:
     """Do one task: batches, gradients, slots, optimiser, and what the algorithm sends up."""
-    space.params_D.copy_(sent.params_D)
+    first_M = job.model_of(sent)
+    space.params_D.copy_(first_M)
     _restore_buffers(space, state)
     lr = torch.tensor(job.lr_of(task.version), dtype=job.spec.dtype)
     batches = client_batches(job, task)
@@ -99,15 +106,27 @@ def train_client(
                 loss, grads = private_gradient(job, leaves, batch, order, noise_T, base + number)
             targets: list[Tensor] = [leaf.data for leaf in space.leaves]
             if job.algorithm.local_grad is not None:
-                grad_D = job.algorithm.local_grad(_flat(job, space, grads), space.params_D, order)
-                targets, grads = [job.trainable(space.params_D)], [job.trainable(grad_D)]
+                params_D = job.trainable(space.params_D)
+                grad_D = torch.cat([grad.reshape(-1) for grad in grads])
+                targets, grads = [params_D], [job.algorithm.local_grad(grad_D, params_D, order)]
             memory = job.optimizer.init(targets) if memory is None else memory
             with torch.no_grad():
                 job.optimizer.step_(targets, grads, memory, lr, torch.tensor(float(number + 1), dtype=job.spec.dtype))
             losses.append(loss)
-    delta_D = space.params_D - sent.params_D
-    update, after = job.algorithm.finish(delta_D, order)
-    return Trained(update, after | _local_buffers(job, space.model), float(torch.stack(losses).mean()))
+    delta_M = space.params_D - first_M
+    update, after = job.algorithm.finish(job.trainable(delta_M), order)
+    return Trained(
+        with_statistics(job, update, delta_M),
+        after | _local_buffers(job, space.model),
+        float(torch.stack(losses).mean()),
+    )
+
+
+def with_statistics(job: Job, update: Update, delta_M: Tensor) -> Update:
+    """Add to an update, or to a stack of them, by how much its model's statistics changed."""
+    if not job.spec.buffers:
+        return update
+    return update._replace(aux={**update.aux, STATISTICS: delta_M[..., job.spec.num_trainable :]})
 
 
 def load_batch(job: Job, indices: Tensor, task: Task, params_D: Tensor, step: int) -> Batch:
@@ -141,19 +160,14 @@ def _order(
     task: Task,
     first_loss: float,
 ) -> LocalTask:
-    def named(params: Params) -> Mapping[str, Tensor]:
-        return params if isinstance(params, Mapping) else job.spec.views(params)
-
     def outputs(params: Params, x: Tensor) -> Tensor:
-        found: Tensor = functional_call(space.model, dict(named(params)), (x,))
+        found: Tensor = functional_call(space.model, space.named(job, params), (x,))
         return found
 
     def grad_at(params_D: Tensor) -> Tensor:
         with torch.enable_grad():
             leaf_D = params_D.detach().clone().requires_grad_()
-            views = job.spec.views(leaf_D)
-            views |= {slot.name: views[slot.name].detach().clone() for slot in job.spec.buffers}  # statistics: no slope
-            loss = mean_loss(job, outputs(views, batch.x), batch)
+            loss = mean_loss(job, outputs(leaf_D, batch.x), batch)
             return torch.autograd.grad(loss, leaf_D)[0]
 
     return LocalTask(
@@ -164,7 +178,7 @@ def _order(
         num_samples=torch.tensor(float(job.federation.num_samples(task.client)), dtype=job.spec.dtype),
         outputs=outputs,
         grad_at=grad_at if job.private is None else unprotected,
-        features=lambda params, x: features(space.model, named(params), x),
+        features=lambda params, x: features(space.model, space.named(job, params), x),
         first_loss=torch.tensor(first_loss, dtype=job.spec.dtype),
     )
 
@@ -177,11 +191,6 @@ def _gradient(job: Job, space: Workspace, batch: Batch, order: LocalTask) -> tup
     grads = torch.autograd.grad(loss, space.leaves, allow_unused=True)
     filled = [torch.zeros_like(p) if g is None else g for p, g in zip(space.leaves, grads, strict=True)]
     return loss.detach(), filled
-
-
-def _flat(job: Job, space: Workspace, grads: list[Tensor]) -> Tensor:
-    padding = job.spec.num_params - job.spec.num_trainable
-    return torch.cat([*(grad.reshape(-1) for grad in grads), space.params_D.new_zeros(padding)])
 
 
 def _restore_buffers(space: Workspace, state: State) -> None:

@@ -61,7 +61,7 @@ class OwnModels:
             self._learn("digest", task, indices, consensus, plan.loss, plan.epochs)
         if first and plan.private_epochs:
             kind = replace(kind, local=replace(kind.local, epochs=plan.private_epochs, steps=None))
-        done = train_client(kind, space, task, Broadcast(space.params_D.clone(), {}), {})
+        done = train_client(kind, space, task, kind.broadcast(space.params_D.clone(), {}), {})
         params_E = space.params_D.clone()
         scores_D = self._score(kind, space, params_E, public_indices(self.job, task.version + 1))
         return Trained(Update(scores_D, torch.ones((), dtype=scores_D.dtype), {}), {PARAMS: params_E}, done.loss)

@@ -2,8 +2,9 @@
 
 A client's vector is its update times its weight, then its weight, its number of samples, these times its loss, and the
 share of its values that were cut, all as shares of a largest one, and a 1. The sum of the last counts the clients.
+Extras that must arrive exactly follow as limbs, times the weight, with the weight as the first of them.
 
-Shapes: V values of an update, L = V + EXTRAS + 1 of what is added, D parameters.
+Shapes: V values of an update, E exact extras, K limbs of each, L = V + EXTRAS + 1 + (E + 1) K of what is added.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from atoll.core.plan import Plan
 from atoll.core.secagg import Secagg
 from atoll.core.transform import Chain
 from atoll.secagg.encoding import Encoding, decode, encode, finest
+from atoll.secagg.limbs import from_limbs, num_limbs, to_limbs
 from atoll.secagg.masks import Stream
 from atoll.secagg.scheme import Scheme
 
@@ -64,16 +66,42 @@ class Sum(NamedTuple):
     """Share of values that were larger than the plan's clip."""
 
 
-def length(update: Update) -> int:
+def length(update: Update, encoding: Encoding) -> int:
     """How many values a client adds."""
-    return update.packed().numel() + EXTRAS + 1
+    return update.vector().numel() + EXTRAS + 1 + _num_exact(update, encoding)
+
+
+def _num_exact(update: Update, encoding: Encoding) -> int:
+    exact = update.exact()
+    return (sum(value.numel() for value in exact.values()) + 1) * num_limbs(encoding) if exact else 0
+
+
+def _exact_limbs(update: Update, weight: float, encoding: Encoding) -> np.ndarray:
+    """The weight and the exact extras times the weight, as limbs; nothing if there are no such extras."""
+    exact = update.exact()
+    values = [exact[name].double().numpy().reshape(-1) * weight for name in sorted(exact)]
+    return to_limbs(np.concatenate([[weight], *values]), encoding) if exact else np.empty(0, encoding.dtype)
+
+
+def _mean_exact(limbs: np.ndarray, like: Update, encoding: Encoding) -> State:
+    """The weighted means of exact extras, by name."""
+    expected = like.exact()
+    if not expected:
+        return {}
+    weight, *sums = from_limbs(limbs, encoding).tolist()
+    means = torch.tensor(sums, dtype=torch.float64) / (weight or math.inf)
+    parts = torch.split(means, [expected[name].numel() for name in sorted(expected)])
+    return {
+        name: part.view(expected[name].shape).to(expected[name].dtype)
+        for name, part in zip(sorted(expected), parts, strict=True)
+    }
 
 
 def to_integers(
     update: Update, samples: int, loss: float, largest: Largest, encoding: Encoding, rounding: Stream
 ) -> np.ndarray:
     """What a client adds to the sum (L,); weights beyond the largest are cut."""
-    vector_V = update.packed().double().numpy()
+    vector_V = update.vector().double().numpy()
     weight, clip = min(float(update.weight) / largest.weight, 1.0), encoding.clip
     size, told = samples / largest.samples, min(loss, MOST_LOSS) if math.isfinite(loss) else MOST_LOSS
     values = np.empty(vector_V.size + EXTRAS)
@@ -81,20 +109,25 @@ def to_integers(
     cut = np.count_nonzero(values[:-EXTRAS] != vector_V) / vector_V.size
     values[:-EXTRAS] *= weight
     values[-EXTRAS:] = np.array([weight, size, size * told / MOST_LOSS, cut]) * clip
-    return encode(values, 1.0, encoding, rounding)
+    integers = encode(values, 1.0, encoding, rounding)
+    limbs = _exact_limbs(update, weight, encoding)
+    return np.concatenate([integers, limbs]) if limbs.size else integers
 
 
 def from_sum(total_L: np.ndarray, num_clients: int, like: Update, largest: Largest, encoding: Encoding) -> Sum | None:
     """What a sum says; None if it cannot be a sum of so many clients' vectors.
 
-    No value of the mean is beyond the encoding's clip, whatever anybody added: so far one client can move it.
+    No value of the mean is beyond the encoding's clip, whatever anybody added: so far one client can move it. Exact
+    extras know no such bound.
     """
-    mean, count = decode(total_L, encoding)
+    start = total_L.size - _num_exact(like, encoding)
+    mean, count = decode(total_L[:start], encoding)
     weight, size, size_loss, cut = (mean[-EXTRAS:] / encoding.clip).tolist()
     if round(count) != num_clients or not 0 < weight <= 1 or not 0 < size <= 1:
         return None
     vector_V = np.clip(mean[:-EXTRAS] / weight, -encoding.clip, encoding.clip)
-    update = like.unpacked(torch.from_numpy(vector_V).to(like.delta_D.dtype))
+    exact = _mean_exact(total_L[start:], like, encoding)
+    update = like.rebuilt(torch.from_numpy(vector_V).to(like.delta_D.dtype), exact)
     total = torch.tensor(weight * num_clients * largest.weight, dtype=like.weight.dtype)
     return Sum(
         update._replace(weight=total),
@@ -107,7 +140,7 @@ def from_sum(total_L: np.ndarray, num_clients: int, like: Update, largest: Large
 
 def grid_integers(update: Update, encoding: Encoding) -> np.ndarray:
     """What a client adds whose update is whole numbers already: these, and a 1 (V + 1,)."""
-    return np.append(update.packed().numpy(), 1).astype(encoding.dtype)
+    return np.append(update.vector().numpy(), 1).astype(encoding.dtype)
 
 
 def from_grid_sum(total_L: np.ndarray, num_clients: int, like: Update, encoding: Encoding) -> State | None:
@@ -115,7 +148,7 @@ def from_grid_sum(total_L: np.ndarray, num_clients: int, like: Update, encoding:
     signed_L = total_L.astype(encoding.dtype).view(f"<i{encoding.modulus_bits // 8}").astype(np.int64)
     if signed_L[-1] != num_clients:
         return None
-    found = like.unpacked(torch.from_numpy(signed_L[:-1]))
+    found = like.rebuilt(torch.from_numpy(signed_L[:-1]))
     return {"delta": found.delta_D, **{f"aux.{name}": value for name, value in found.aux.items()}}
 
 
@@ -180,4 +213,9 @@ def check_cohort(settings: Secagg, num_clients: int) -> None:
         )
     scheme: Scheme = settings.scheme.build("secagg.schemes")
     scheme.check(smallest)
+    if settings.modulus_bits not in scheme.moduli:
+        raise PlanError(
+            f"{settings.scheme.name} has no room for values of {settings.modulus_bits} bits: "
+            f"set secagg.modulus_bits = {scheme.moduli[0]}"
+        )
     Secure(settings, scheme).encoding(largest)

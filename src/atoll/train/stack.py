@@ -16,7 +16,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_leaves
 
 from atoll.core.algorithm import Batch, LocalTask, Params
-from atoll.core.messages import Broadcast, State, Task, Update
+from atoll.core.messages import STATISTICS, Broadcast, State, Task, Update
 from atoll.core.seeds import derive
 from atoll.train.batches import Stacked, round_up, stacked_batches
 from atoll.train.fuse import hoist, tidy
@@ -82,7 +82,7 @@ def make_step(job: Job, size: int) -> Step:
     names = [slot.name for slot in job.spec.trainable]
 
     def tensors(params: Params, seed: Tensor) -> dict[str, Tensor]:
-        named = params if isinstance(params, Mapping) else job.spec.views(params)
+        named = params if isinstance(params, Mapping) else job.spec.without_buffers.views(params)
         return {**named, **dict.fromkeys(job.dropout_seeds, seed)}
 
     def named(leaves: list[Tensor], seed: Tensor) -> dict[str, Tensor]:
@@ -147,10 +147,11 @@ def make_step(job: Job, size: int) -> Step:
             loss_G, grads = gradients(batch, seed_G, leaves, fixed, dims)
         targets = leaves
         if job.algorithm.local_grad is not None:
-            constants = params_GD.new_zeros(len(params_GD), job.spec.num_params - job.spec.num_trainable)
-            grad_GD = torch.cat([*(g.flatten(1) for g in grads), constants], dim=1)
-            grad_GD = vmap(slot, in_dims=(0, 0, 0, 0, dims))(grad_GD, params_GD, batch, seed_G, fixed)
-            targets, grads = [job.trainable(params_GD)], [job.trainable(grad_GD)]
+            grad_GD = torch.cat([g.flatten(1) for g in grads], dim=1)
+            targets, grads = (
+                [params_GD],
+                [vmap(slot, in_dims=(0, 0, 0, 0, dims))(grad_GD, params_GD, batch, seed_G, fixed)],
+            )
         job.optimizer.step_(targets, grads, memory, fixed.lr_G * live_G, number)
         return loss_G.detach()
 
@@ -200,7 +201,7 @@ class StackedTrainer:
         )
         params_GD = fixed.sent.params_D.expand(size, -1).clone()
         leaves = self._leaves(params_GD)
-        memory = job.optimizer.init([job.trainable(params_GD)] if job.algorithm.local_grad is not None else leaves)
+        memory = job.optimizer.init([params_GD] if job.algorithm.local_grad is not None else leaves)
         losses_SG = self._run(padded, batches, params_GD, leaves, memory, fixed, sent)
         live_SG = torch.from_numpy(batches.live_SG)
         loss_G = (losses_SG * live_SG).sum(0) / live_SG.sum(0).clamp(min=1)
@@ -210,7 +211,10 @@ class StackedTrainer:
             in_dims=(0, _dims(fixed)),
         )(delta_GD, fixed)
         keep = slice(0, num)
-        kept = Update(update.delta_D[keep], update.weight[keep], {k: v[keep] for k, v in update.aux.items()})
+        aux = {k: v[keep] for k, v in update.aux.items()}
+        if job.spec.buffers:  # no step that can be stacked changes them
+            aux[STATISTICS] = params_GD.new_zeros(num, job.spec.num_params - job.spec.num_trainable)
+        kept = Update(update.delta_D[keep], update.weight[keep], aux)
         return StackedTrained(kept, {k: v[keep] for k, v in after.items()}, loss_G[keep])
 
     def _run(
@@ -302,8 +306,7 @@ class StackedTrainer:
         return next(size for size in sizes if size >= num)
 
     def _leaves(self, params_GD: Tensor) -> list[Tensor]:
-        views = self.job.spec.views(params_GD)
-        return [views[slot.name] for slot in self.job.spec.trainable]
+        return list(self.job.spec.without_buffers.views(params_GD).values())
 
     def _fixed(self, tasks: list[Task], sent: list[Broadcast], states: list[State], first_losses: list[float]) -> Fixed:
         job = self.job

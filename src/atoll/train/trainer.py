@@ -13,11 +13,11 @@ from torch import Tensor
 
 from atoll.core.aggregator import Aggregator, stacked
 from atoll.core.errors import AtollError, TrainingError
-from atoll.core.messages import SERVER, Broadcast, Payload, State, Task, Update, stack
+from atoll.core.messages import SERVER, Broadcast, State, Task, Update, stack
 from atoll.core.wire import packed_size
 from atoll.privacy.grid import integer_sum
 from atoll.train.evaluate import evaluate_clients, evaluate_ready, evaluate_slice, ready_slices
-from atoll.train.exchange import Told, Work, encoded, finite, protected, received
+from atoll.train.exchange import Told, Work, decoded, encoded, finite, protected, received
 from atoll.train.job import Job
 from atoll.train.loop import Trained, Workspace, knowledge, train_client, workspace
 from atoll.train.own_models import OwnModels
@@ -142,7 +142,8 @@ class Trainer:
         for version in sorted({task.version for task in tasks}):
             some = [task for task in tasks if task.version == version]
             clients = [task.client for task in some]
-            scores_C2 = evaluate_clients(self.job, self.space, sent[version].params_D, clients, on_training_data=True)
+            model_M = self.job.model_of(sent[version])
+            scores_C2 = evaluate_clients(self.job, self.space, model_M, clients, on_training_data=True)
             found |= dict(zip(some, scores_C2[:, 1].tolist(), strict=True))
         return [found[task] for task in tasks]
 
@@ -163,7 +164,7 @@ class Trainer:
         """The way up: attacks, the uplink, the check for NaN and Inf, and the fold."""
         job = self.job
         updates = protected(job, tasks, updates)
-        num_bytes = [packed_size(Payload(updates.rows(0).packed()))] * len(tasks)
+        num_bytes = [packed_size(updates.rows(0).plain())] * len(tasks)
         bad = [job.attacks(task.client, task.version) for task in tasks]
         if job.uplink.transforms or (job.attack is not None and job.attack.update is not None and any(bad)):
             rows = []
@@ -174,7 +175,7 @@ class Trainer:
                 payload, memory = encoded(job, task, row, before[i])
                 num_bytes[i] = packed_size(payload)
                 after[i] |= memory
-                rows.append(_fitting(row.unpacked(job.uplink.decode(payload)), updates.rows(i)))
+                rows.append(_fitting(decoded(job, row, payload), updates.rows(i)))
             updates = stack(rows)
         sizes = [job.federation.num_samples(task.client) for task in tasks]
         told = [Told(*each) for each in zip(sizes, losses, num_bytes, strict=True)]
@@ -191,8 +192,12 @@ def failed(error: Exception) -> TrainingError:
     what = " ".join(f"{type(error).__name__}: {error}".split())
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(NOT_THE_USERS)]
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    advice = next((advice for sign, advice in ADVICE.items() if sign in what), "check the model and the data")
-    return TrainingError(f"training failed: {what}{where}; {advice}")
+    return TrainingError(f"training failed: {what}{where}; {advice_on(what)}")
+
+
+def advice_on(error: str) -> str:
+    """Return what to try after an error that says this."""
+    return next((advice for sign, advice in ADVICE.items() if sign in error), "check the model and the data")
 
 
 @contextmanager

@@ -77,8 +77,8 @@ def distributed(
         rows = []
         for number in range(len(update.weight)):
             row = update.rows(number)
-            steps_V = noisy_share(row.packed(), clip, levels, share(sent.cohort), sent.key(number))
-            rows.append(row.unpacked(torch.from_numpy(steps_V)))
+            steps_V = noisy_share(row.vector(), clip, levels, share(sent.cohort), sent.key(number))
+            rows.append(row.rebuilt(torch.from_numpy(steps_V)))
         return stack(rows)
 
     def release(acc: State, memory: State, order: Release) -> tuple[Aggregate, State]:

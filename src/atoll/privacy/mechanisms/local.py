@@ -36,9 +36,9 @@ def local(clip: float, sigma: float, delta: float, epsilon: float | None = None,
         rows = []
         for number in range(len(update.weight)):
             row = update.rows(number)
-            steps_V = noisy_share(row.packed(), clip, LEVELS, sigma * LEVELS, sent.key(number))
+            steps_V = noisy_share(row.vector(), clip, LEVELS, sigma * LEVELS, sent.key(number))
             noisy_V = (torch.from_numpy(steps_V).to(torch.float64) * (clip / LEVELS)).to(row.delta_D.dtype)
-            rows.append(row.unpacked(noisy_V)._replace(weight=torch.ones_like(row.weight)))
+            rows.append(row.rebuilt(noisy_V)._replace(weight=torch.ones_like(row.weight)))
         return stack(rows)
 
     return Mechanism(

@@ -32,8 +32,6 @@ def ckks() -> Scheme:
 
     def play(session: Session, stage: Stage) -> Outcome:
         ts: Any = _library()
-        if session.encoding.modulus_bits != 32:
-            raise PlanError("ckks has no room for values modulo 2^64: set secagg.modulus_bits = 32")
         clients_key = ts.context(ts.SCHEME_TYPE.CKKS, DEGREE, coeff_mod_bit_sizes=list(MODULI))
         clients_key.global_scale = SCALE
         server_key = clients_key.copy()
@@ -57,7 +55,7 @@ def ckks() -> Scheme:
         total_L = np.rint(opened[: session.length]).astype(np.int64).astype(session.encoding.dtype)
         return Outcome(total_L, tuple(sorted(survivors)), up + total_L.nbytes, sum(map(len, sealed)))
 
-    return Scheme(play, ("input",), 0, check)
+    return Scheme(play, ("input",), 0, check, moduli=(32,))
 
 
 def _player(session: Session, key: Any) -> Player:

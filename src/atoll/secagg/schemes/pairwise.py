@@ -66,7 +66,7 @@ def pairwise(server: wire.Mode = "active", dropouts: float = 0.2, colluding: flo
             return _run(session, machine, invite(session), ask)
 
     steps = tuple(name for phase, name in STEPS.items() if server == "active" or phase is not Phase.CONSENT)
-    return Scheme(play, steps, steps.index("input"), check, invite)
+    return Scheme(play, steps, steps.index("input"), check, invite=invite)
 
 
 def _run(session: Session, server: Server, invite: wire.Invite, ask: Ask) -> Outcome:

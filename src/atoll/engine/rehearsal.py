@@ -1,0 +1,163 @@
+"""Rehearse a round before the first client trains, so that a plan whose parts do not fit is refused at once.
+
+Shapes: C clients, D parameters, M values of a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from atoll.core.aggregator import as_rows
+from atoll.core.coordinator import Coordinator
+from atoll.core.errors import AtollError, PlanError
+from atoll.core.messages import STATISTICS, Payload, State, Task, Update, stack
+from atoll.core.wire import pack, unpack
+from atoll.train.exchange import UPLINK, decoded, encoded
+from atoll.train.job import Job
+from atoll.train.secure import Largest, from_sum, rounding_of, to_integers
+from atoll.train.seeded import seeded
+from atoll.train.server import aggregated, first_server, layout_of, stepped
+from atoll.train.trainer import advice_on
+
+LARGE = 20_000_000
+"""Values beyond which nothing but a codec is rehearsed: whole rounds of such models would take memory and time."""
+SIZES = (1.0, 1e-2, 0.0)
+"""How large the values of the made-up updates are: codecs keep different numbers of them, and may get zeros."""
+
+
+def rehearse_round(job: Job, coordinator: Coordinator) -> None:
+    """Send made-up updates through uplink, secure sum, rule and server step; raise PlanError for what does not fit.
+
+    Privacy noise is left out: it is drawn for releases alone.
+    """
+    layout = layout_of(job)
+    _refuse_exact_extras(job, layout)
+    _try_smallest_batch(job)
+    with _as_refusal("uplink", "change the order of the uplink, or leave a step out"):
+        updates = _sent(job, layout, SIZES[:1] if job.spec.num_params > LARGE else SIZES)
+    num = max(job.aggregator.min_updates, 2)
+    if job.spec.num_params * num > LARGE:
+        return
+    rows = stack([updates[place % len(updates)] for place in range(num)])
+    if job.secure is not None and job.mechanism is None:
+        rows = stack([_in_secret(job, rows, num)] * num)
+    with _as_refusal("aggregator", "use another aggregator, or another algorithm"):
+        model_M, server = job.first_D.clone(), first_server(job, job.first_D)
+        own = rows.rows(0) if job.aggregator.trust is not None else None
+        rule = job.aggregator
+        folded = as_rows(rows) if job.wants_rows else rule.add(rule.zero(), rows)
+        aggregate, _ = aggregated(job, folded, rule.init(), own)
+        if not job.algorithm.needs_public:  # distilling takes long, and its options were checked
+            stepped(job, model_M, aggregate, server, 0, coordinator.num_clients)
+
+
+def _refuse_exact_extras(job: Job, layout: Update) -> None:
+    """Refuse to blur what must arrive as it is: an algorithm's numbers, and batch-norm statistics."""
+    exact = sorted(layout.exact())
+    if not exact or job.mechanism is None or job.mechanism.steps is not None:
+        return
+    if STATISTICS in exact:
+        raise PlanError(
+            "privacy of whole clients adds noise to all that they send, which makes batch-norm statistics invalid: "
+            'set local.buffers = "local", or use group norm'
+        )
+    raise PlanError(
+        "privacy of whole clients adds noise to all that they send, but this algorithm's "
+        f"{', '.join(exact)} must arrive exactly: use fedavg, fedprox or scaffold"
+    )
+
+
+def _try_smallest_batch(job: Job) -> None:
+    """Run the smallest batch that a client will meet through the model in training mode."""
+    if job.private is not None:
+        return
+    for kind in job.kinds or (job,):
+        client, size = _smallest_batch(job)
+        federation = kind.federation
+        x, y = kind.inputs(federation.features(federation.train_x[:size])), federation.train_y[:size]
+        buffers = {name: buffer.clone() for name, buffer in kind.model.named_buffers()}
+        try:
+            with torch.no_grad(), seeded(0):
+                kind.loss(functional_call(kind.model, buffers, (x,)), y)
+        except Exception as error:
+            raise PlanError(
+                f"the model cannot be trained on a batch of {size}, which client {client} meets: "
+                f"{' '.join(str(error).split())}; {advice_on(str(error))}"
+            ) from error
+
+
+def _smallest_batch(job: Job) -> tuple[int, int]:
+    """A client whose smallest batch is the smallest of all, and how many samples that has."""
+    sizes_C = job.federation.partition.sizes()
+    sizes_C = np.maximum(sizes_C - (job.federation.holdout * sizes_C).astype(int), 1)
+    if job.local.batch_size == "all":
+        least_C = sizes_C
+    else:
+        batch_C = np.minimum(job.batch_size, sizes_C)
+        rest_C, num_C = sizes_C % batch_C, -(-sizes_C // batch_C)
+        meets_rest_C = (rest_C > 0) & (num_C <= (job.local.steps or sizes_C.max()))
+        least_C = np.where(meets_rest_C, rest_C, batch_C)
+    client = int(least_C.argmin())
+    return client, int(least_C[client])
+
+
+def _sent(job: Job, layout: Update, sizes: tuple[float, ...]) -> list[Update]:
+    """Made-up updates of one client after the uplink, one round after another."""
+    generator = torch.Generator().manual_seed(0)
+    memory: State = {}
+    found = []
+    for attempt, size in enumerate(sizes):
+
+        def made_up(like: Tensor, size: float = size) -> Tensor:
+            return size * torch.randn(like.shape, generator=generator, dtype=like.dtype)
+
+        extras = {name: made_up(value) for name, value in layout.aux.items() if name not in layout.exact()}
+        ones = {name: torch.ones_like(value) for name, value in layout.exact().items()}
+        update = Update(made_up(layout.delta_D), torch.ones_like(layout.weight), {**extras, **ones})
+        task = Task(0, 0, attempt)
+        payload, memory = encoded(job, task, update, memory)
+        arrived = decoded(job, update, _over_the_wire(payload))
+        if arrived.delta_D.shape != update.delta_D.shape or arrived.delta_D.dtype != update.delta_D.dtype:
+            raise PlanError(
+                f"the uplink makes {tuple(arrived.delta_D.shape)} values of {arrived.delta_D.dtype} out of "
+                f"{tuple(update.delta_D.shape)} of {update.delta_D.dtype}"
+            )
+        assert all(name.startswith(UPLINK) for name in memory)
+        found.append(arrived)
+    return found
+
+
+def _over_the_wire(payload: Payload) -> Payload:
+    data = pack(payload)
+    return unpack(data, max_bytes=len(data))
+
+
+def _in_secret(job: Job, rows: Update, num: int) -> Update:
+    """The mean of some updates as a secure sum gives it; masks cancel out, so that none are drawn."""
+    assert job.secure is not None
+    encoding, largest = job.secure.encoding(num), Largest(float(job.federation.max_samples), job.federation.max_samples)
+    vectors = [
+        to_integers(rows.rows(row), 1, 1.0, largest, encoding, rounding_of(job.seed, 0, row)) for row in range(num)
+    ]
+    found = from_sum(np.sum(vectors, axis=0, dtype=encoding.dtype), num, rows.rows(0), largest, encoding)
+    if found is None:
+        raise PlanError("secure aggregation cannot add this plan's updates: set secagg.modulus_bits = 64")
+    return found.update
+
+
+@contextmanager
+def _as_refusal(what: str, way_out: str) -> Iterator[None]:
+    """Turn what a part raises on a made-up update into a refusal of the plan."""
+    try:
+        yield
+    except AtollError:
+        raise
+    except Exception as error:
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        raise PlanError(f"{what} does not fit the updates of this plan ({text}): {way_out}") from error

@@ -1,0 +1,201 @@
+"""Random plans over everything that the catalogue has, drawn from a seed.
+
+Every member of every family is listed from its folder. OPTIONS gives settings to draw from; a member that is not in it
+is drawn with its defaults, or with the EXAMPLE that lies beside it if it has required options.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+
+from atoll.core.parts import Part, members
+
+Options = dict[str, Any]
+
+NOISE = {"clip": 0.5, "sigma": 2.0, "delta": 1e-3, "test_noise": True}
+FEW_BYZANTINE = [{"f": 1}, {"f": 1}, {"f": 2}]
+ROBUST = [{"f": 1, "rule": rule} for rule in ("mean", "median")]
+
+OPTIONS: dict[tuple[str, str], list[Options]] = {
+    ("algorithms", "feddf"): [{"steps": 3, "batch_size": 16}],
+    ("algorithms", "fedmd"): [{}, {"samples": 20, "public_epochs": 1}],
+    ("algorithms", "fedsam"): [{}, {"rho": 0.5}],
+    ("rounds", "asynchronous"): [{"concurrency": 3}, {"concurrency": 4, "staleness": "hinge", "mixing": 0.3}],
+    ("rounds", "buffered"): [{"size": 3, "concurrency": 6}, {"size": 2, "concurrency": 4, "staleness": "constant"}],
+    ("rounds", "cohort"): [
+        {"size": 5},
+        {"fraction": 0.5},
+        {"size": 4, "over_selection": 1.5},
+        {"size": 6, "min_reports": 2, "deadline": 500.0},
+    ],
+    ("rounds.samplers", "poisson"): [{}, {"rate": 0.4}],
+    ("rounds.devices", "fleet"): [{}, {"dropout": 0.5, "spread": 2.0}, {"diurnal": 0.5}],
+    ("rounds.devices", "stragglers"): [{}, {"fraction": 0.9, "drop": True}],
+    ("transforms", "clip"): [{"norm": 0.1}],
+    ("transforms", "layers"): [{"patterns": ["*weight"]}, {"patterns": ["*bias"], "others_every": 2}],
+    ("transforms", "threshold"): [{"magnitude": 1e-3}, {"magnitude": 1e-2, "error_feedback": False}],
+    ("transforms", "top_k"): [{"fraction": 0.1}, {"count": 7, "error_feedback": False}],
+    ("transforms", "random_k"): [{"fraction": 0.2}, {"fraction": 0.5, "error_feedback": True}],
+    ("transforms", "quantise"): [{}, {"bits": 2}, {"bits": 1}, {"bits": 12}],
+    ("transforms", "eden"): [{}, {"bits": 3, "scale": "least_squares"}],
+    ("transforms", "half"): [{}, {"format": "bfloat16"}],
+    ("transforms", "sign"): [{"scale": True}, {}, {"scale": True, "error_feedback": True}],
+    ("transforms", "low_rank"): [{}, {"rank": 1, "error_feedback": False}],
+    ("aggregators", "bucketing"): [{"rule": "median"}, {"rule": {"name": "krum", "f": 1}}],
+    ("aggregators", "centered_clipping"): [{"tau": 1.0}],
+    ("aggregators", "nnm"): [{"f": 1, "rule": {"name": "trimmed_mean", "f": 1}}, *ROBUST],
+    ("aggregators", "norm_clipping"): [{}, {"norm": 0.5}],
+    ("aggregators", "sybils"): [{"rule": "mean"}, {"rule": {"name": "centered_clipping", "tau": 0.5}}],
+    **{
+        ("aggregators", name): FEW_BYZANTINE
+        for name in ("bulyan", "caf", "krum", "median_of_means", "minimum_diameter", "multi_krum", "trimmed_mean")
+    },
+    ("attacks", "alie"): [{}, {"factor": "optimised"}],
+    ("attacks", "not_finite"): [{"value": "nan"}, {"value": "inf"}],
+    ("attacks", "backdoor"): [{}, {"target": 3, "boost": 4.0}],
+    ("contribution", "gtg_shapley"): [{"max_permutations": 5}],
+    ("contribution", "tmc_shapley"): [{"max_permutations": 5}],
+    ("models", "mlp_2nn"): [{"hidden": 8}],
+    ("models", "char_lstm"): [{"hidden": 6, "layers": 1}],
+    ("data.partition", "shards"): [{}, {"shards_per_client": 3}],
+    ("data.partition", "quantity"): [{}, {"law": "log_normal", "sigma": 1.0}],
+    ("data.partition", "dirichlet"): [{"alpha": 0.3, "min_samples": 4}, {"alpha": 1.0}],
+    ("privacy.mechanisms", "central"): [NOISE, {**NOISE, "per_layer": True}, {**NOISE, "epsilon": 20.0}],
+    ("privacy.mechanisms", "distributed"): [NOISE],
+    ("privacy.mechanisms", "ftrl"): [NOISE],
+    ("privacy.mechanisms", "local"): [NOISE],
+    ("privacy.mechanisms", "sample"): [NOISE],
+    ("privacy.mechanisms", "proportional"): [{"noise": 3.0, "epsilon": 50.0, "delta": 1e-3, "test_noise": True}],
+    ("train.optimizers", "sgd"): [{}, {"momentum": 0.9}, {"momentum": 0.5, "nesterov": True, "weight_decay": 1e-3}],
+    ("secagg.schemes", "pairwise"): [{}, {"server": "curious", "dropouts": 0.4}],
+}
+NEEDS_DOWNLOAD = {"cifar10", "fashion_mnist", "mnist", "shakespeare"}
+NEEDS_FILE = {"trace"}
+NOT_DEALT = {"mixture", "natural"}
+"""Partitions that are drawn elsewhere: one wraps others, one needs data with owners."""
+OWN_MODELS = ["helpers:normed", "helpers:grouped", "helpers:dropped", "helpers:normalised", "helpers:recurrent"]
+
+
+def part(rng: np.random.Generator, family: str, *, of: list[str] | None = None) -> Options:
+    """Draw a member of a family and settings for it."""
+    names = [name for name in (of or members(family)) if name not in NEEDS_DOWNLOAD | NEEDS_FILE]
+    name = str(rng.choice(names))
+    return {"name": name, **options(rng, family, name)}
+
+
+def options(rng: np.random.Generator, family: str, name: str) -> Options:
+    """Draw settings for a member."""
+    if (family, name) in OPTIONS:
+        choices = OPTIONS[family, name]
+        return dict(choices[int(rng.integers(len(choices)))])
+    beside = getattr(importlib.import_module(f"atoll.{family}.{name}"), "EXAMPLE", {})
+    return dict(beside) if isinstance(beside, dict) else {}
+
+
+def random_plan(seed: int) -> Options:
+    """Draw a plan: the parts that every plan has, and some of the others."""
+    rng = np.random.default_rng([7, seed])
+
+    def chance(share: float) -> bool:
+        return bool(rng.random() < share)
+
+    num_clients = int(rng.integers(6, 13))
+    plan: Options = {
+        "seed": seed,
+        "rounds": 2,
+        "data": "digits",
+        "partition": part(rng, "data.partition", of=[n for n in members("data.partition") if n not in NOT_DEALT]),
+        "model": _model(rng),
+        "algorithm": part(rng, "algorithms"),
+        "local": {"lr": 0.05, "optimizer": part(rng, "train.optimizers"), "schedule": part(rng, "train.schedules")},
+        "evaluation": {"every": int(rng.integers(0, 3))},
+    }
+    plan["partition"]["num_clients"] = num_clients
+    _local(rng, plan, chance)
+    if chance(0.2):
+        plan["partition"] = {
+            "name": "mixture",
+            "parts": [plan["partition"], *(part(rng, "data.skew") for _ in range(int(rng.integers(1, 3))))],
+        }
+    if chance(0.1):
+        plan["data"] = {"name": "helpers:phrases"}
+        plan["model"] = {"name": "char_lstm", **options(rng, "models", "char_lstm")}
+        plan["partition"] = {"name": "iid" if chance(0.7) else "quantity", "num_clients": num_clients}
+    elif chance(0.1):
+        plan["data"] = {"name": "synthetic", "num_devices": num_clients}
+        plan["model"] = part(rng, "models", of=["logistic", "mlp_2nn"])
+        plan["partition"] = {"name": "natural"} if chance(0.8) else plan["partition"]
+    _rounds(rng, plan, chance)
+    _ways(rng, plan, chance)
+    _server(rng, plan, chance, num_clients)
+    return plan
+
+
+def _model(rng: np.random.Generator) -> Options:
+    if rng.random() < 0.5:
+        return {"name": str(rng.choice(OWN_MODELS))}
+    return part(rng, "models", of=["logistic", "mlp_2nn"] if rng.random() < 0.95 else None)
+
+
+def _local(rng: np.random.Generator, plan: Options, chance: Any) -> None:
+    if "optimizer" in Part.of(plan["algorithm"]).build("algorithms").local and chance(0.9):
+        del plan["local"]["optimizer"]
+    if plan["algorithm"]["name"] != "fedsgd":
+        plan["local"]["batch_size"] = [16, 32, "all", 7][int(rng.integers(4))]
+        plan["local"] |= {"steps": 3} if chance(0.3) else {"epochs": int(rng.integers(1, 3))}
+    if chance(0.3) and plan["algorithm"]["name"] not in ("feddf", "fedmd"):
+        plan["local"]["buffers"] = "local"
+    if plan["algorithm"]["name"] in ("feddf", "fedmd") or chance(0.05):
+        plan["public"] = {"name": "held_out", "fraction": 0.1}
+    if plan["algorithm"]["name"] == "fedmd" and chance(0.5):
+        plan["models"] = ["logistic", {"name": "mlp_2nn", "hidden": 8}]
+
+
+def _rounds(rng: np.random.Generator, plan: Options, chance: Any) -> None:
+    plan["policy"] = {"name": "cohort", "size": 7} if chance(0.6) else part(rng, "rounds")
+    if chance(0.3):
+        plan["sampler"] = part(rng, "rounds.samplers")
+    if chance(0.3):
+        plan["devices"] = part(rng, "rounds.devices")
+    if chance(0.15):
+        plan["evaluation"] |= {"clients_every": 1, "holdout": 0.2 if chance(0.5) else 0.0}
+    if chance(0.1):
+        plan["stop"] = {"bytes": int(rng.integers(10_000, 200_000))}
+
+
+def _ways(rng: np.random.Generator, plan: Options, chance: Any) -> None:
+    if chance(0.5):
+        codecs = [name for name in members("transforms") if name != "delta"]
+        plan["uplink"] = [part(rng, "transforms", of=codecs) for _ in range(int(rng.choice([1, 1, 1, 2, 3])))]
+    if chance(0.2):
+        plan["downlink"] = [{"name": "delta"}] if chance(0.5) else []
+        plan["downlink"] += [part(rng, "transforms") for _ in range(int(rng.integers(1, 3)))]
+
+
+def _server(rng: np.random.Generator, plan: Options, chance: Any, num_clients: int) -> None:
+    if chance(0.4):
+        plan["aggregator"] = part(rng, "aggregators")
+    name = plan.get("aggregator", {}).get("name")
+    server: Options = {"lr": 0.01} if name == "majority" else {"lr": 0.5} if chance(0.1) else {}
+    if chance(0.15 if plan["policy"]["name"] == "cohort" else 0.03):
+        plan["detection"] = part(rng, "detection")
+    if chance(0.08):
+        plan["contribution"] = part(rng, "contribution")
+    wants = name == "fltrust" or plan.get("detection", {}).get("name") == "loss" or "contribution" in plan
+    server |= {"samples": 30} if wants or chance(0.03) else {}
+    plan["server"] = server
+    if chance(0.3):
+        plan["attack"] = part(rng, "attacks")
+        plan["attackers"] = {"num": 1} if chance(0.5) else {"added": 1} if chance(0.3) else {"fraction": 0.3}
+    if chance(0.15 if "uplink" not in plan else 0.03):
+        scheme = part(rng, "secagg.schemes")
+        plan["secagg"] = {"scheme": scheme, "groups": 1 if name in (None, "mean") else 2}
+        plan["secagg"] |= {"modulus_bits": 64} if chance(0.3) else {}
+    if chance(0.15 if name is None and "detection" not in plan else 0.03):
+        plan["privacy"] = part(rng, "privacy.mechanisms")
+        plan["sampler"] = {"name": "round_robin" if plan["privacy"]["name"] == "ftrl" else "poisson"}
+        if plan["sampler"]["name"] == "poisson" and chance(0.5):
+            plan["sampler"]["rate"] = 0.5

@@ -1,0 +1,123 @@
+"""Any plan is refused before training with a way out, or runs to a finite end with all laws intact."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import timeless
+from random_plans import OPTIONS, random_plan
+
+from atoll.api import Result, run
+from atoll.core.errors import DataError, PlanError
+from atoll.core.parts import find, members
+from atoll.core.plan import Plan
+from atoll.engine.base import InProcess
+
+NUM_FAST, NUM_SLOW = 150, 2000
+LAWS = ("vectorised", "workers", "resume")
+ADVICE = re.compile(
+    r"\b(set|use|leave|lower|raise|choose|put|ask|take|give|change|name|pass|let|add|correct|make|start|say|allow)\b"
+)
+ENDS = {"all rounds done", "bytes", "privacy", "no progress"}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("seed", range(NUM_FAST))
+def test_a_random_plan_holds_its_laws(seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hold(seed, LAWS[seed % 3 : seed % 3 + 1], monkeypatch, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(NUM_FAST, NUM_FAST + NUM_SLOW))
+def test_many_random_plans_hold_all_laws(seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hold(seed, LAWS, monkeypatch, tmp_path)
+
+
+def hold(seed: int, laws: Iterable[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Run the plan of a seed, and check some laws on it."""
+    settings = random_plan(seed)
+    begun: list[bool] = []
+    works = InProcess.works
+
+    def watched(self: InProcess, *args: Any) -> Any:
+        begun.append(True)
+        return works(self, *args)
+
+    monkeypatch.setattr(InProcess, "works", watched)
+    try:
+        plan = Plan(**settings)
+        whole = run(plan.replace({"engine": "inline"}))
+    except (PlanError, DataError) as refusal:
+        assert not begun, f"refused after training had begun: {refusal}\n{settings}"
+        assert ADVICE.search(str(refusal)), f"no way out: {refusal}\n{settings}"
+        return
+    monkeypatch.undo()
+    must_be_finite(whole, settings)
+    for law in laws:
+        CHECKS[law](plan, whole, tmp_path)
+
+
+def must_be_finite(result: Result, settings: dict[str, Any]) -> None:
+    assert bool(result.params_D.isfinite().all()), settings
+    for row in result.history:
+        for name in ("train_loss", "seconds"):
+            assert math.isfinite(row.get(name, 0.0)), (name, row, settings)
+        assert all(math.isfinite(value) for value in row.get("test", {}).values() if value is not None), (row, settings)
+
+
+def same_when_stacked(plan: Plan, whole: Result, tmp_path: Path) -> None:
+    """Stacked training rounds differently, which codecs and votes may amplify; without them it is as good as equal."""
+    together = run(plan.replace({"engine": {"name": "vectorised", "stack": 3}}))
+    amplified = plan.uplink or plan.downlink or plan.privacy or plan.secagg or plan.detection or plan.attack
+    amplified = amplified or plan.aggregator.name != "mean" or plan.sampler.name in ("importance", "power_of_choice")
+    amplified = amplified or plan.algorithm.name in ("fedadam", "fedyogi", "fedadagrad", "fedexp")
+    amplified = amplified or plan.local.optimizer.name == "adam"
+    assert together.params_D.shape == whole.params_D.shape
+    assert len(together.history) == len(whole.history)
+    if not amplified:
+        assert (together.params_D - whole.params_D).abs().max() < 1e-3, plan.to_toml()
+
+
+def same_for_any_workers(plan: Plan, whole: Result, tmp_path: Path) -> None:
+    ends = [run(plan.replace({"engine": {"name": "processes", "workers": n, "stack": 2}})) for n in (1, 2)]
+    assert torch.equal(ends[0].params_D, ends[1].params_D), plan.to_toml()
+    assert timeless(ends[0].history) == timeless(ends[1].history), plan.to_toml()
+
+
+def same_after_resume(plan: Plan, whole: Result, tmp_path: Path) -> None:
+    inline = plan.replace({"engine": "inline", "evaluation.every": 1})
+    straight = run(inline)
+    run(inline.replace({"rounds": 1}), out=tmp_path / "run")
+    resumed = run(inline, out=tmp_path / "run", resume=True)
+    assert torch.equal(resumed.params_D, straight.params_D), plan.to_toml()
+    assert timeless(resumed.history) == timeless(straight.history), plan.to_toml()
+
+
+CHECKS = {"vectorised": same_when_stacked, "workers": same_for_any_workers, "resume": same_after_resume}
+
+
+def test_options_are_of_members() -> None:
+    for family, name in OPTIONS:
+        assert name in members(family)
+        assert find(family, name)
+
+
+def test_every_member_is_drawn() -> None:
+    """The plans that are tried in the fast suite hold every member of the families that they are drawn from."""
+    drawn = " ".join(repr(random_plan(seed)) for seed in range(NUM_FAST))
+    for family in ("algorithms", "rounds", "rounds.samplers", "transforms", "aggregators", "attacks", "detection"):
+        missing = [name for name in members(family) if f"'{name}'" not in drawn]
+        assert not missing, (family, missing)
