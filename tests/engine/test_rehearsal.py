@@ -22,6 +22,7 @@ MISFITS: dict[str, tuple[dict[str, Any], str]] = {
         {"uplink": [{"name": "threshold", "magnitude": 0.5}, FEEDBACK]},
         "put it earlier",
     ),
+    "a packed difference": ({"downlink": ["delta", "half", "prune"]}, "put prune earlier"),
     "64 bits": ({"secagg": {"scheme": "ckks", "modulus_bits": 64}}, "modulus_bits = 32"),
     "a batch of one": ({"model": "helpers:batch_normed", "partition": {"num_clients": 1437}}, "two samples"),
     "a rest of one": ({"model": "helpers:batch_normed", "local": {"batch_size": 119}}, "two samples"),

@@ -17,12 +17,13 @@ from atoll.core.aggregator import as_rows
 from atoll.core.coordinator import Coordinator
 from atoll.core.errors import AtollError, PlanError
 from atoll.core.messages import STATISTICS, Payload, State, Task, Update, stack
+from atoll.core.transform import Encoding
 from atoll.core.wire import pack, unpack
 from atoll.train.exchange import UPLINK, decoded, encoded
 from atoll.train.job import Job
 from atoll.train.secure import Largest, from_sum, rounding_of, to_integers
 from atoll.train.seeded import seeded
-from atoll.train.server import aggregated, first_server, layout_of, stepped
+from atoll.train.server import aggregated, broadcast_of, first_server, layout_of, stepped
 from atoll.train.trainer import advice_on
 
 LARGE = 20_000_000
@@ -41,6 +42,8 @@ def rehearse_round(job: Job, coordinator: Coordinator) -> None:
     _try_smallest_batch(job)
     with _as_refusal("uplink", "change the order of the uplink, or leave a step out"):
         updates = _sent(job, layout, SIZES[:1] if job.spec.num_params > LARGE else SIZES)
+    with _as_refusal("downlink", "change the order of the downlink, or leave a step out"):
+        _heard(job)
     num = max(job.aggregator.min_updates, 2)
     if job.spec.num_params * num > LARGE:
         return
@@ -131,6 +134,18 @@ def _sent(job: Job, layout: Update, sizes: tuple[float, ...]) -> list[Update]:
         assert all(name.startswith(UPLINK) for name in memory)
         found.append(arrived)
     return found
+
+
+def _heard(job: Job) -> None:
+    """Send made-up broadcasts through the downlink, one version after another."""
+    if not job.downlink.chain.transforms or job.spec.num_params > LARGE:
+        return
+    rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
+    server, memory = first_server(job, job.first_D), dict[str, Tensor]()
+    for attempt, size in enumerate((0.0, *SIZES)):  # the first is sent whole where differences are sent
+        model_M = job.first_D + size * torch.randn(job.first_D.shape, generator=generator, dtype=job.first_D.dtype)
+        encoding = Encoding(job.spec.without_buffers, attempt, rng)
+        _, memory = job.downlink.send(broadcast_of(job, model_M, server), memory, encoding)
 
 
 def _over_the_wire(payload: Payload) -> Payload:
