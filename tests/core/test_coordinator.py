@@ -24,6 +24,7 @@ from atoll.core.coordinator import (
 )
 from atoll.core.errors import AtollError, PlanError
 from atoll.core.messages import Task
+from atoll.core.parts import Part
 from atoll.rounds.cohort import cohort
 from atoll.rounds.samplers.poisson import poisson
 from atoll.rounds.samplers.uniform import uniform
@@ -198,7 +199,7 @@ def test_halt_ends_it() -> None:
 )
 def test_cohorts_that_cannot_be(options: dict[str, float], says: str) -> None:
     with pytest.raises(PlanError, match=says):
-        cohort(**options)  # type: ignore[arg-type]
+        Part("cohort", **options).build("rounds")
 
 
 def test_fraction_zero_means_one_client_and_size_is_bounded() -> None:

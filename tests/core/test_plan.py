@@ -96,5 +96,5 @@ def test_options_are_checked_by_name() -> None:
         Part("fedprox", nu=0.1).build("algorithms")
     with pytest.raises(PlanError, match="clip: norm is missing: give it a value"):
         Part("clip").build("transforms")
-    with pytest.raises(PlanError, match="fedprox: mu must be 0 or more, got -1.0; 0 is fedavg"):
+    with pytest.raises(PlanError, match=r"fedprox: mu must be 0 or more, got -1\.0; 0 is fedavg"):
         Part("fedprox", mu=-1.0).build("algorithms")

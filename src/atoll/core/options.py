@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -95,12 +96,13 @@ def read_value(hint: Any, value: Any, where: str, owner: str = "") -> Any:
     """
     from_plain = getattr(hint, "from_plain", None)
     if from_plain is not None:  # a part or a table, which reads itself
-        return from_plain(value, where)
+        with named(owner):
+            return from_plain(value, where)
     hint, limits = split(hint)
     origin = get_origin(hint)
     if origin in (Union, UnionType):
         return _one_of(get_args(hint), value, where, owner)
-    if origin in LISTS and len([each for each in get_args(hint) if each is not ...]) == 1:
+    if origin in LISTS:
         return _items(hint, value, where, owner)
     subject = f"{owner}: {where}" if owner else where
     if origin is Literal:
@@ -108,6 +110,17 @@ def read_value(hint: Any, value: Any, where: str, owner: str = "") -> Any:
     if hint in WORDS:
         return _plain_value(hint, limits, value, subject)
     return value
+
+
+@contextmanager
+def named(owner: str) -> Iterator[None]:
+    """Let refusals begin with the name of the part that they are about, unless they tell it."""
+    try:
+        yield
+    except PlanError as error:
+        if owner in str(error):
+            raise
+        raise PlanError(f"{owner}: {error}") from error
 
 
 def split(hint: Any) -> tuple[Any, Range]:
@@ -126,26 +139,26 @@ def _plain_value(kind: type, limits: Range, value: Any, subject: str) -> Any:
     """Check a number, a text or a truth value."""
     fits = isinstance(value, int | float if kind is float else kind)
     if not fits or (isinstance(value, bool) and kind is not bool):
-        raise WrongKind(
-            f"{subject} must be {WORDS[kind]}{limits.after_kind}, got {shown(value)}{_unquote(kind, value)}"
-        )
-    if kind is float:
-        value = _as_float(value)
-        if math.isnan(value) or (math.isinf(value) and not limits.infinite):
-            raise PlanError(f"{subject} must be a finite number{limits.after_kind}, got {value}{_hint(limits)}")
+        allowed = WORDS[kind] + limits.after_kind
+        raise WrongKind(f"{subject} must be {allowed}, got {shown(value)}{_unquote(kind, value)}")
+    if kind not in (int, float):
+        return value
+    number = _as_float(value) if kind is float else value
+    if kind is float and (math.isnan(number) or (math.isinf(number) and not limits.infinite)):
+        raise PlanError(f"{subject} must be a finite number{limits.after_kind}, got {shown(value)}{_hint(limits)}")
     largest = WHOLE_LIMIT if limits.high == math.inf else int(limits.high)
-    if kind is int and abs(value) > largest >= WHOLE_LIMIT:
+    if kind is int and abs(number) > largest >= WHOLE_LIMIT:
         raise PlanError(f"{subject} must be a whole number below 2^{largest.bit_length()}, got {shown(value)}")
-    if kind in (int, float) and value not in limits:
+    if number not in limits:
         raise PlanError(f"{subject} must be {limits}, got {shown(value)}{_hint(limits)}")
-    return value
+    return number
 
 
 def _as_float(value: float) -> float:
     try:
         return float(value)
     except OverflowError:  # a whole number beyond all floats
-        return math.copysign(math.inf, value)
+        return math.inf if value > 0 else -math.inf
 
 
 def _hint(limits: Range) -> str:
@@ -175,7 +188,13 @@ def _choice(hint: Any, value: Any, subject: str) -> Any:
 def _items(hint: Any, value: Any, where: str, owner: str) -> Any:
     """Check each item of a list; one item may stand for a list of one."""
     items = value if isinstance(value, list | tuple) else [value]
-    found = [read_value(get_args(hint)[0], item, f"{where}[{place}]", owner) for place, item in enumerate(items)]
+    kinds = [kind for kind in get_args(hint) if kind is not ...]
+    if len(kinds) == 1:
+        kinds = kinds * len(items)
+    if len(kinds) != len(items):
+        raise WrongKind(f"{f'{owner}: ' if owner else ''}{where} must be {wanted(hint)}, got {shown(value)}")
+    pairs = enumerate(zip(kinds, items, strict=True))
+    found = [read_value(kind, item, f"{where}[{place}]", owner) for place, (kind, item) in pairs]
     return tuple(found) if get_origin(hint) is tuple else found
 
 
@@ -209,8 +228,8 @@ def wanted(hint: Any) -> str:
         return _listed([repr(choice) for choice in args])
     if origin in (Union, UnionType):
         return " or ".join(map(wanted, args))
-    if origin in LISTS and len(args) == 1:
-        return f"a list, each item {wanted(args[0])}"
+    if origin in LISTS:
+        return f"a list{f' of {len(args)}' if len(args) > 1 else ''}, each item {wanted(args[0])}"
     if base in WORDS:
         return WORDS[base] + limits.after_kind
     return getattr(base, "in_words", "anything")

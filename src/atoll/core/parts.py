@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from atoll.core.errors import AtollError, PlanError, nearest
-from atoll.core.options import is_plain, option_hints, read_value
+from atoll.core.options import is_plain, named, option_hints, read_value, shown
 from atoll.core.suggestions import suggest
 
 Value = bool | int | float | str | list["Value"] | dict[str, "Value"] | None
@@ -54,9 +54,9 @@ class Part:
             options = {str(key): option for key, option in value.items()}
             name = options.pop("name", default)
             if not isinstance(name, str) or not name:
-                raise PlanError(f'{where} needs a name: add name = "..." to its table')
+                raise PlanError(f'{where} needs a name: add name = "..." to its table, got {shown(value)}')
             return cls(name, **options)._at(where)
-        raise PlanError(f"{where} must be {cls.in_words}, got {value!r}")
+        raise PlanError(f"{where} must be {cls.in_words}, got {shown(value)}")
 
     @classmethod
     def from_plain(cls, value: object, where: str) -> Part:
@@ -80,11 +80,13 @@ class Part:
 
         Options are checked by the annotations of the function: their types, ranges, and that numbers are finite.
         """
-        function = self.call or find(family, self.name)
+        with named(self.where):
+            function = self.call or find(family, self.name)
         options = self._checked_options(function, len(args), given)
         offered = self._offered(function, given)
         try:
-            return function(*args, **offered, **options)
+            with named(self.name):
+                return function(*args, **offered, **options)
         except AtollError:
             raise
         except (TypeError, ValueError) as error:

@@ -45,9 +45,10 @@ def _parameter(law: Law, parameters: dict[str, float | None]) -> float:
     name, default = LAWS[law]
     foreign = [key for key, value in parameters.items() if value is not None and key != name]
     if foreign:
-        raise PlanError(f"law = '{law}' has no {foreign[0]}: set {name}, or choose the law that has it")
-    given = parameters[name]
-    return default if given is None else given
+        given = f"{foreign[0]}, got {parameters[foreign[0]]}"
+        raise PlanError(f"law = '{law}' has no {given}: set {name}, or choose the law that has it")
+    value = parameters[name]
+    return default if value is None else value
 
 
 def random_groups(num_clients: int, num_groups: int, rng: np.random.Generator) -> Array:

@@ -18,10 +18,10 @@ class _Matrix(NamedTuple):
     offset: int
     rows: int
     columns: int
-    rank: Count
+    rank: int
 
 
-def low_rank(rank: int = 2, error_feedback: bool = True) -> Transform:
+def low_rank(rank: Count = 2, error_feedback: bool = True) -> Transform:
     """Send each matrix of the model as a product of rank R by one step of power iteration: PowerSGD.
 
         P = orthonormal(M Q),  Q' = M^T P,  decoded = P Q'^T

@@ -58,7 +58,7 @@ def _read(path: Path) -> list[dict[str, float]]:
         with path.open(newline="") as file:
             table = list(csv.DictReader(file))
     except OSError as error:
-        raise PlanError(f"the trace {path} cannot be read ({error.strerror}): check devices.path") from error
+        raise PlanError(f"the trace '{path}' cannot be read ({error.strerror}): check devices.path") from error
     if not table:
         raise PlanError(f"the trace {path} has no rows: give a line of column names and at least one device")
     missing = [name for name in NUMBERS if name not in table[0]]
