@@ -193,7 +193,7 @@ def test_halt_ends_it() -> None:
         ({"size": 2, "fraction": 0.5}, "leave one out"),
         ({"fraction": 1.5}, r"in \[0, 1\]"),
         ({"fraction": -0.1}, r"in \[0, 1\]"),
-        ({"over_selection": 0.5}, "at least 1"),
+        ({"over_selection": 0.5}, r"over_selection must be in \[1, "),
         ({"min_reports": 0}, "at least 1"),
     ],
 )

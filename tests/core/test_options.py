@@ -212,7 +212,7 @@ def test_options_are_named_by_their_keys() -> None:
         build_job(Plan(uplink=["identity", {"name": "quantise", "bits": 99}]))
     with pytest.raises(PlanError, match=r"dirichlet: partition\.parts\[0\]\.alpha must be above 0"):
         build_job(Plan(partition=Part("dirichlet", alpha=-1.0) | Part("rotation")))
-    with pytest.raises(PlanError, match="algorithm fedavg has no option 'mu': there are none$"):
+    with pytest.raises(PlanError, match=r"algorithm fedavg has no option 'mu': there are none$"):
         build_job(Plan(algorithm={"name": "fedavg", "mu": 0.1}))
     with pytest.raises(PlanError, match=r"fedavg has no option 'learning_rate': did you mean 'local\.lr'\?$"):
         build_job(Plan(algorithm={"name": "fedavg", "learning_rate": 0.1}))

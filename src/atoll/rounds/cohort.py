@@ -13,7 +13,7 @@ from atoll.core.options import Count, Positive, Range
 def cohort(
     size: Count | None = None,
     fraction: Annotated[float, Range(0, 1, hint="0 means one client, 1 all of them")] | None = None,
-    over_selection: Annotated[float, Range(1, 1e6)] = 1.0,
+    over_selection: Annotated[float, Range(1, 10**6)] = 1.0,
     min_reports: Count = 1,
     deadline: Positive | None = None,
 ) -> Policy:

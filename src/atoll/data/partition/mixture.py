@@ -24,7 +24,7 @@ def mixture(dataset: Dataset, *, parts: list[Part], num_clients: Clients | None 
             "mixture: parts must be a partition and then skews, got []: "
             'write parts = [{name = "dirichlet", alpha = 0.1}, "rotation"]'
         )
-    first, *others = parts
+    first, *others = map(Part.of, parts)
     asked = {} if num_clients is None else {"num_clients": num_clients}
     partition = _checked(first, dealer(first).build("data.partition", dataset, seed=seed, **asked))
     for part in others:
