@@ -13,7 +13,7 @@ from atoll.core.plan import Plan
 @pytest.mark.parametrize("workers", [0, -2])
 def test_a_number_of_workers_that_cannot_be_is_refused(digits_plan: Plan, engine: str, workers: int) -> None:
     plan = digits_plan.replace({"engine": engine, "engine.workers": workers})
-    with pytest.raises(PlanError, match=rf"engine\.workers must be at least 1, got {workers}"):
+    with pytest.raises(PlanError, match=rf"engine\.workers must be in \[1, 1024\], got {workers}"):
         run(plan)
 
 

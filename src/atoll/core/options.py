@@ -278,7 +278,8 @@ def _hint_of(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
     """What an annotation means where it was written; one that only a type checker understands allows everything."""
     if parameter.annotation is inspect.Parameter.empty:
         return Any
-    written_in = function.__init__ if isinstance(function, type) else inspect.unwrap(function)
+    anything: Any = function
+    written_in = anything.__init__ if isinstance(function, type) else inspect.unwrap(function)
 
     def holder() -> None: ...
 

@@ -155,7 +155,7 @@ class Plan(Section):
     def check(self) -> None:
         """Refuse what cannot be right whatever the parts are; parts check their own options when they are built."""
         if self.models is not None and not self.models:
-            raise PlanError("models must name at least one, got []: leave it out for one model")
+            raise PlanError("models is empty, got []: name at least one, or leave it out")
         if self.stop.accuracy is not None and self.evaluation.every == 0:
             raise PlanError("stop.accuracy needs evaluation.every of at least 1: nothing would be measured")
         if self.devices is None and self.stop.simulated_seconds is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from functools import cache
 from typing import Any, ClassVar, Self, get_args, get_type_hints
 
 from atoll.core.errors import PlanError
@@ -75,7 +74,6 @@ class Section:
         return {key: value for key, value in plain.items() if value is not None}
 
 
-@cache
 def _hints(cls: type[Section]) -> dict[str, Any]:
     """The fields of a section and what they may be."""
     hints = get_type_hints(cls, include_extras=True)
