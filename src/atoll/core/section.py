@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, ClassVar, Self, get_args, get_type_hints
 
 from atoll.core.errors import PlanError
@@ -74,10 +75,13 @@ class Section:
         return {key: value for key, value in plain.items() if value is not None}
 
 
-def _hints(cls: type[Section]) -> dict[str, Any]:
+def _read_hints(cls: Any) -> dict[str, Any]:
     """The fields of a section and what they may be."""
     hints = get_type_hints(cls, include_extras=True)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+_hints: Callable[[Any], dict[str, Any]] = cache(_read_hints)
 
 
 def _plain(value: Any) -> Any:
