@@ -7,7 +7,6 @@ A name takes options after colons and wraps another rule with a plus: `ipm:facto
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -19,9 +18,10 @@ from atoll.core.attack import Attack
 from atoll.core.coordinator import Reason
 from atoll.core.detection import Detector
 from atoll.core.errors import PlanError, RunError, nearest
+from atoll.core.options import option_hints, read_value
 from atoll.core.parts import Part, find, members
 from atoll.core.plan import Plan
-from atoll.engine.base import worker_count
+from atoll.engine.base import Workers, worker_count
 from atoll.engine.build import build_coordinator, build_engine
 from atoll.farm import Cell, run_cells
 from atoll.report.figures import write_whole
@@ -68,7 +68,7 @@ def run_matrix(
     rules = {text: [part_of(piece, "aggregators") for piece in text.split("+")] for text in defences}
     for text, chain in rules.items():
         _check_chain(text, chain)
-    num_workers = worker_count(workers)
+    num_workers = worker_count(read_value(Workers | None, workers, "workers"))
     base = _with_engine(_plain(plan), out)
     pairs = [
         _pair(base, attack, defence, number, seed, bad, rules)
@@ -110,7 +110,7 @@ def part_of(text: str, family: str) -> Part:
             options[key.strip()] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
             options[key.strip()] = value.strip()
-    taken = inspect.signature(find(family, first)).parameters
+    taken = option_hints(find(family, first))
     for option in options:
         if option not in taken:
             raise PlanError(f"{text}: {first} has no option '{option}': {nearest(option, taken)}")
@@ -147,7 +147,7 @@ def _check_chain(text: str, chain: list[Part]) -> None:
 
 
 def _options(part: Part) -> Iterable[str]:
-    return inspect.signature(find("aggregators", part.name)).parameters
+    return option_hints(find("aggregators", part.name))
 
 
 def _defence(chain: list[Part], f: int) -> Part:

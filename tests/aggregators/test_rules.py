@@ -352,21 +352,21 @@ def test_a_wrapped_rule_keeps_its_memory() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        ("krum", {"f": -1}, "krum.f is the largest number of bad clients"),
-        ("trimmed_mean", {"f": 1.5}, "trimmed_mean.f is the largest number"),
+        ("krum", {"f": -1}, "krum: f must be 0 or more, got -1; f is the largest number of bad clients"),
+        ("trimmed_mean", {"f": 1.5}, "trimmed_mean: f must be"),
         ("multi_krum", {"f": 1, "num_selected": 0}, "num_selected must be at least 1"),
-        ("minimum_diameter", {"f": 13}, "take f <= 12"),
+        ("minimum_diameter", {"f": 13}, "f must be in .0, 12., got 13; it tries up to 2.f sets; for more use nnm"),
         ("median_of_means", {"f": 2, "num_groups": 4}, "at least 5"),
-        ("centered_clipping", {"tau": 0.0}, "tau above 0"),
-        ("geometric_median", {"nu": 0.0}, "nu above 0"),
+        ("centered_clipping", {"tau": 0.0}, "tau must be above 0"),
+        ("geometric_median", {"nu": 0.0}, "nu must be above 0"),
         ("norm_clipping", {"norm": 0.0}, "above 0"),
         ("bucketing", {"rule": "median", "size": 0}, "at least 1"),
         ("nnm", {"f": 1, "rule": "fltrust"}, "cannot be wrapped"),
-        ("sybils", {"rule": "median", "reach": 1.0}, "from 0 to below 1"),
+        ("sybils", {"rule": "median", "reach": 1.0}, r"reach must be in \[0, 1\), got 1.0"),
         ("sybils", {"rule": "mean"}, "a single voice, but mean does not see one from another"),
         ("sybils", {"rule": {"name": "krum", "f": 2}}, "may leave a single voice, but krum with f = 2 needs at least"),
         ("nnm", {"f": 1, "rule": "krumm"}, "did you mean 'krum'"),
-        ("krum", {}, "missing a required argument: 'f'"),
+        ("krum", {}, "krum: f is missing: give it a value"),
     ],
 )
 def test_bad_options_are_refused(name: str, options: dict[str, Any], says: str) -> None:

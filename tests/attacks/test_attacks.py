@@ -270,7 +270,7 @@ def test_feature_noise_is_new_in_every_step() -> None:
 
     plan = {"partition": {"num_clients": 4}, "rounds": 1, "engine": "inline", "local": {"batch_size": 100}}
     run(Plan(**plan, attack=watching, attackers={"clients": [1]}))
-    assert len(seen) == 4  # 359 or 360 samples
+    assert len(seen) == 1 + 4  # a look at two samples when the job is built, then 359 or 360 samples
     assert all(not torch.equal(a, b) for a, b in pairwise(seen))
 
 
@@ -308,11 +308,11 @@ def test_a_backdoor_is_learnt_in_a_single_shot_and_only_with_a_boost() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        ("alie", {"factor": "best"}, 'a number or "optimised"'),
-        ("ipm", {"factor": "most"}, 'a number or "optimised"'),
+        ("alie", {"factor": "best"}, "a number or 'optimised', got the text"),
+        ("ipm", {"factor": "most"}, "a number or 'optimised', got the text"),
         ("fang", {"spread": 1.0}, "above 1"),
         ("min_max", {"direction": "unti"}, "did you mean 'unit'"),
-        ("backdoor", {"share": 0.0}, "share in"),
+        ("backdoor", {"share": 0.0}, "share must be in"),
         ("gaussian", {"sigma": -1.0}, "0 or more"),
         ("large_norm", {"norm": 0.0}, "above 0"),
         ("weight_liar", {"factor": -2.0}, "above 0"),

@@ -160,8 +160,8 @@ def test_sampling_ends_when_values_have_settled(name: str, orders: int) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        ("shapley", {"utility": "f1"}, "must be one of loss, accuracy"),
-        ("tmc_shapley", {"truncate": -1.0}, r"truncate must be 0 \(never\) or more"),
+        ("shapley", {"utility": "f1"}, "shapley: utility must be 'loss' or 'accuracy'"),
+        ("tmc_shapley", {"truncate": -1.0}, r"truncate must be 0 or more, got .*; 0 is never"),
         ("tmc_shapley", {"tolerance": 0.0}, "tolerance must be above 0"),
         ("gtg_shapley", {"window": 0}, "window must be at least 1"),
         ("gtg_shapley", {"max_permutations": 0}, "max_permutations must be at least 1"),

@@ -24,6 +24,7 @@ from atoll.core.coordinator import (
 )
 from atoll.core.errors import AtollError, PlanError
 from atoll.core.messages import Task
+from atoll.core.parts import Part
 from atoll.rounds.cohort import cohort
 from atoll.rounds.samplers.poisson import poisson
 from atoll.rounds.samplers.uniform import uniform
@@ -192,13 +193,13 @@ def test_halt_ends_it() -> None:
         ({"size": 2, "fraction": 0.5}, "leave one out"),
         ({"fraction": 1.5}, r"in \[0, 1\]"),
         ({"fraction": -0.1}, r"in \[0, 1\]"),
-        ({"over_selection": 0.5}, "at least 1"),
+        ({"over_selection": 0.5}, r"over_selection must be in \[1, "),
         ({"min_reports": 0}, "at least 1"),
     ],
 )
 def test_cohorts_that_cannot_be(options: dict[str, float], says: str) -> None:
     with pytest.raises(PlanError, match=says):
-        cohort(**options)  # type: ignore[arg-type]
+        Part("cohort", **options).build("rounds")
 
 
 def test_fraction_zero_means_one_client_and_size_is_bounded() -> None:

@@ -67,9 +67,9 @@ def test_it_is_a_table_of_the_plan() -> None:
     ("text", "says"),
     [
         ("min_battery = 80", "80 % is 0.8"),
-        ("min_battery = nan", "a share in"),
+        ("min_battery = nan", "eligibility.min_battery must be a finite number in [0, 1], got nan"),
         ("min_memory = -1", "0 or more"),
-        ("idle = 1", "'eligibility.idle' must be a true or false"),
+        ("idle = 1", "eligibility.idle must be true or false, got 1"),
         ("min_batery = 0.5", "did you mean 'min_battery'"),
     ],
 )

@@ -230,8 +230,8 @@ def test_a_million_clients_are_sampled_in_milliseconds(part: Part) -> None:
 @pytest.mark.parametrize(
     ("part", "says"),
     [
-        (Part("poisson", rate=0.0), "a probability"),
-        (Part("poisson", rate=1.5), "a probability"),
+        (Part("poisson", rate=0.0), "poisson: rate must be in"),
+        (Part("poisson", rate=1.5), "poisson: rate must be in"),
         (Part("importance", explore=0.0), "never be asked again"),
         (Part("importance", explore=1.1), r"in \(0, 1\]"),
         (Part("importance", by="size"), "'loss' or 'norm'"),

@@ -16,6 +16,7 @@ import pytest
 
 import atoll.data.catalog
 from atoll.core.errors import PlanError
+from atoll.core.parts import Part
 from atoll.data.catalog import cifar10
 from atoll.data.catalog.digits import digits
 from atoll.data.catalog.shakespeare import VOCABULARY, roles, shakespeare
@@ -106,7 +107,7 @@ def test_synthetic_is_a_function_of_its_seed() -> None:
 @pytest.mark.parametrize("options", [{"alpha": -1}, {"beta": float("nan")}, {"num_devices": 0}, {"num_classes": 1}])
 def test_synthetic_refuses_bad_options(options: dict[str, float]) -> None:
     with pytest.raises(PlanError, match=f"{next(iter(options))} must be"):
-        synthetic(**options)  # type: ignore[arg-type]
+        Part("synthetic", **options).build("data.catalog")
 
 
 def test_mnist(real: Load) -> None:

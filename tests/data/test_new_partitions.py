@@ -91,12 +91,16 @@ def test_classes_without_samples_are_held_by_nobody() -> None:
         ([9, 9, 9], {"num_clients": 2, "classes_per_client": 1}, "at least 2 and at most 3"),
         ([9, 9, 9], {"num_clients": 5, "classes_per_client": 4}, "at least 1 and at most 3"),
         ([2, 99], {"num_clients": 5}, "2 samples of class 0 of counted among 5 clients; lower num_clients"),
-        ([9, 9, 9], {"num_clients": 5, "classes_per_client": 0}, "classes_per_client must be a whole number"),
+        (
+            [9, 9, 9],
+            {"num_clients": 5, "classes_per_client": 0},
+            "classes: classes_per_client must be at least 1, got 0",
+        ),
     ],
 )
 def test_classes_that_cannot_be_dealt_are_refused(counts_K: list[int], options: dict[str, int], message: str) -> None:
     with pytest.raises(PlanError, match=message):
-        classes(with_counts(counts_K), seed=0, **options)
+        Part("classes", **options).build("data.partition", with_counts(counts_K), seed=0)
 
 
 def test_quantity_follows_its_power_law() -> None:
@@ -216,19 +220,19 @@ def nothing(dataset: Dataset, partition: Partition, *, seed: int = 0) -> None:
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ([], "mixture needs a list of parts, a partition and then skews: e.g. parts = "),
-        ("iid", "mixture needs a list of parts"),
+        ([], r"mixture: parts must be a partition and then skews, got \[\]: write parts = "),
+        (3, r"mixture: parts\[0\] must be a name or a table with a name, got 3"),
         (["rotation", "iid"], r"'rotation' is a skew: .* Part\(\"iid\"\) \| Part\(\"rotation\"\)"),
         (["iid", "shards"], "'shards' deals data out, so it can only be the first part of a mixture; .* rotation"),
         (["iid", "rotate"], "no 'rotate' in data.skew: did you mean 'rotation'"),
         (["iid", {"name": "rotation", "degree": 3}], "rotation has no option 'degree': did you mean 'degrees'"),
-        (["iid", {"degrees": 3}], "each of partition.parts needs a name"),
+        (["iid", {"degrees": 3}], r"parts\[1\] needs a name"),
         (["iid", Part(nothing)], "gave NoneType: make a partition with dealt"),
     ],
 )
 def test_mixtures_that_cannot_be_are_refused(parts: Any, message: str) -> None:
     with pytest.raises(PlanError, match=message):
-        mixture(DIGITS, parts=parts, num_clients=4)
+        Part("mixture", parts=parts, num_clients=4).build("data.partition", DIGITS)
 
 
 def test_a_skew_alone_is_refused_with_the_way_out() -> None:
@@ -261,5 +265,7 @@ def test_similarity_deals_a_share_iid_and_the_rest_by_label(gamma: float) -> Non
 
 
 def test_similarity_refuses_shares_outside_0_to_1() -> None:
-    with pytest.raises(PlanError, match="from 0 to 1: got 2"):
-        similarity(DIGITS, gamma=2)
+    with pytest.raises(
+        PlanError, match=r"similarity: gamma must be in \[0, 1\], got 2; it is the share that is dealt IID"
+    ):
+        Part("similarity", gamma=2).build("data.partition", DIGITS)

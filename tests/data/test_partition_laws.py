@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import atoll.data.partition
 from atoll.core.errors import PlanError
+from atoll.core.parts import Part
 from atoll.data.dataset import Dataset
 from atoll.data.index import Partition
 
@@ -86,14 +87,16 @@ def test_the_seed_decides_and_nothing_else(rule: Rule, seed: int, toy: Dataset) 
 @every_rule
 @pytest.mark.parametrize("num_clients", [0, -3, 2.5, True, "3"])
 def test_bad_numbers_of_clients_are_refused(rule: Rule, num_clients: Any, toy: Dataset) -> None:
-    with pytest.raises(PlanError, match=r"num_clients must be a whole number of at least 1: got"):
-        rule(toy, num_clients=num_clients, seed=0)
+    with pytest.raises(PlanError, match=r"num_clients must be .*in \[1, 1000000000\], got"):
+        Part(rule.__name__, **OPTIONS.get(rule.__name__, {}), num_clients=num_clients).build(
+            "data.partition", toy, seed=0
+        )
 
 
 @every_rule
 def test_bad_seeds_are_refused(rule: Rule, toy: Dataset) -> None:
-    with pytest.raises(PlanError, match="seed must be a whole number of at least 0: got -1"):
-        rule(toy, num_clients=2, seed=-1)
+    with pytest.raises(PlanError, match="seed must be 0 or more, got -1"):
+        Part(rule.__name__, **OPTIONS.get(rule.__name__, {}), num_clients=2, seed=-1).build("data.partition", toy)
 
 
 @every_rule
@@ -136,10 +139,10 @@ def test_drawn_clients_do_not_depend_on_how_many_there_are(rule: Rule, toy: Data
 
 
 @every_lazy_rule
-@pytest.mark.parametrize(("samples", "message"), [(0, "at least 1: got 0"), (201, "has 200 training samples")])
+@pytest.mark.parametrize(("samples", "message"), [(0, "must be at least 1, got 0"), (201, "has 200 training samples")])
 def test_bad_numbers_of_samples_are_refused(rule: Rule, samples: int, message: str, toy: Dataset) -> None:
     with pytest.raises(PlanError, match=f"samples_per_client .*{message}"):
-        rule(toy, num_clients=2, seed=0, samples_per_client=samples)
+        Part(rule.__name__, num_clients=2, samples_per_client=samples).build("data.partition", toy, seed=0)
 
 
 def sequences() -> Dataset:

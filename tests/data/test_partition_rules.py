@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from atoll.core.errors import PlanError
+from atoll.core.parts import Part
 from atoll.data.dataset import Dataset
 from atoll.data.heterogeneity import label_counts
 from atoll.data.index import Partition
@@ -95,8 +96,8 @@ def test_dirichlet_says_when_there_is_no_such_deal(toy: Dataset) -> None:
 
 @pytest.mark.parametrize("alpha", [0, -1.0, float("nan"), float("inf"), "0.5", True])
 def test_bad_alpha_is_refused(toy: Dataset, alpha: Any) -> None:
-    with pytest.raises(PlanError, match="alpha must be a number above 0"):
-        dirichlet(toy, num_clients=5, seed=0, alpha=alpha)
+    with pytest.raises(PlanError, match=r"dirichlet: alpha must be (a number |a finite number )?above 0, got"):
+        Part("dirichlet", num_clients=5, alpha=alpha).build("data.partition", toy, seed=0)
 
 
 def test_a_class_without_samples_is_no_trouble() -> None:

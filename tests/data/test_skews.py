@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from atoll.core.errors import DataError, PlanError
-from atoll.core.parts import find, members
+from atoll.core.parts import Part, find, members
 from atoll.data.catalog.digits import digits
 from atoll.data.dataset import Dataset
 from atoll.data.heterogeneity import label_counts
@@ -310,24 +310,28 @@ def test_quantity_keeps_what_an_earlier_skew_changed() -> None:
 @pytest.mark.parametrize(
     ("skew", "options", "message"),
     [
-        (rotation, {"degrees": 0}, "degrees must be a number above 0 and at most 180: got 0"),
-        (rotation, {"degrees": 181}, "degrees must be a number above 0 and at most 180: got 181"),
-        (noise, {"sigma": -1.0}, "sigma must be a number above 0: got -1"),
-        (noise, {"sigma": float("nan")}, "sigma must be a number above 0: got nan"),
-        (brightness, {"gain": 1.5}, "gain must be a number above 0 and at most 1: got 1.5"),
-        (brightness, {"offset": "much"}, "offset must be a number above 0: got 'much'"),
-        (styles, {"num_groups": 1}, "num_groups must be a whole number of at least 2: got 1"),
+        (rotation, {"degrees": 0}, "degrees must be in .0, 180., got 0"),
+        (rotation, {"degrees": 181}, "degrees must be in .0, 180., got 181"),
+        (noise, {"sigma": -1.0}, "noise: sigma must be in .0, 1000., got -1"),
+        (noise, {"sigma": float("nan")}, "sigma must be a finite number in .0, 1000., got nan"),
+        (brightness, {"gain": 1.5}, "gain must be in .0, 1., got 1.5"),
+        (brightness, {"offset": "much"}, "offset must be a number in .0, 1000., got the text 'much'"),
+        (styles, {"num_groups": 1}, "num_groups must be at least 2, got 1"),
         (styles, {"num_groups": 13}, "12 clients cannot fall into 13 groups: lower num_groups"),
-        (label_swap, {"num_classes_swapped": 1}, "num_classes_swapped must be a whole number of at least 2"),
+        (label_swap, {"num_classes_swapped": 1}, "num_classes_swapped must be at least 2, got 1"),
         (label_swap, {"num_classes_swapped": 11}, "digits has 10 classes: lower it"),
-        (quantity, {"law": "powr"}, "no law 'powr' of sizes: did you mean 'power'"),
-        (quantity, {"law": "power", "alpha": 0.1}, "law = 'power' has no alpha: set exponent"),
-        (quantity, {"exponent": float("inf")}, "exponent must be a number above 0: got inf"),
+        (
+            quantity,
+            {"law": "powr"},
+            "law must be 'power', 'log_normal' or 'dirichlet', got the text 'powr': did you mean 'power'",
+        ),
+        (quantity, {"law": "power", "alpha": 0.1}, "law = 'power' has no alpha, got 0.1: set exponent"),
+        (quantity, {"exponent": float("inf")}, "exponent must be a finite number above 0, got inf"),
     ],
 )
 def test_bad_options_are_refused(skew: Skew, options: dict[str, Any], message: str) -> None:
     with pytest.raises(PlanError, match=message):
-        held(DIGITS, skew, seed=0, **options)
+        Part(skew, **options).build("data.skew", DIGITS, iid(DIGITS, num_clients=12, seed=0), seed=0)
 
 
 def test_groups_use_every_renaming_there_is_and_no_more() -> None:

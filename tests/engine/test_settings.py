@@ -13,12 +13,12 @@ from atoll.core.plan import Plan
 @pytest.mark.parametrize("workers", [0, -2])
 def test_a_number_of_workers_that_cannot_be_is_refused(digits_plan: Plan, engine: str, workers: int) -> None:
     plan = digits_plan.replace({"engine": engine, "engine.workers": workers})
-    with pytest.raises(PlanError, match=rf"engine\.workers must be at least 1, got {workers}"):
+    with pytest.raises(PlanError, match=rf"engine\.workers must be in \[1, 1024\], got {workers}"):
         run(plan)
 
 
 def test_a_field_of_two_kinds_names_both() -> None:
-    with pytest.raises(PlanError, match=r"'local\.batch_size' must be a whole number or 'all', got 1\.5"):
+    with pytest.raises(PlanError, match=r"local\.batch_size must be a whole number of at least 1 or 'all', got 1\.5"):
         Plan.from_toml("[local]\nbatch_size = 1.5")
 
 

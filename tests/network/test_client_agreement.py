@@ -138,7 +138,7 @@ def test_a_client_stops_when_its_privacy_is_spent(tmp_path: Path) -> None:
 
 def test_a_plan_cannot_fill_the_memory(tmp_path: Path) -> None:
     one = One(tmp_path)
-    with one.joined(info_of(PLAN.replace({"model.hidden": 10**6}))) as client:  # 4 TB, said to be small
+    with one.joined(info_of(PLAN.replace({"model.hidden": 60_000}))) as client:  # 14 GB, said to be small
         one.order()
         client.turn()
     assert "this client allows 4,294,967,296" in one.reasons()[0]

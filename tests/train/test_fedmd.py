@@ -163,7 +163,7 @@ REFUSED = [
     ({"aggregator": "majority"}, "votes"),
     ({"local.buffers": "local"}, "leave local.buffers out"),
     ({"uplink": [{"name": "top_k", "fraction": 0.1, "error_feedback": True}]}, "error_feedback = false"),
-    ({"algorithm.samples": 0}, "samples of at least 1"),
+    ({"algorithm.samples": 0}, "fedmd: algorithm.samples must be at least 1, got 0"),
     ({"models": ["logistic", {"name": "mlp_2nn", "num_classes": 12}]}, "equal outputs"),
 ]
 

@@ -134,7 +134,7 @@ def test_attackers_are_picked_by_number_share_name_and_seed() -> None:
     [
         ({"num": 21}, "attackers.num is 21 but the federation has 20 clients"),
         ({"clients": [20]}, "attackers.clients names client 20, but there are only 0 to 19"),
-        ({"clients": [-1]}, "names client -1"),
+        ({"clients": [-1]}, r"attackers.clients\[0\] must be 0 or more, got -1"),
         ({}, "there is an attack but nobody attacks"),
         ({"num": 1, "clients": [2]}, "give one of num, fraction, clients and added"),
         ({"num": 1, "added": 1}, "give one of num, fraction, clients and added"),
@@ -235,7 +235,7 @@ def failing_model() -> nn.Module:
         ({"policy": {"fraction": 1.01}}, PlanError, r"policy.fraction must be in \[0, 1\], got 1.01"),
         ({"policy": {"size": 4, "min_reports": 5}}, PlanError, "min_reports is 5 but a cohort is 4 clients"),
         ({"algorithm": "fedsgd", "local": {"epochs": 2}}, PlanError, "fedsgd fixes local.epochs = 1"),
-        ({"uplink": "clip"}, PlanError, "missing a required argument: 'norm'"),
+        ({"uplink": "clip"}, PlanError, r"clip: uplink\[0\].norm is missing: give it a value"),
         ({"partition": {"num_clients": 1438}}, PlanError, "ask for at most 1437 clients"),
     ],
     ids=lambda value: None if isinstance(value, dict) else "",

@@ -177,14 +177,14 @@ def test_packed_bytes_end_a_chain(part: Part) -> None:
 @pytest.mark.parametrize(
     ("part", "wrong"),
     [
-        (Part("quantise", bits=0), "1 to 16 bits"),
-        (Part("quantise", bits=17), "1 to 16 bits"),
-        (Part("quantise", rounding="up"), "rounding is"),
-        (Part("quantise", per="row"), "per is"),
+        (Part("quantise", bits=0), r"quantise: bits must be in \[1, 16\], got"),
+        (Part("quantise", bits=17), r"quantise: bits must be in \[1, 16\], got"),
+        (Part("quantise", rounding="up"), "rounding must be"),
+        (Part("quantise", per="row"), "per must be"),
         (Part("qsgd", levels=0), "levels"),
-        (Part("half", format="float8"), "format is"),
-        (Part("eden", bits=5), "1 to 4 bits"),
-        (Part("eden", scale="no"), "scale is"),
+        (Part("half", format="float8"), "format must be"),
+        (Part("eden", bits=5), r"eden: bits must be in \[1, 4\], got"),
+        (Part("eden", scale="no"), "scale must be"),
     ],
 )
 def test_wrong_options_are_refused(part: Part, wrong: str) -> None:

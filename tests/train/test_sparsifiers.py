@@ -245,13 +245,13 @@ def test_numbers_that_are_none_stay_visible_and_are_not_remembered() -> None:
     ("part", "match"),
     [
         ({"name": "top_k", "fraction": 0.1, "count": 3}, "leave one out"),
-        ({"name": "top_k", "fraction": 1.5}, r"top_k.fraction must be in \(0, 1\], got 1.5"),
+        ({"name": "top_k", "fraction": 1.5}, r"top_k: fraction must be in \(0, 1\], got 1.5"),
         ({"name": "random_k", "count": 0}, "count must be at least 1"),
-        ({"name": "threshold", "magnitude": 0.0}, "magnitude above 0"),
+        ({"name": "threshold", "magnitude": 0.0}, "magnitude must be above 0"),
         ({"name": "low_rank", "rank": 0}, "rank must be at least 1"),
         ({"name": "sign", "error_feedback": True}, "needs scale = true"),
         ({"name": "layers", "patterns": "0.*", "error_feedback": True}, "would never travel"),
-        ({"name": "layers", "patterns": []}, "needs patterns"),
+        ({"name": "layers", "patterns": []}, "patterns must name tensors"),
         ({"name": "layers", "patterns": "0.*", "others_every": -1}, "others_every must be 0"),
     ],
 )

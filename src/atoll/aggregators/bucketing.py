@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated
 
 from torch import Tensor
 
 from atoll.aggregators.columns import mixed
 from atoll.aggregators.grouping import group_shares
 from atoll.core.aggregator import Aggregator, prepared
-from atoll.core.errors import PlanError
+from atoll.core.options import Seed, at_least
 from atoll.core.parts import Part
 
+EXAMPLE = {"rule": "median"}
 
-def bucketing(rule: Any, size: int = 2, seed: int = 0) -> Aggregator:
+
+def bucketing(
+    rule: Part, size: Annotated[int, at_least(1, "2 is what its authors advise")] = 2, seed: Seed = 0
+) -> Aggregator:
     """Put the updates into random buckets of `size`, anew in each round, and apply `rule` to the means of the buckets.
 
     (Karimireddy et al. 2022, arXiv:2006.09365, algorithm 1.) There are n / size buckets, rounded up, of which f bad
     clients spoil at most f: give `rule` the f of the clients. It needs (m - 1) size + 1 updates, where `rule` needs m;
     the breakdown point is that of `rule` divided by `size`. Weights are ignored, also by `rule`.
     """
-    if size < 1:
-        raise PlanError(f"bucketing.size must be at least 1, got {size}; 2 is what its authors advise")
-    inner: Aggregator = Part.of(rule, where="bucketing.rule").build("aggregators", seed=seed)
+    inner: Aggregator = rule.build("aggregators", seed=seed)
     least = (inner.min_updates - 1) * size + 1
 
     def means(updates_CD: Tensor, number: int) -> Tensor:

@@ -7,18 +7,20 @@ import torch
 from torch import Tensor
 
 from atoll.aggregators.columns import Array, by_sorted_columns
-from atoll.aggregators.geometry import at_least, by_krum_score, checked_f, squared_distances
+from atoll.aggregators.geometry import BadClients, at_least, by_krum_score, squared_distances
 from atoll.core.aggregator import Aggregator, stacked
 
+EXAMPLE = {"f": 1}
 
-def bulyan(f: int) -> Aggregator:
+
+def bulyan(f: BadClients) -> Aggregator:
     """Let Krum pick n - 2f updates one after another, then average in each coordinate those nearest to its median.
 
     (El Mhamdi et al. 2018, arXiv:1802.07927, section 4: theta = n - 2f are picked, and the theta - 2f values nearest to
     their median are averaged.) It needs n >= 4f + 3; breakdown point (n - 3) / 4n, below 1/4: every coordinate lies
     within the range of the honest ones. Weights are ignored.
     """
-    least = 4 * checked_f("bulyan", f) + 3
+    least = 4 * f + 3
 
     def rule(updates_CD: Tensor, weight_C: Tensor) -> Tensor:
         picked = _picked(squared_distances(updates_CD), f)

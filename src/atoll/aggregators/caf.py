@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 
 from atoll.aggregators.columns import combined
-from atoll.aggregators.geometry import at_least, checked_f, coordinates
+from atoll.aggregators.geometry import BadClients, at_least, coordinates
 from atoll.core.aggregator import Aggregator, stacked
 
+EXAMPLE = {"f": 1}
 
-def caf(f: int) -> Aggregator:
+
+def caf(f: BadClients) -> Aggregator:
     """Lower the weight of updates that stick out along the direction of largest variance; keep the calmest mean.
 
     While the weights c sum to more than n - 2f: with the mean m and the first eigenvector v of the covariance under c,
@@ -22,7 +24,7 @@ def caf(f: int) -> Aggregator:
     honest updates spread. Weights n_k are ignored. The maximum is over those with c_j > 0, so that each step rules at
     least one out.
     """
-    least = 2 * checked_f("caf", f) + 1
+    least = 2 * f + 1
 
     def rule(updates_CD: Tensor, weight_C: Tensor) -> Tensor:
         return combined(_filtered(coordinates(updates_CD), f), updates_CD)

@@ -7,10 +7,12 @@ from torch import Tensor
 
 from atoll.aggregators.columns import combined, lengths
 from atoll.core.aggregator import Aggregator, recalling
-from atoll.core.errors import PlanError
+from atoll.core.options import Count, Positive
+
+EXAMPLE = {"tau": 1.0}
 
 
-def centered_clipping(tau: float, iterations: int = 1) -> Aggregator:
+def centered_clipping(tau: Positive, iterations: Count = 1) -> Aggregator:
     """Clip how far each update lies from the last aggregate v to tau, and move v by the mean, weights aside.
 
         v <- v + 1/n sum_i (x_i - v) min(1, tau / |x_i - v|)
@@ -19,8 +21,6 @@ def centered_clipping(tau: float, iterations: int = 1) -> Aggregator:
     bad clients (theorem III), with worker momentum: put `momentum` in uplink. However many there are, each moves the
     result by at most 2 tau / n an iteration. Any n will do.
     """
-    if not tau > 0 or iterations < 1:
-        raise PlanError(f"centered_clipping needs tau above 0 and at least 1 iteration: got {tau} and {iterations}")
 
     def rule(updates_CD: Tensor, last_D: Tensor | None) -> Tensor:
         centre_D = torch.zeros_like(updates_CD[0]) if last_D is None else last_D

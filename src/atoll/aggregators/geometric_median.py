@@ -8,10 +8,10 @@ from torch import Tensor
 from atoll.aggregators.columns import combined
 from atoll.aggregators.geometry import coordinates
 from atoll.core.aggregator import Aggregator, stacked
-from atoll.core.errors import PlanError
+from atoll.core.options import Count, Positive
 
 
-def geometric_median(nu: float = 1e-6, iterations: int = 100) -> Aggregator:
+def geometric_median(nu: Positive = 1e-6, iterations: Count = 100) -> Aggregator:
     """Minimise the sum of the distances to all updates by the smoothed Weiszfeld algorithm, weights aside.
 
         z <- sum_i b_i x_i / sum_i b_i,   b_i = 1 / max(nu, |x_i - z|)
@@ -20,8 +20,6 @@ def geometric_median(nu: float = 1e-6, iterations: int = 100) -> Aggregator:
     begins at the mean of the more than n/2 updates nearest to the one with the least sum of distances: the sum only
     falls from there, so that even after few iterations a bad minority moves the result by a bounded amount.
     """
-    if not nu > 0 or iterations < 1:
-        raise PlanError(f"geometric_median needs nu above 0 and at least 1 iteration: got {nu} and {iterations}")
 
     def rule(updates_CD: Tensor, weight_C: Tensor) -> Tensor:
         return combined(_weiszfeld(coordinates(updates_CD), nu, iterations), updates_CD)

@@ -5,18 +5,15 @@ A rule that only needs distances and angles does not touch the D parameters twic
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from atoll.aggregators.columns import products
-from atoll.core.errors import PlanError
+from atoll.core.options import Range
 
-
-def checked_f(name: str, f: int) -> int:
-    """Refuse a number of bad clients that is none."""
-    if isinstance(f, bool) or not isinstance(f, int) or f < 0:
-        raise PlanError(f"{name}.f is the largest number of bad clients, 0 or more, got {f!r}")
-    return f
+BadClients = Annotated[int, Range(low=0, hint="f is the largest number of bad clients")]
 
 
 def at_least(name: str, f: int, formula: str, num: int) -> str:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from atoll.aggregators.geometry import at_least, by_krum_score, checked_f, squared_distances
+from atoll.aggregators.geometry import BadClients, at_least, by_krum_score, squared_distances
 from atoll.core.aggregator import Aggregator, stacked
 
+EXAMPLE = {"f": 1}
 
-def krum(f: int) -> Aggregator:
+
+def krum(f: BadClients) -> Aggregator:
     """Take the one update that is closest to its neighbours, weights aside.
 
         argmin_i  sum over the n - f - 2 updates j nearest to i of |x_i - x_j|^2
 
     (Blanchard et al. 2017, arXiv:1703.02757, section 4.) It needs n >= 2f + 3; breakdown point (n - 3) / 2n, below 1/2.
     """
-    least = 2 * checked_f("krum", f) + 3
+    least = 2 * f + 3
 
     def rule(updates_CD: Tensor, weight_C: Tensor) -> Tensor:
         return updates_CD[by_krum_score(squared_distances(updates_CD), f)[0]].clone()

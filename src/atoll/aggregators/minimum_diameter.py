@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from atoll.aggregators.columns import Array, combined
-from atoll.aggregators.geometry import at_least, checked_f, squared_distances
+from atoll.aggregators.geometry import at_least, squared_distances
 from atoll.core.aggregator import Aggregator, stacked
-from atoll.core.errors import PlanError
+from atoll.core.options import Range
 
 MOST = 12
 """The search takes up to 2^f steps."""
+TOO_MANY = "it tries up to 2^f sets; for more use nnm with trimmed_mean"
+EXAMPLE = {"f": 1}
 
 
-def minimum_diameter(f: int) -> Aggregator:
+def minimum_diameter(f: Annotated[int, Range(0, MOST, hint=TOO_MANY)]) -> Aggregator:
     """Average the n - f updates whose largest distance from each other is least, weights aside.
 
     (Rousseeuw 1985; El Mhamdi et al. 2021, arXiv:2008.00742.) It needs n >= 2f + 1; breakdown point f / n,
     below 1/2. Of sets with the same diameter the one with the least sum of squared distances counts. A smaller diameter
     needs one end of the longest distance to go, so that 2^f ways are tried, not all subsets; f may be up to 12.
     """
-    least = 2 * checked_f("minimum_diameter", f) + 1
-    if f > MOST:
-        raise PlanError(
-            f"minimum_diameter tries up to 2^f sets, too many for f = {f}: take f <= {MOST}, or nnm with trimmed_mean"
-        )
+    least = 2 * f + 1
 
     def rule(updates_CD: Tensor, weight_C: Tensor) -> Tensor:
         kept = _tightest(squared_distances(updates_CD).numpy(), f)

@@ -6,20 +6,20 @@ import torch
 from torch import Tensor
 
 from atoll.aggregators.columns import combined
-from atoll.aggregators.geometry import at_least, by_krum_score, checked_f, squared_distances
+from atoll.aggregators.geometry import BadClients, at_least, by_krum_score, squared_distances
 from atoll.core.aggregator import Aggregator, stacked
-from atoll.core.errors import PlanError
+from atoll.core.options import Count
+
+EXAMPLE = {"f": 1}
 
 
-def multi_krum(f: int, num_selected: int | None = None) -> Aggregator:
+def multi_krum(f: BadClients, num_selected: Count | None = None) -> Aggregator:
     """Average the updates with the best Krum scores, n - f - 2 of them unless said otherwise, weights aside.
 
     (Blanchard et al. 2017, arXiv:1703.02757, section 4, end.) It needs n >= 2f + 3; breakdown point (n - 3) / 2n. More
     than n - f selected would take in bad ones for certain.
     """
-    least = 2 * checked_f("multi_krum", f) + 3
-    if num_selected is not None and num_selected < 1:
-        raise PlanError(f"multi_krum.num_selected must be at least 1, got {num_selected}")
+    least = 2 * f + 3
 
     def rule(updates_CD: Tensor, weight_C: Tensor) -> Tensor:
         num = len(updates_CD)

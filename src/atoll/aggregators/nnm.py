@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from atoll.aggregators.columns import mixed
-from atoll.aggregators.geometry import at_least, checked_f, squared_distances
+from atoll.aggregators.geometry import BadClients, at_least, squared_distances
 from atoll.core.aggregator import Aggregator, prepared
+from atoll.core.options import Seed
 from atoll.core.parts import Part
 
+EXAMPLE = {"f": 1, "rule": "median"}
 
-def nnm(f: int, rule: Any, seed: int = 0) -> Aggregator:
+
+def nnm(f: BadClients, rule: Part, seed: Seed = 0) -> Aggregator:
     """Replace each update by the mean of the n - f updates nearest to it, itself among them, then apply `rule`.
 
     (Allouah et al. 2023, arXiv:2302.01772, algorithm 2.) It needs n >= 2f + 1 and what `rule` needs; with a rule such
     as trimmed_mean the error is then of the best order, f / n times the spread of the honest updates. The breakdown
     point is that of `rule`. Weights are ignored, also by `rule`.
     """
-    inner: Aggregator = Part.of(rule, where="nnm.rule").build("aggregators", seed=seed)
-    least = 2 * checked_f("nnm", f) + 1
+    inner: Aggregator = rule.build("aggregators", seed=seed)
+    least = 2 * f + 1
     enough = least >= inner.min_updates
 
     def mix(updates_CD: Tensor, number: int) -> Tensor:

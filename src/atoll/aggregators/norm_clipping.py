@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from torch import Tensor
 
 from atoll.aggregators.columns import combined, lengths
 from atoll.core.aggregator import Aggregator, stacked
-from atoll.core.errors import PlanError
+from atoll.core.options import above
 
 
-def norm_clipping(norm: float | None = None) -> Aggregator:
+def norm_clipping(
+    norm: Annotated[float, above(0, "leave it out for the median of the norms")] | None = None,
+) -> Aggregator:
     """Average the updates, each scaled down to an L2 norm of at most `norm`, weights aside.
 
         1/n sum_i x_i min(1, norm / |x_i|)
@@ -18,8 +22,6 @@ def norm_clipping(norm: float | None = None) -> Aggregator:
     client moves the result by at most 2 norm / n; nothing is filtered out. Any n will do; with the median, fewer than
     n/2 bad clients cannot raise the bound above the norms of the honest ones.
     """
-    if norm is not None and not norm > 0:
-        raise PlanError(f"norm_clipping.norm must be above 0, got {norm}; leave it out for the median of the norms")
 
     def rule(updates_CD: Tensor, weight_C: Tensor) -> Tensor:
         length_C = lengths(updates_CD)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -11,10 +9,13 @@ from atoll.aggregators.columns import mixed
 from atoll.aggregators.geometry import squared_distances
 from atoll.core.aggregator import Aggregator, prepared
 from atoll.core.errors import PlanError
+from atoll.core.options import Seed, ShareBelowOne
 from atoll.core.parts import Part
 
+EXAMPLE = {"rule": "norm_clipping"}
 
-def sybils(rule: Any, reach: float = 0.3, seed: int = 0) -> Aggregator:
+
+def sybils(rule: Part, reach: ShareBelowOne = 0.3, seed: Seed = 0) -> Aggregator:
     """Put updates that lie closer together than honest ones do into one, their mean, then apply `rule`.
 
         i and j are one voice if |x_i - x_j| <= reach q,   q the lower quartile of the distances of all pairs
@@ -26,12 +27,9 @@ def sybils(rule: Any, reach: float = 0.3, seed: int = 0) -> Aggregator:
     take care to differ by more than reach q are as many as before: `rule` must stand them. Any n will do, and so it
     must for `rule`, since voices may be few; the breakdown point is that of `rule`. Weights are ignored, also by it.
     """
-    if not 0 <= reach < 1:
-        raise PlanError(f"sybils.reach is a share of the distance between clients, from 0 to below 1: got {reach}")
-    part = Part.of(rule, where="sybils.rule")
-    inner: Aggregator = part.build("aggregators", seed=seed)
+    inner: Aggregator = rule.build("aggregators", seed=seed)
     if inner.min_updates > 1 or not inner.needs_individuals:  # what weighs clients cannot weigh voices
-        why = inner.needs if inner.min_updates > 1 else f"{part.name} does not see one from another"
+        why = inner.needs if inner.min_updates > 1 else f"{rule.name} does not see one from another"
         raise PlanError(f"sybils may leave a single voice, but {why}: use norm_clipping or geometric_median after it")
 
     def voices(updates_CD: Tensor, number: int) -> Tensor:

@@ -5,17 +5,19 @@ from __future__ import annotations
 from torch import Tensor
 
 from atoll.aggregators.columns import Array, by_sorted_columns
-from atoll.aggregators.geometry import at_least, checked_f
+from atoll.aggregators.geometry import BadClients, at_least
 from atoll.core.aggregator import Aggregator, stacked
 
+EXAMPLE = {"f": 1}
 
-def trimmed_mean(f: int) -> Aggregator:
+
+def trimmed_mean(f: BadClients) -> Aggregator:
     """Leave out the f smallest and the f largest values of each coordinate and average the rest, weights aside.
 
     (Yin et al. 2018, arXiv:1803.01498, definition 2, with beta = f / n.) It needs n >= 2f + 1; breakdown point f / n,
     below 1/2: every coordinate lies within the range of the honest ones.
     """
-    least = 2 * checked_f("trimmed_mean", f) + 1
+    least = 2 * f + 1
 
     def inner_mean(sorted_BC: Array) -> Array:
         found: Array = sorted_BC[:, f : sorted_BC.shape[1] - f].mean(axis=1)

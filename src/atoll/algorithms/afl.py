@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from atoll.core.algorithm import Algorithm, LocalTask, ServerTask
-from atoll.core.errors import PlanError
 from atoll.core.messages import Aggregate, State, Update
+from atoll.core.options import above
 
 LARGEST = 20.0
 """Log weights stay within this of 0, so that no client is ever forgotten and none overflows."""
 
 
-def afl(step: float = 0.1) -> Algorithm:
+def afl(step: Annotated[float, above(0, "for fixed weights use fedavg")] = 0.1) -> Algorithm:
     """Minimise the loss of the worst mixture of clients (Mohri et al. 2019, arXiv:1902.00146, eq. 4).
 
     The mixture climbs by multiplicative weights, lambda_k <- lambda_k exp(step (F_k - mean F)), where the paper
     projects gradient steps onto the simplex; each client keeps its own lambda_k and moves it when it takes part.
     """
-    if not step > 0:
-        raise PlanError(f"afl needs step > 0: got {step}; for fixed weights use fedavg")
 
     def init_server(params_D: Tensor) -> State:
         return {"loss": params_D.new_full((1,), torch.nan)}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from atoll.algorithms.server_optimizer import adaptive
+from atoll.algorithms.server_optimizer import Tau, adaptive
 from atoll.core.algorithm import Algorithm
+from atoll.core.options import ShareBelowOne
 
 
-def fedadagrad(beta1: float = 0.0, tau: float = 1e-3) -> Algorithm:
+def fedadagrad(beta1: ShareBelowOne = 0.0, tau: Tau = 1e-3) -> Algorithm:
     """Let the server step by Adagrad (Reddi et al. 2021, arXiv:2003.00295): v <- v + delta^2.
 
     The server's learning rate is 0.1 unless the plan says otherwise.
     """
-    return adaptive(
-        lambda v_D, square_D: v_D + square_D, name="fedadagrad", beta1=beta1, beta2=0.0, tau=tau, server_lr=0.1
-    )
+    return adaptive(lambda v_D, square_D: v_D + square_D, beta1=beta1, beta2=0.0, tau=tau, server_lr=0.1)

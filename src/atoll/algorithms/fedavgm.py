@@ -6,14 +6,12 @@ import torch
 from torch import Tensor
 
 from atoll.core.algorithm import Algorithm, ServerTask
-from atoll.core.errors import PlanError
 from atoll.core.messages import Aggregate, State
+from atoll.core.options import ShareBelowOne
 
 
-def fedavgm(momentum: float = 0.9) -> Algorithm:
+def fedavgm(momentum: ShareBelowOne = 0.9) -> Algorithm:
     """Give the server momentum (Hsu et al. 2019, arXiv:1909.06335, sec. 4.3): v <- beta v + delta, w <- w + lr v."""
-    if not 0 <= momentum < 1:
-        raise PlanError(f"fedavgm: momentum must be in [0, 1), got {momentum}")
 
     def init_server(params_D: Tensor) -> State:
         return {"velocity": torch.zeros_like(params_D)}

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from atoll.core.algorithm import Algorithm, PublicSamples, ServerTask
-from atoll.core.errors import PlanError
 from atoll.core.messages import STATISTICS, Aggregate, State, Update
+from atoll.core.options import Count, Positive, at_least
 
 SLICE = 1000
 """Public samples that a client's model looks at together."""
 
 
-def feddf(steps: int = 100, batch_size: int = 128, lr: float = 1e-3, temperature: float = 1.0) -> Algorithm:
+def feddf(
+    steps: Annotated[int, at_least(1, "without distillation it is fedavg")] = 100,
+    batch_size: Count = 128,
+    lr: Positive = 1e-3,
+    temperature: Positive = 1.0,
+) -> Algorithm:
     """Distil the clients' models into their average on unlabelled public samples (Lin et al. 2020, arXiv:2006.07242).
 
     Algorithm 1: from the average on, `steps` steps of Adam on T^2 KL(softmax(mean of the clients' logits / T) ||
     softmax(own logits / T)), lr falling to 0 by a cosine. The paper takes T = 1 and up to 10,000 steps.
     """
-    if steps < 1 or batch_size < 1 or not lr > 0 or not temperature > 0:
-        raise PlanError(
-            "feddf needs steps and batch_size of at least 1, and lr and temperature above 0: "
-            f"got {steps}, {batch_size}, {lr} and {temperature}; without distillation it is fedavg"
-        )
 
     def server_step(params_D: Tensor, aggregate: Aggregate, server: State, task: ServerTask) -> tuple[Tensor, State]:
         assert aggregate.updates is not None and task.public is not None

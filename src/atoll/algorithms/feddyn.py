@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from atoll.core.algorithm import Algorithm, LocalTask, ServerTask
-from atoll.core.errors import PlanError
 from atoll.core.messages import Aggregate, State, Update
+from atoll.core.options import above
 
 
-def feddyn(alpha: float = 0.1) -> Algorithm:
+def feddyn(alpha: Annotated[float, above(0, "for alpha = 0 use fedavg")] = 0.1) -> Algorithm:
     """Regularise each client so that its optimum is the global one (Acar et al. 2021, arXiv:2111.04263, algorithm 1).
 
     Local gradient: grad L_k(w) - g_k + alpha (w - w_t), then g_k' = g_k - alpha (w_k - w_t). The server keeps
     h' = h - alpha / m * sum_k (w_k - w_t) over those who took part and moves to mean(w_k) - h' / alpha.
     Clients count equally, as in the paper.
     """
-    if not alpha > 0:
-        raise PlanError(f"feddyn needs alpha > 0: got {alpha}; for alpha = 0 use fedavg")
 
     def init(params_D: Tensor) -> State:
         return {"dual": torch.zeros_like(params_D)}

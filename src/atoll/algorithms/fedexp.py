@@ -5,17 +5,15 @@ from __future__ import annotations
 from torch import Tensor
 
 from atoll.core.algorithm import Algorithm, LocalTask, ServerTask
-from atoll.core.errors import PlanError
 from atoll.core.messages import Aggregate, State, Update
+from atoll.core.options import NotNegative
 
 
-def fedexp(epsilon: float = 1e-3) -> Algorithm:
+def fedexp(epsilon: NotNegative = 1e-3) -> Algorithm:
     """Take longer server steps where clients disagree (Jhunjhunwala et al. 2023, arXiv:2301.09604, eq. 6).
 
     The step is max(1, mean ||delta_k||^2 / (2 (||mean delta||^2 + epsilon))) times the server's learning rate.
     """
-    if epsilon < 0:
-        raise PlanError(f"fedexp: epsilon must be 0 or more, got {epsilon}")
 
     def finish(delta_D: Tensor, task: LocalTask) -> tuple[Update, State]:
         return Update(delta_D, task.num_samples, {"square": delta_D.square().sum().reshape(1)}), {}

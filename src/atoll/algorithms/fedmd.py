@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from torch import Tensor
 
 from atoll.core.algorithm import Algorithm, Scores, ServerTask
-from atoll.core.errors import PlanError
 from atoll.core.messages import Aggregate, State
+from atoll.core.options import Count, at_least
+
+Epochs = Annotated[int, at_least(0)]
 
 
-def fedmd(samples: int = 1000, epochs: int = 1, public_epochs: int = 0, private_epochs: int = 0) -> Algorithm:
+def fedmd(
+    samples: Count = 1000, epochs: Epochs = 1, public_epochs: Epochs = 0, private_epochs: Epochs = 0
+) -> Algorithm:
     """Clients keep models of their own and agree on class scores (Li and Wang 2019, arXiv:1910.03581, algorithm 1).
 
     In a round a client digests the mean scores of the round before on at most `samples` public samples, `epochs` times;
@@ -17,11 +23,6 @@ def fedmd(samples: int = 1000, epochs: int = 1, public_epochs: int = 0, private_
     the mean by the absolute difference, as the authors' code does. Before its first round it may pass `public_epochs`
     times over labelled public samples; `private_epochs` then takes the place of the first revisit.
     """
-    if samples < 1 or epochs < 0 or public_epochs < 0 or private_epochs < 0:
-        raise PlanError(
-            "fedmd needs samples of at least 1, and epochs, public_epochs and private_epochs of at least 0: "
-            f"got {samples}, {epochs}, {public_epochs} and {private_epochs}"
-        )
 
     def loss(scores_BK: Tensor, consensus_BK: Tensor) -> Tensor:
         return (scores_BK - consensus_BK).abs().flatten(1).mean(1)

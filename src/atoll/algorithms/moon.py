@@ -8,18 +8,16 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
 from atoll.core.algorithm import Algorithm, Batch, LocalTask
-from atoll.core.errors import PlanError
 from atoll.core.messages import State, Update
+from atoll.core.options import NotNegative, Positive
 
 
-def moon(mu: float = 1.0, temperature: float = 0.5) -> Algorithm:
+def moon(mu: NotNegative = 1.0, temperature: Positive = 0.5) -> Algorithm:
     """Keep a client's features near the broadcast model's, away from its own last ones (Li et al. 2021).
 
     arXiv:2103.16257, eq. 3: adds mu * -log(e^(s_glob / t) / (e^(s_glob / t) + e^(s_prev / t))), s being cosines of what
     the last linear layer gets; the paper puts a projection head there, which is left to the model.
     """
-    if mu < 0 or not temperature > 0:
-        raise PlanError(f"moon needs mu >= 0 and temperature > 0: got {mu} and {temperature}")
 
     def init_client(params_D: Tensor) -> State:
         return {"previous": params_D}

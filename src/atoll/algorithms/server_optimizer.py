@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from atoll.core.algorithm import Algorithm, ServerTask
-from atoll.core.errors import PlanError
 from atoll.core.messages import Aggregate, State
+from atoll.core.options import above
 
 Second = Callable[[Tensor, Tensor], Tensor]
 """(v, delta squared) -> v."""
+Tau = Annotated[float, above(0, "0.001 is usual")]
+"""What keeps the step finite where little has moved so far."""
 
 
-def adaptive(second: Second, *, name: str, beta1: float, beta2: float, tau: float, server_lr: float) -> Algorithm:
+def adaptive(second: Second, *, beta1: float, beta2: float, tau: float, server_lr: float) -> Algorithm:
     """Step m <- beta1 m + (1 - beta1) delta, v by `second`, w <- w + lr m / (sqrt(v) + tau); v starts at tau^2."""
-    if not (0 <= beta1 < 1 and 0 <= beta2 < 1):
-        raise PlanError(f"{name}: beta1 and beta2 must be in [0, 1), got {beta1} and {beta2}")
-    if not tau > 0:
-        raise PlanError(f"{name}: tau must be above 0, got {tau}; 0.001 is usual")
 
     def init_server(params_D: Tensor) -> State:
         return {"first": torch.zeros_like(params_D), "second": torch.full_like(params_D, tau**2)}

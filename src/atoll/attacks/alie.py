@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from statistics import NormalDist
+from typing import Literal
 
 from torch import Tensor
 
-from atoll.attacks.crafting import ALL_AND_RULE, ALL_UPDATES, along_line, checked_factor, replaced, strongest
+from atoll.attacks.crafting import ALL_AND_RULE, ALL_UPDATES, along_line, replaced, strongest
 from atoll.core.attack import Attack, Knowledge
 from atoll.core.messages import Update
 
 
-def alie(factor: float | str | None = None) -> Attack:
+def alie(factor: float | Literal["optimised"] | None = None) -> Attack:
     """Stay within the spread of the honest updates, but all on one side: mean - z std, in every coordinate.
 
     (Baruch et al. 2019, arXiv:1902.06156, algorithm 3.) For m bad of n clients z is the largest with which enough
@@ -19,7 +20,6 @@ def alie(factor: float | str | None = None) -> Attack:
     or is "optimised": then the factor is sought that moves the aggregate most. The standard deviation divides by H. The
     paper's attackers know their own updates only and guess the others' from these.
     """
-    checked_factor("alie", factor)
 
     def line(honest_HD: Tensor) -> tuple[Tensor, Tensor]:
         mean_D = honest_HD.mean(0)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from atoll.attacks.label_flip import check_class
+from atoll.attacks.label_flip import Class, check_class
 from atoll.core.attack import Attack, Knowledge
 from atoll.core.errors import PlanError
 from atoll.core.messages import Update
+from atoll.core.options import Count, ShareAboveZero
 
 
-def backdoor(target: int = 0, share: float = 0.5, size: int = 3, value: float = 1.0, boost: float = 1.0) -> Attack:
+def backdoor(
+    target: Class = 0, share: ShareAboveZero = 0.5, size: Count = 3, value: float = 1.0, boost: float = 1.0
+) -> Attack:
     """Paint a square of `size` pixels on a share of the samples, label these `target`, send `boost` times the update.
 
     (Gu et al. 2017, arXiv:1708.06733, for the trigger; Bagdasaryan et al. 2020, arXiv:1807.00459, equation 3, for model
@@ -19,11 +22,9 @@ def backdoor(target: int = 0, share: float = 0.5, size: int = 3, value: float = 
     lies in the corner of highest row and column, or on the last `size` features of a flat sample; `value` is what the
     model sees there. A single shot is `attackers.start_round` with `attackers.num_rounds = 1`.
     """
-    if not 0 < share <= 1 or size < 1:
-        raise PlanError(f"backdoor needs a share in (0, 1] and a size of at least 1: got {share} and {size}")
 
     def data(x: Tensor, y: Tensor, known: Knowledge) -> tuple[Tensor, Tensor]:
-        check_class("backdoor.target", target, known)
+        check_class("backdoor: attack.target", target, known)
         if not x.dtype.is_floating_point or y.dim() > 1:
             raise PlanError("backdoor paints on features that are numbers, with one label each: not on token data")
         ends = torch.floor(torch.arange(len(y) + 1, dtype=torch.float64) * share + 1e-9)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from atoll.core.attack import Knowledge
-from atoll.core.errors import PlanError
 from atoll.core.messages import Update
 
 ALL_UPDATES = "every honest update of the cohort"
@@ -46,13 +45,6 @@ def along_line(line: Line, factor: float) -> Craft:
         return from_D + factor * step_D
 
     return vector
-
-
-def checked_factor(name: str, factor: float | str | None) -> float | str | None:
-    """Refuse a factor that is neither a number nor the word for the best one."""
-    if isinstance(factor, str) and factor != "optimised":
-        raise PlanError(f'{name}.factor is a number or "optimised", got {factor!r}')
-    return factor
 
 
 def strongest(updates: Update, bad_C: Tensor, known: Knowledge, line: Line) -> float:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from torch import Tensor
 
 from atoll.attacks.crafting import ALL_UPDATES, replaced
 from atoll.core.attack import Attack, Knowledge
-from atoll.core.errors import PlanError, nearest
 from atoll.core.messages import Update
 
-DIRECTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+Direction = Literal["unit", "std", "sign"]
+DIRECTIONS: dict[Direction, Callable[[Tensor], Tensor]] = {
     "unit": lambda honest_HD: -honest_HD.mean(0) / honest_HD.mean(0).norm().clamp(min=1e-30),
     "std": lambda honest_HD: -honest_HD.std(0, correction=0),
     "sign": lambda honest_HD: -honest_HD.mean(0).sign(),
@@ -19,10 +20,8 @@ DIRECTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 """Against the mean, against it by the spread of each coordinate, against its signs."""
 
 
-def farthest(name: str, direction: str, reach: Callable[[Tensor, Tensor], Tensor]) -> Attack:
+def farthest(direction: Direction, reach: Callable[[Tensor, Tensor], Tensor]) -> Attack:
     """Send mean + gamma p, where `reach` says how large gamma may be for honest updates, less their mean, and p."""
-    if direction not in DIRECTIONS:
-        raise PlanError(f"{name}.direction cannot be {direction!r}: {nearest(direction, DIRECTIONS)}")
 
     def vector(honest_HD: Tensor) -> Tensor:
         exact_HD = honest_HD.double()

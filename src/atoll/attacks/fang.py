@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from atoll.attacks.crafting import ALL_UPDATES, replaced
 from atoll.core.attack import Attack, Knowledge
-from atoll.core.errors import PlanError
 from atoll.core.messages import Update
+from atoll.core.options import above
 
 
-def fang(spread: float = 2.0) -> Attack:
+def fang(spread: Annotated[float, above(1)] = 2.0) -> Attack:
     """Send, in every coordinate, values just beyond the honest ones, on the side that the model would not go.
 
     Where the honest mean is below 0: between the honest maximum M and b M, or M / b if M is negative. Elsewhere:
     between the minimum m and b m, or m / b if m is positive (Fang et al. 2020, arXiv:1911.11815, section 3.3, with full
     knowledge and b = 2, here `spread`). Each bad client draws its own.
     """
-    if not spread > 1:
-        raise PlanError(f"fang.spread must be above 1, got {spread}")
 
     def collude(updates: Update, bad_C: Tensor, known: Knowledge) -> Update:
         def vectors(honest_HD: Tensor) -> Tensor:

@@ -8,12 +8,11 @@ from torch import Tensor
 
 from atoll.core.attack import Attack, Knowledge
 from atoll.core.errors import PlanError
+from atoll.core.options import NotNegative
 
 
-def feature_noise(sigma: float = 1.0) -> Attack:
+def feature_noise(sigma: NotNegative = 1.0) -> Attack:
     """Add Gaussian noise to the features, new for each batch: x + N(0, sigma^2). This is no paper's, just bad data."""
-    if sigma < 0:
-        raise PlanError(f"feature_noise.sigma must be 0 or more, got {sigma}")
 
     def data(x: Tensor, y: Tensor, known: Knowledge) -> tuple[Tensor, Tensor]:
         if not x.dtype.is_floating_point:

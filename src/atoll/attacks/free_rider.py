@@ -6,18 +6,16 @@ import numpy as np
 import torch
 
 from atoll.core.attack import Attack, Knowledge
-from atoll.core.errors import PlanError
 from atoll.core.messages import Update
+from atoll.core.options import NotNegative
 
 
-def free_rider(sigma: float = 1e-3, decay: float = 1.0) -> Attack:
+def free_rider(sigma: NotNegative = 1e-3, decay: NotNegative = 1.0) -> Attack:
     """Send back the model as it came, disguised by noise that shrinks with time: N(0, sigma^2) t^-decay.
 
     (Fraboni et al. 2021, arXiv:2006.11901, disguised free-riding by additive noise; sigma = 0 is the plain kind.) t
     counts attempts from 1. It claims the weight of an honest update.
     """
-    if sigma < 0 or decay < 0:
-        raise PlanError(f"free_rider.sigma and free_rider.decay must be 0 or more, got {sigma} and {decay}")
 
     def update(honest: Update, known: Knowledge) -> Update:
         noise_D = torch.from_numpy(known.rng.standard_normal(honest.delta_D.shape, dtype=np.float32))

@@ -7,14 +7,12 @@ import torch
 from torch import Tensor
 
 from atoll.core.attack import Attack, Knowledge
-from atoll.core.errors import PlanError
 from atoll.core.messages import Update
+from atoll.core.options import NotNegative
 
 
-def gaussian(sigma: float = 1.0) -> Attack:
+def gaussian(sigma: NotNegative = 1.0) -> Attack:
     """Send N(0, sigma^2) in every coordinate (Blanchard et al. 2017, arXiv:1703.02757, where sigma is 200)."""
-    if sigma < 0:
-        raise PlanError(f"gaussian.sigma must be 0 or more, got {sigma}")
 
     def update(honest: Update, known: Knowledge) -> Update:
         def noise(like: Tensor) -> Tensor:

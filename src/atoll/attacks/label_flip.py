@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from atoll.core.attack import Attack, Knowledge
 from atoll.core.errors import PlanError
+from atoll.core.options import at_least
+
+Class = Annotated[int, at_least(0)]
+"""The number of a class; how many there are is known with the data."""
+EXAMPLE = {"source": 0, "target": 1}
 
 
-def label_flip(source: int | None = None, target: int | None = None) -> Attack:
+def label_flip(source: Class | None = None, target: Class | None = None) -> Attack:
     """Turn every label y into K - 1 - y, or only those of class `source` into `target`.
 
     (Fang et al. 2020, arXiv:1911.11815, section 5; one class, Tolpegin et al. 2020, arXiv:2007.08432.)
@@ -20,8 +27,8 @@ def label_flip(source: int | None = None, target: int | None = None) -> Attack:
     def data(x: Tensor, y: Tensor, known: Knowledge) -> tuple[Tensor, Tensor]:
         if source is None or target is None:
             return x, known.num_classes - 1 - y
-        check_class("label_flip.source", source, known)
-        check_class("label_flip.target", target, known)
+        check_class("label_flip: attack.source", source, known)
+        check_class("label_flip: attack.target", target, known)
         return x, torch.where(y == source, target, y)
 
     return Attack(data=data, knows="its own data, and the number of classes")

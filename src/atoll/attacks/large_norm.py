@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from atoll.core.attack import Attack, Knowledge
-from atoll.core.errors import PlanError
 from atoll.core.messages import Update
+from atoll.core.options import Positive
 
 
-def large_norm(norm: float = 1e6) -> Attack:
+def large_norm(norm: Positive = 1e6) -> Attack:
     """Stretch the honest update to an L2 norm of `norm`: x norm / |x|; one of zeros stays so."""
-    if not norm > 0:
-        raise PlanError(f"large_norm.norm must be above 0, got {norm}")
 
     def update(honest: Update, known: Knowledge) -> Update:
         length = float(honest.delta_D.double().norm())

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from atoll.attacks.crafting import ALL_UPDATES, replaced
 from atoll.core.attack import Attack, Knowledge
 from atoll.core.messages import Update
+from atoll.core.options import at_least
 
 
-def mimic(row: int | None = None) -> Attack:
+def mimic(row: Annotated[int, at_least(0)] | None = None) -> Attack:
     """Send what one honest client sends, so that it counts many times: the one that sticks out most.
 
         argmax_i |<z, x_i - mean>|,   z the direction in which honest updates vary most

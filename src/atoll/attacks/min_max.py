@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from atoll.attacks.directions import farthest
+from atoll.attacks.directions import Direction, farthest
 from atoll.core.attack import Attack
 
 
-def min_max(direction: str = "std") -> Attack:
+def min_max(direction: Direction = "std") -> Attack:
     """Go from the honest mean so far that no honest update is farther away than two of them are from each other.
 
         send  mean + gamma p,   max_i |mean + gamma p - x_i|  <=  max_ij |x_i - x_j|
@@ -24,4 +24,4 @@ def min_max(direction: str = "std") -> Attack:
         along_H, size = away_HD @ step_D, step_D.square().sum()
         return ((along_H + (along_H.square() + size * (bound - square_H)).clamp(min=0).sqrt()) / size).min()
 
-    return farthest("min_max", direction, reach)
+    return farthest(direction, reach)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from atoll.attacks.directions import farthest
+from atoll.attacks.directions import Direction, farthest
 from atoll.core.attack import Attack
 
 
-def min_sum(direction: str = "std") -> Attack:
+def min_sum(direction: Direction = "std") -> Attack:
     """Go from the honest mean so far that the squared distances add up to no more than those of any honest update.
 
         send  mean + gamma p,   sum_i |mean + gamma p - x_i|^2  <=  max_i sum_j |x_i - x_j|^2
@@ -22,4 +22,4 @@ def min_sum(direction: str = "std") -> Attack:
         bound = num * square_H.max() + square_H.sum()  # the sum of one honest update, since the a_i add up to 0
         return ((bound - square_H.sum()).clamp(min=0) / (num * step_D.square().sum())).sqrt()
 
-    return farthest("min_sum", direction, reach)
+    return farthest(direction, reach)

@@ -118,7 +118,7 @@ def _floors(path: Path | None) -> Floors | None:
     if path is None:
         return None
     try:
-        return Floors.read(tomllib.loads(path.read_text()), "floors.")
+        return Floors.read(tomllib.loads(path.read_text()))
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise RunError(f"{path} cannot be read as floors ({error}): write TOML, e.g. min_cohort = 3") from error
 

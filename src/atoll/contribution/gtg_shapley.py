@@ -6,18 +6,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from atoll.contribution.permuting import Sampling, checked_sampling, mean_marginals
-from atoll.core.contribution import Contribution, Game, checked_utility
-from atoll.core.errors import PlanError
+from atoll.contribution.permuting import Sampling, Tolerance, Truncate, mean_marginals
+from atoll.core.contribution import Contribution, Game, Utility
+from atoll.core.options import Count
 
 
 def gtg_shapley(
-    utility: str = "loss",
-    round_truncate: float = 0.001,
-    truncate: float = 0.001,
-    tolerance: float = 0.05,
-    window: int = 10,
-    max_permutations: int = 500,
+    utility: Utility = "loss",
+    round_truncate: Truncate = 0.001,
+    truncate: Truncate = 0.001,
+    tolerance: Tolerance = 0.05,
+    window: Count = 10,
+    max_permutations: Count = 500,
 ) -> Contribution:
     """Guided truncation: skip rounds that gain nothing, and let each client come first equally often.
 
@@ -27,9 +27,7 @@ def gtg_shapley(
     left to gain is below `truncate`. After each sweep it is asked whether values changed by less than `tolerance` over
     `window` orders.
     """
-    sampling = checked_sampling("gtg_shapley", Sampling(truncate, tolerance, window, max_permutations))
-    if round_truncate < 0:
-        raise PlanError(f"gtg_shapley.round_truncate must be 0 (never) or more, got {round_truncate}")
+    sampling = Sampling(truncate, tolerance, window, max_permutations)
 
     def values(game: Game, rng: np.random.Generator) -> np.ndarray:
         num = game.num_clients
@@ -43,4 +41,4 @@ def gtg_shapley(
             return np.zeros(num)
         return mean_marginals(game, orders(), sampling, sweep=num)
 
-    return Contribution(values, checked_utility("gtg_shapley", utility))
+    return Contribution(values, utility)

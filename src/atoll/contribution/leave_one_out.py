@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.core.contribution import Contribution, Game, checked_utility
+from atoll.core.contribution import Contribution, Game, Utility
 
 
-def leave_one_out(utility: str = "loss") -> Contribution:
+def leave_one_out(utility: Utility = "loss") -> Contribution:
     """What a round loses without a client: v(all) - v(all but i), by C + 1 evaluations.
 
     Values need not add up to the round's gain, and clients that can replace each other are worth nothing to it.
@@ -17,4 +17,4 @@ def leave_one_out(utility: str = "loss") -> Contribution:
         everybody, whole = game.everybody, game.value(game.everybody)
         return np.array([whole - game.value(everybody - {client}) for client in range(game.num_clients)])
 
-    return Contribution(values, checked_utility("leave_one_out", utility))
+    return Contribution(values, utility)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
 from atoll.core.contribution import Coalition, Game
-from atoll.core.errors import PlanError
+from atoll.core.options import above, at_least
 
 LEAST = 30
 """So many orders are tried before anything is called settled."""
+
+
+Truncate = Annotated[float, at_least(0, "0 is never")]
+Tolerance = Annotated[float, above(0, "values never settle to the bit")]
 
 
 class Sampling(NamedTuple):
@@ -25,18 +29,6 @@ class Sampling(NamedTuple):
     window: int
     """...over so many orders."""
     max_permutations: int
-
-
-def checked_sampling(name: str, sampling: Sampling) -> Sampling:
-    """Refuse thresholds that cannot work."""
-    if sampling.truncate < 0:
-        raise PlanError(f"{name}.truncate must be 0 (never) or more, got {sampling.truncate}")
-    if not sampling.tolerance > 0:
-        raise PlanError(f"{name}.tolerance must be above 0, got {sampling.tolerance}: values never settle to the bit")
-    for option in ("window", "max_permutations"):
-        if getattr(sampling, option) < 1:
-            raise PlanError(f"{name}.{option} must be at least 1, got {getattr(sampling, option)}")
-    return sampling
 
 
 def mean_marginals(game: Game, orders: Iterator[np.ndarray], sampling: Sampling, *, sweep: int = 1) -> np.ndarray:

@@ -7,13 +7,13 @@ from math import comb
 
 import numpy as np
 
-from atoll.core.contribution import Contribution, Game, checked_utility
+from atoll.core.contribution import Contribution, Game, Utility
 
 MAX_CLIENTS = 10
 """Each client more doubles the work: 10 clients are 1,024 coalitions."""
 
 
-def shapley(utility: str = "loss") -> Contribution:
+def shapley(utility: Utility = "loss") -> Contribution:
     """Share out a round's gain by the one rule that is efficient, symmetric, additive and gives nothing for nothing.
 
         phi_i = sum over S without i of (v(S + i) - v(S)) / (C binom(C - 1, |S|))
@@ -35,4 +35,4 @@ def shapley(utility: str = "loss") -> Contribution:
                 found_C[client] += sum(gains) / (num * comb(num - 1, size))
         return found_C
 
-    return Contribution(values, checked_utility("shapley", utility), max_clients=MAX_CLIENTS)
+    return Contribution(values, utility, max_clients=MAX_CLIENTS)

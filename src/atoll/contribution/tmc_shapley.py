@@ -6,16 +6,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from atoll.contribution.permuting import Sampling, checked_sampling, mean_marginals
-from atoll.core.contribution import Contribution, Game, checked_utility
+from atoll.contribution.permuting import Sampling, Tolerance, Truncate, mean_marginals
+from atoll.core.contribution import Contribution, Game, Utility
+from atoll.core.options import Count
 
 
 def tmc_shapley(
-    utility: str = "loss",
-    truncate: float = 0.001,
-    tolerance: float = 0.05,
-    window: int = 100,
-    max_permutations: int = 500,
+    utility: Utility = "loss",
+    truncate: Truncate = 0.001,
+    tolerance: Tolerance = 0.05,
+    window: Count = 100,
+    max_permutations: Count = 500,
 ) -> Contribution:
     """Average what clients add as they join in random orders (Ghorbani and Zou 2019, arXiv:1904.02868, algorithm 1).
 
@@ -23,7 +24,7 @@ def tmc_shapley(
     bootstrap; here it is in units of the utility. Orders are drawn until values change by less than `tolerance` over
     `window` of them, the paper's 0.05 and 100.
     """
-    sampling = checked_sampling("tmc_shapley", Sampling(truncate, tolerance, window, max_permutations))
+    sampling = Sampling(truncate, tolerance, window, max_permutations)
 
     def values(game: Game, rng: np.random.Generator) -> np.ndarray:
         def orders() -> Iterator[np.ndarray]:
@@ -32,4 +33,4 @@ def tmc_shapley(
 
         return mean_marginals(game, orders(), sampling)
 
-    return Contribution(values, checked_utility("tmc_shapley", utility))
+    return Contribution(values, utility)

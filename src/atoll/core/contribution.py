@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import numpy as np
-
-from atoll.core.errors import PlanError
 
 Coalition = frozenset[int]
 """Some of a round's clients, by their places 0 to C - 1."""
@@ -36,12 +34,3 @@ class Contribution(NamedTuple):
     utility: Utility
     max_clients: int | None = None
     """The most clients a round for which this can be computed."""
-
-
-def checked_utility(name: str, utility: str) -> Utility:
-    """Refuse a utility that there is none of."""
-    for known in get_args(Utility):
-        if utility == known:
-            found: Utility = known
-            return found
-    raise PlanError(f"{name}.utility is '{utility}': it must be one of {', '.join(get_args(Utility))}")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
-from atoll.core.errors import PlanError
+from atoll.core.options import Range
 
 BLOCK = 1 << 13
 """Columns that are looked at together: few enough for the cache, in float64 too."""
+
+
+Threshold = Annotated[float, Range(0, 1, open_low=True, open_high=True, hint="trust starts at 1 and never exceeds it")]
+Decay = Annotated[float, Range(0, 1, open_high=True, hint="0 looks at the last round only")]
 
 
 class Seen(NamedTuple):
@@ -57,12 +61,3 @@ class Detector(NamedTuple):
     decay: float
     needs_loss: bool = False
     """Whether it needs samples of the server's own."""
-
-
-def checked_trust(name: str, threshold: float, decay: float) -> tuple[float, float]:
-    """Refuse a threshold or a decay that cannot work."""
-    if not 0 < threshold < 1:
-        raise PlanError(f"{name}.threshold must be in (0, 1), got {threshold}: trust starts at 1 and never exceeds it")
-    if not 0 <= decay < 1:
-        raise PlanError(f"{name}.decay must be in [0, 1), got {decay}; 0 looks at the last round only")
-    return threshold, decay

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
-from atoll.core.errors import PlanError
+from atoll.core.options import NotNegative, Range
 from atoll.core.section import Section
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eligibility(Section):
+class Eligibility(Section, key="eligibility"):
     """What a device must be like to be asked (Bonawitz et al. 2019, arXiv:1902.01046, section 3); unset asks nothing.
 
     >>> Eligibility(charging=True, min_battery=0.5).why_not({"charging": True, "battery": 0.2})
@@ -21,17 +22,10 @@ class Eligibility(Section):
     charging: bool | None = None
     unmetered: bool | None = None
     """Whether its network costs nothing by the byte."""
-    min_battery: float | None = None
+    min_battery: Annotated[float, Range(0, 1, hint="80 % is 0.8")] | None = None
     """Of the attribute `battery`, the share of a full one, in [0, 1]."""
-    min_memory: float | None = None
+    min_memory: NotNegative | None = None
     """Of the attribute `memory`, in MB."""
-
-    def check(self) -> None:
-        """Refuse bounds that make no sense."""
-        if self.min_battery is not None and not 0 <= self.min_battery <= 1:
-            raise PlanError(f"eligibility.min_battery is a share in [0, 1], got {self.min_battery}; 80 % is 0.8")
-        if self.min_memory is not None and not self.min_memory >= 0:
-            raise PlanError(f"eligibility.min_memory is in MB and must be 0 or more, got {self.min_memory}")
 
     def why_not(self, attributes: Mapping[str, float | bool]) -> str | None:
         """Why a device with these attributes may not be asked, in words; None if it may.

@@ -47,6 +47,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
     "did you mean 'fedprox'? Known: fedavg, fedprox"
     """
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean '{close[0]}'? " if close else ""
-    return f"{hint}Known: {', '.join(names)}"
+    if not names:
+        return "there are none"
+    return " ".join(filter(None, [close_to(name, names), f"Known: {', '.join(names)}"]))
+
+
+def close_to(name: str, known: Iterable[str]) -> str:
+    """Ask whether the known name that is closest to this one was meant; nothing if none is close.
+
+    >>> close_to("FedAvg", ["fedavg", "fedprox"]), close_to("x", ["fedavg"])
+    ("did you mean 'fedavg'?", '')
+    """
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1) or difflib.get_close_matches(name.lower(), names, n=1)
+    return f"did you mean '{close[0]}'?" if close else ""

@@ -12,9 +12,11 @@ import inspect
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from atoll.core.errors import AtollError, PlanError, nearest
+from atoll.core.options import is_plain, named, option_hints, read_value, shown
+from atoll.core.suggestions import suggest
 
 Value = bool | int | float | str | list["Value"] | dict[str, "Value"] | None
 
@@ -26,7 +28,8 @@ class Part:
     {'name': 'fedprox', 'mu': 0.1}
     """
 
-    __slots__ = ("call", "name", "options")
+    __slots__ = ("call", "name", "options", "where")
+    in_words: ClassVar[str] = "a name or a table with a name"
 
     def __init__(self, name: str | Callable[..., Any], /, **options: Any) -> None:
         call = None if isinstance(name, str) else name
@@ -38,50 +41,93 @@ class Part:
         self.name: str = label
         self.options: dict[str, Any] = {key: _plain(value, f"{label}.{key}") for key, value in options.items()}
         self.call: Callable[..., Any] | None = call
+        self.where = ""  # its key in the plan, for errors
 
     @classmethod
     def of(cls, value: object, *, default: str = "", where: str = "") -> Part:
         """Read a part from a name, a table with a name in it, a function, or another part."""
         if isinstance(value, Part):
-            return value
+            return value._at(where)
         if isinstance(value, str) or callable(value):
-            return cls(value)
+            return cls(value)._at(where)
         if isinstance(value, Mapping):
             options = {str(key): option for key, option in value.items()}
             name = options.pop("name", default)
             if not isinstance(name, str) or not name:
-                raise PlanError(f'{where} needs a name: add name = "..." to its table')
-            return cls(name, **options)
-        raise PlanError(f"{where} must be a name or a table with a name, got {value!r}")
+                raise PlanError(f'{where} needs a name: add name = "..." to its table, got {shown(value)}')
+            return cls(name, **options)._at(where)
+        raise PlanError(f"{where} must be {cls.in_words}, got {shown(value)}")
+
+    @classmethod
+    def from_plain(cls, value: object, where: str) -> Part:
+        """Read a part that is the value of a setting; a table without a name means the usual one of that place."""
+        return cls.of(value, default=DEFAULT_NAMES.get(where, ""), where=where)
+
+    def _at(self, where: str) -> Part:
+        """The same part, standing at a key of a plan."""
+        if where == self.where or not where:
+            return self
+        part = Part(self.call or self.name, **self.options)
+        part.where = where
+        return part
 
     def to_dict(self) -> dict[str, Any]:
         """The part as plain data."""
         return {"name": self.name, **self.options}
 
     def build(self, family: str, *args: Any, **given: Any) -> Any:
-        """Find the function and call it with the options; `given` options that it does not take are left out."""
-        function = self.call or find(family, self.name)
-        taken = inspect.signature(function).parameters
-        open_ended = any(p.kind is p.VAR_KEYWORD for p in taken.values())
-        for option in self.options:
-            if option not in taken and not open_ended:
-                raise PlanError(f"{family}: {self.name} has no option '{option}': {nearest(option, taken)}")
-        offered = {k: v for k, v in given.items() if (k in taken or open_ended) and k not in self.options}
+        """Find the function and call it with the options; `given` options that it does not take are left out.
+
+        Options are checked by the annotations of the function: their types, ranges, and that numbers are finite.
+        """
+        with named(self.where):
+            function = self.call or find(family, self.name)
+        options = self._checked_options(function, len(args), given)
+        offered = self._offered(function, given)
         try:
-            inspect.signature(function).bind(*args, **offered, **self.options)
-        except TypeError as error:
-            raise PlanError(f"{family}: {self.name} {error}; set it in the plan, e.g. --set FIELD=VALUE") from error
-        try:
-            return function(*args, **offered, **self.options)
+            with named(self.name):
+                return function(*args, **offered, **options)
         except AtollError:
             raise
         except (TypeError, ValueError) as error:
-            raise PlanError(f"{family}: {self.name} refused its options {self.options}: {error}") from error
+            raise PlanError(f"{self._title} refused its options {self.options}: {error}") from error
         except Exception as error:
             raise PlanError(
-                f"{family}: {self.name} failed with {type(error).__name__}: {error}; "
-                f"correct it or its options {self.options}"
+                f"{self._title} failed with {type(error).__name__}: {error}; correct it or its options {self.options}"
             ) from error
+
+    def _offered(self, function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """What the caller gives and the function takes, unless the plan says it."""
+        taken = inspect.signature(function).parameters
+        open_ended = any(p.kind is p.VAR_KEYWORD for p in taken.values())
+        return {key: value for key, value in given.items() if (key in taken or open_ended) and key not in self.options}
+
+    def _checked_options(self, function: Callable[..., Any], num_args: int, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The options as the function wants them; unknown, missing and wrong ones are refused by their keys."""
+        parameters = inspect.signature(function).parameters
+        open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        hints = option_hints(function, num_args)
+        hints = {name: hint for name, hint in hints.items() if name not in given or is_plain(hint)}  # not ours to set
+        found = {}
+        for option, value in self.options.items():
+            if option not in hints and (option in parameters or not open_ended):
+                raise PlanError(f"{self._title} has no option '{option}': {suggest(option, hints, self.where)}")
+            found[option] = read_value(hints.get(option, Any), value, self._key(option), self.name)
+        required = [name for name in hints if parameters[name].default is inspect.Parameter.empty]
+        missing = [self._key(name) for name in required if name not in found and name not in given]
+        if missing:
+            example = f", e.g. --set {missing[0]}=VALUE" if self.where and "[" not in self.where else ""
+            verb, them = ("is", "it") if len(missing) == 1 else ("are", "them")
+            raise PlanError(f"{self.name}: {', '.join(missing)} {verb} missing: give {them} a value{example}")
+        return found
+
+    def _key(self, option: str) -> str:
+        """The key of an option in the plan, as far as it is known."""
+        return f"{self.where}.{option}" if self.where else option
+
+    @property
+    def _title(self) -> str:
+        return f"{self.where} {self.name}" if self.where else self.name
 
     def __or__(self, other: Part) -> Part:
         """A mixture: what the first deals out, the others change in turn.
@@ -100,6 +146,22 @@ class Part:
 
     def __repr__(self) -> str:
         return f"Part({', '.join([repr(self.name), *(f'{k}={v!r}' for k, v in self.options.items())])})"
+
+
+DEFAULT_NAMES = {
+    "data": "digits",
+    "partition": "iid",
+    "model": "logistic",
+    "algorithm": "fedavg",
+    "policy": "cohort",
+    "sampler": "uniform",
+    "aggregator": "mean",
+    "engine": "auto",
+    "local.optimizer": "sgd",
+    "local.schedule": "constant",
+    "secagg.scheme": "pairwise",
+}
+"""The part that a table without a name means, by its key."""
 
 
 def _plain(value: Any, where: str) -> Value:

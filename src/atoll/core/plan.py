@@ -7,26 +7,27 @@ import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from atoll.core.eligibility import Eligibility
 from atoll.core.errors import PlanError
+from atoll.core.options import Count, Positive, Range, Seed, Share, ShareBelowOne, above, at_least
 from atoll.core.parts import Part
 from atoll.core.secagg import Secagg
 from atoll.core.section import Section
 
 
 @dataclass(frozen=True, kw_only=True)
-class Local(Section):
+class Local(Section, key="local"):
     """What a client does with a task: how long it trains, in what batches, with what optimiser and step size."""
 
-    epochs: int | None = None
+    epochs: Count | None = None
     """Passes over the client's data; 1 unless `steps` is given."""
-    steps: int | None = None
+    steps: Count | None = None
     """Number of optimiser steps, instead of epochs."""
-    batch_size: int | Literal["all"] | None = None
+    batch_size: Count | Literal["all"] | None = None
     """Samples a step, or "all"; 10 unless the algorithm says otherwise."""
-    lr: float = 0.1
+    lr: Positive = 0.1
     optimizer: Part = field(default_factory=lambda: Part("sgd"))
     schedule: Part = field(default_factory=lambda: Part("constant"))
     """How lr changes with the rounds."""
@@ -34,110 +35,71 @@ class Local(Section):
     """Batch-norm statistics: averaged with the model, or never sent."""
 
     def check(self) -> None:
-        """Refuse amounts of work that make no sense."""
+        """Refuse two amounts of work."""
         if self.epochs is not None and self.steps is not None:
             raise PlanError("local.epochs and local.steps are two ways to say one thing: leave one out")
-        for name in ("epochs", "steps", "batch_size"):
-            value = getattr(self, name)
-            if isinstance(value, int) and value < 1:
-                raise PlanError(f"local.{name} must be at least 1, got {value}")
-        if not self.lr > 0:
-            raise PlanError(f"local.lr must be above 0, got {self.lr}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Server(Section):
+class Server(Section, key="server"):
     """What the server does with an aggregate."""
 
-    lr: float | None = None
+    lr: Positive | None = None
     """Its step size; 1 unless the algorithm has one of its own."""
-    samples: int | None = None
+    samples: Annotated[int, at_least(1, "leave it out for none")] | None = None
     """Samples of the training set, picked by seed, for rules that compare, detection by loss and contribution."""
 
-    def check(self) -> None:
-        """Refuse a server that cannot move."""
-        if self.samples is not None and self.samples < 1:
-            raise PlanError(f"server.samples must be at least 1, got {self.samples}; leave it out for none")
-        if self.lr is not None and not self.lr > 0:
-            raise PlanError(f"server.lr must be above 0, got {self.lr}")
-
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation(Section):
+class Evaluation(Section, key="evaluation"):
     """What is measured, and how often; 0 means never, and the last round is always measured."""
 
-    every: int = 1
+    every: Annotated[int, at_least(0, "0 is never")] = 1
     """Rounds between evaluations on the central test set."""
-    clients_every: int = 0
+    clients_every: Annotated[int, at_least(0, "0 is never")] = 0
     """Rounds between evaluations on every client's own data."""
-    max_clients: int = 1000
+    max_clients: Count = 1000
     """At most so many clients are evaluated, picked by seed."""
-    holdout: float = 0.0
+    holdout: ShareBelowOne = 0.0
     """Share of each client's samples that it does not train on but is evaluated on; at 0 its training data serve."""
 
-    def check(self) -> None:
-        """Refuse impossible frequencies and shares."""
-        for name in ("every", "clients_every"):
-            if getattr(self, name) < 0:
-                raise PlanError(f"evaluation.{name} must be 0 (never) or more, got {getattr(self, name)}")
-        if self.max_clients < 1:
-            raise PlanError(f"evaluation.max_clients must be at least 1, got {self.max_clients}")
-        if not 0 <= self.holdout < 1:
-            raise PlanError(f"evaluation.holdout must be in [0, 1), got {self.holdout}")
+
+NO_LIMIT = "leave it out for no limit"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stop(Section):
+class Stop(Section, key="stop"):
     """When to stop before the last round."""
 
-    accuracy: float | None = None
+    accuracy: Annotated[float, Range(0, 1, open_low=True, hint="97 % is 0.97")] | None = None
     """Central test accuracy, in [0, 1], that is good enough."""
-    bytes: int | None = None
+    bytes: Annotated[int, above(0, NO_LIMIT)] | None = None
     """Bytes sent up and down in all, never more: a round that would take more is not run."""
-    seconds: float | None = None
+    seconds: Annotated[float, above(0, NO_LIMIT)] | None = None
     """Seconds of this machine."""
-    simulated_seconds: float | None = None
+    simulated_seconds: Annotated[float, above(0, NO_LIMIT)] | None = None
     """Seconds of the simulated devices."""
-    samples: int | None = None
+    samples: Annotated[int, above(0, NO_LIMIT)] | None = None
     """Samples that clients have trained on, every pass counted: what their computing costs."""
-
-    def check(self) -> None:
-        """Refuse targets that cannot be met."""
-        if self.accuracy is not None and not 0 < self.accuracy <= 1:
-            raise PlanError(f"stop.accuracy is a share in (0, 1], got {self.accuracy}; 97 % is 0.97")
-        for name in ("bytes", "seconds", "simulated_seconds", "samples"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise PlanError(f"stop.{name} must be above 0, got {value}; leave it out for no limit")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attackers(Section):
+class Attackers(Section, key="attackers"):
     """Which clients attack, and from when on."""
 
-    num: int | None = None
-    fraction: float | None = None
-    clients: tuple[int, ...] = ()
-    added: int | None = None
+    num: Annotated[int, at_least(0)] | None = None
+    fraction: Share | None = None
+    clients: tuple[Annotated[int, at_least(0)], ...] = ()
+    added: Annotated[int, at_least(0)] | None = None
     """So many clients join to attack, while all others stay honest; each draws its samples from all of them."""
-    start_round: int = 0
-    num_rounds: int | None = None
+    start_round: Annotated[int, at_least(0)] = 0
+    num_rounds: Annotated[int, at_least(1, "leave attack out for none")] | None = None
     """For how many rounds they attack, 1 for a single shot; to the end if left out."""
 
     def check(self) -> None:
         """Refuse contradictions."""
-        if self.num_rounds is not None and self.num_rounds < 1:
-            raise PlanError(
-                f"attackers.num_rounds must be at least 1, got {self.num_rounds}; leave attack out for none"
-            )
         if sum([*(way is not None for way in (self.num, self.fraction, self.added)), bool(self.clients)]) > 1:
             raise PlanError("attackers: give one of num, fraction, clients and added")
-        for name in ("num", "added"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise PlanError(f"attackers.{name} must be 0 or more, got {value}")
-        if self.fraction is not None and not 0 <= self.fraction <= 1:
-            raise PlanError(f"attackers.fraction must be in [0, 1], got {self.fraction}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +111,8 @@ class Plan(Section):
     """
 
     name: str = ""
-    seed: int = 0
-    rounds: int = 20
+    seed: Seed = 0
+    rounds: Annotated[int, at_least(0)] = 20
     data: Part = field(default_factory=lambda: Part("digits"))
     public: Part | None = None
     """Samples that everybody may look at: `held_out` of the training samples, or the features of another data set."""
@@ -192,12 +154,8 @@ class Plan(Section):
 
     def check(self) -> None:
         """Refuse what cannot be right whatever the parts are; parts check their own options when they are built."""
-        if self.rounds < 0:
-            raise PlanError(f"rounds must be 0 or more, got {self.rounds}")
-        if self.seed < 0:
-            raise PlanError(f"seed must be 0 or more, got {self.seed}")
         if self.models is not None and not self.models:
-            raise PlanError("models is empty: name at least one, or leave it out")
+            raise PlanError("models is empty, got []: name at least one, or leave it out")
         if self.stop.accuracy is not None and self.evaluation.every == 0:
             raise PlanError("stop.accuracy needs evaluation.every of at least 1: nothing would be measured")
         if self.devices is None and self.stop.simulated_seconds is not None:
@@ -207,9 +165,10 @@ class Plan(Section):
     def from_toml(cls, text: str) -> Plan:
         """Read a plan from TOML text."""
         try:
-            return cls.read(tomllib.loads(text))
-        except tomllib.TOMLDecodeError as error:
+            plain = tomllib.loads(text)
+        except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
             raise PlanError(f"the plan is not valid TOML: {error}") from error
+        return cls.read(plain)
 
     def to_toml(self) -> str:
         """Write the plan as TOML text; `from_toml` gives the same plan back."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, final
+from typing import Annotated, Any, final
 
 import numpy as np
 
 from atoll.core.errors import PlanError
+from atoll.core.options import Range
 from atoll.data.dataset import Dataset
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Draw = Callable[[int], Array]
+Clients = Annotated[int, Range(1, 10**9)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,14 +167,7 @@ def disjoint(partition: Partition) -> Dealt:
 
 def generator(seed: int, *purpose: int) -> np.random.Generator:
     """The random numbers of one purpose: a function of the seed and of nothing else."""
-    return np.random.default_rng([whole("seed", seed, at_least=0), *purpose])
-
-
-def whole(name: str, value: Any, *, at_least: int) -> int:
-    """Return a whole number, or refuse it by name."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < at_least:
-        raise PlanError(f"{name} must be a whole number of at least {at_least}: got {value!r}")
-    return int(value)
+    return np.random.default_rng([seed, *purpose])
 
 
 def even_offsets(num_samples: int, num_parts: int) -> Array:
@@ -191,7 +186,6 @@ def no_empty_clients(rule: str, dataset: Dataset, num_clients: int, *, way_out: 
 
 def drawable(dataset: Dataset, samples_per_client: int) -> int:
     """Return samples_per_client if one client can draw that many different samples."""
-    whole("samples_per_client", samples_per_client, at_least=1)
     if samples_per_client > dataset.num_train:
         raise PlanError(
             f"samples_per_client is {samples_per_client}, but {dataset.name} has {dataset.num_train} training samples, "

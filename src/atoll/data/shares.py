@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from typing import Annotated, Literal
 
 import numpy as np
 
-from atoll.core.errors import PlanError, nearest
-from atoll.data.index import Array, whole
+from atoll.core.errors import PlanError
+from atoll.core.options import Range, at_least
+from atoll.data.index import Array
 
-LAWS = {"power": ("exponent", 1.0), "log_normal": ("sigma", 1.0), "dirichlet": ("alpha", 0.5)}
+Groups = Annotated[int, at_least(2)]
+Amount = Annotated[float, Range(0, 1000, open_low=True)]
+"""In the units that a model sees, where pictures usually go from 0 to 1."""
+Law = Literal["power", "log_normal", "dirichlet"]
+LAWS: dict[Law, tuple[str, float]] = {
+    "power": ("exponent", 1.0),
+    "log_normal": ("sigma", 1.0),
+    "dirichlet": ("alpha", 0.5),
+}
 """The parameter of each law and its default."""
 
 
-def size_shares(law: str, num_clients: int, rng: np.random.Generator, **parameters: float | None) -> Array:
+def size_shares(law: Law, num_clients: int, rng: np.random.Generator, **parameters: float | None) -> Array:
     """What share of all samples each client holds, (C,), adding up to one; clients are in random order.
 
     `power`: the r-th largest share is in proportion to r^-exponent, as in the MNIST of Li et al. 2020
@@ -32,28 +40,19 @@ def size_shares(law: str, num_clients: int, rng: np.random.Generator, **paramete
     return np.asarray(shares_C / shares_C.sum())
 
 
-def _parameter(law: str, parameters: dict[str, float | None]) -> float:
+def _parameter(law: Law, parameters: dict[str, float | None]) -> float:
     """The parameter of a law, or its default; those of other laws are refused."""
-    if law not in LAWS:
-        raise PlanError(f"there is no law '{law}' of sizes: {nearest(str(law), LAWS)}")
     name, default = LAWS[law]
     foreign = [key for key, value in parameters.items() if value is not None and key != name]
     if foreign:
-        raise PlanError(f"law = '{law}' has no {foreign[0]}: set {name}, or choose the law that has it")
-    given = parameters[name]
-    return default if given is None else positive(name, given)
-
-
-def positive(name: str, value: Any, *, at_most: float = math.inf) -> float:
-    """Return a number above 0, or refuse it by name."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= at_most or value == math.inf:
-        limit = "" if at_most == math.inf else f" and at most {at_most:g}"
-        raise PlanError(f"{name} must be a number above 0{limit}: got {value!r}")
-    return float(value)
+        given = f"{foreign[0]}, got {parameters[foreign[0]]}"
+        raise PlanError(f"law = '{law}' has no {given}: set {name}, or choose the law that has it")
+    value = parameters[name]
+    return default if value is None else value
 
 
 def random_groups(num_clients: int, num_groups: int, rng: np.random.Generator) -> Array:
     """The group of each client, (C,), drawn so that the groups' sizes differ by one at most."""
-    if whole("num_groups", num_groups, at_least=2) > num_clients:
+    if num_groups > num_clients:
         raise PlanError(f"{num_clients} clients cannot fall into {num_groups} groups: lower num_groups or add clients")
     return rng.permutation(np.arange(num_clients) % num_groups)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from atoll.core.detection import Detector, Sight, checked_trust
+from atoll.core.detection import Decay, Detector, Sight, Threshold
 
 
-def cosine(threshold: float = 0.4, decay: float = 0.7) -> Detector:
+def cosine(threshold: Threshold = 0.4, decay: Decay = 0.7) -> Detector:
     """Trust by the angle between an update and the aggregate: (1 + cos) / 2.
 
     It is 1/2 for an update at a right angle, so that a threshold below that catches those who pull backwards (compare
@@ -18,4 +18,4 @@ def cosine(threshold: float = 0.4, decay: float = 0.7) -> Detector:
     def trust(sight: Sight) -> Tensor:
         return (1 + sight.seen.cosine_C) / 2
 
-    return Detector(trust, *checked_trust("cosine", threshold, decay))
+    return Detector(trust, threshold, decay)

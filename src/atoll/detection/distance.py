@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from torch import Tensor
 
-from atoll.core.detection import Detector, Sight, checked_trust
-from atoll.core.errors import PlanError
+from atoll.core.detection import Decay, Detector, Sight, Threshold
+from atoll.core.options import at_least
 
 
-def distance(reach: float = 1.5, threshold: float = 0.5, decay: float = 0.7) -> Detector:
+def distance(
+    reach: Annotated[float, at_least(1, "half of all clients are beyond the median")] = 1.5,
+    threshold: Threshold = 0.5,
+    decay: Decay = 0.7,
+) -> Detector:
     """Trust in full within `reach` times the median distance to the aggregate, and less by the square beyond.
 
     trust = min(1, (reach median / d)^2). Half of a round's clients are always within the median, so that fewer than
     half must be bad. Colluders that stay as near as honest clients, such as alie, are not seen.
     """
-    if not reach >= 1:
-        raise PlanError(f"distance.reach must be at least 1, got {reach}: half of all clients are beyond the median")
 
     def trust(sight: Sight) -> Tensor:
         far_C = sight.seen.distance_C
         return (reach * far_C.median() / far_C.clamp_min(1e-300)).square().clamp(max=1)
 
-    return Detector(trust, *checked_trust("distance", threshold, decay))
+    return Detector(trust, threshold, decay)

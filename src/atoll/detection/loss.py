@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
-from atoll.core.detection import Detector, Sight, checked_trust
-from atoll.core.errors import PlanError
+from atoll.core.detection import Decay, Detector, Sight, Threshold
+from atoll.core.options import above
 
 
-def loss(slack: float = 0.1, threshold: float = 0.4, decay: float = 0.7) -> Detector:
+def loss(
+    slack: Annotated[float, above(0, "late in training honest updates gain next to nothing")] = 0.1,
+    threshold: Threshold = 0.4,
+    decay: Decay = 0.7,
+) -> Detector:
     """Trust by how much an update alone lowers the loss on `server.samples`, compared with the median of the round.
 
     With g the gain and s = slack times the loss before, trust = (g + s) / (median g + s), within [0, 1]: the idea of
     Xie et al. 2019, arXiv:1805.10032, definition 2. Where the median gain is below -s nobody can be told from anybody,
     and all are trusted.
     """
-    if not slack > 0:
-        raise PlanError(
-            f"loss.slack must be above 0, got {slack}: late in training honest updates gain next to nothing"
-        )
 
     def trust(sight: Sight) -> Tensor:
         before = sight.loss(None)
@@ -30,4 +32,4 @@ def loss(slack: float = 0.1, threshold: float = 0.4, decay: float = 0.7) -> Dete
             return torch.ones_like(gains_C)
         return ((gains_C + slack * before) / usual).clamp(0, 1)
 
-    return Detector(trust, *checked_trust("loss", threshold, decay), needs_loss=True)
+    return Detector(trust, threshold, decay, needs_loss=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Annotated
 
 from atoll.core.errors import AtollError
-from atoll.engine.base import Engine, InProcess, rehearse, stack_size, worker_count
+from atoll.core.options import Count, at_least
+from atoll.engine.base import Engine, InProcess, Workers, rehearse, stack_size, worker_count
 from atoll.engine.processes import Processes
 from atoll.train.job import Job
 from atoll.train.trainer import Trainer
@@ -19,7 +21,9 @@ WORTH_COMPILING = 120.0
 """Seconds of training ahead from which on compiling is tried; it takes five to thirty."""
 
 
-def auto(job: Job, cohort: int = 10, workers: int | None = None, rounds: int = 1) -> Engine:
+def auto(
+    job: Job, cohort: Count = 10, workers: Workers | None = None, rounds: Annotated[int, at_least(0)] = 1
+) -> Engine:
     """Time a few steps one by one and stacked, take the faster way, and use as many processes as there are cores.
 
     A step is compiled if the run is long enough to repay it and the compiled step proves faster. The choice is written

@@ -7,14 +7,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from atoll.core.aggregator import joined, merge_rows
-from atoll.core.errors import PlanError
 from atoll.core.messages import Broadcast, State, Task
+from atoll.core.options import Range
 from atoll.train.evaluate import SLICE
 from atoll.train.exchange import Work
 from atoll.train.job import Job
@@ -180,10 +181,12 @@ def stack_size(job: Job, num_tasks: int) -> int:
     return max(1, min(by_memory, 64, -(-num_tasks // groups)))
 
 
+Workers = Annotated[int, Range(1, 1024)]
+Stack = Annotated[int, Range(0, 10**6, hint="0 is a plain loop")]
+
+
 def worker_count(workers: int | None) -> int:
     """How many worker processes to use: as many as were asked for, or one for each core that this process may use."""
-    if workers is not None and workers < 1:
-        raise PlanError(f"engine.workers must be at least 1, got {workers}")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return workers or cores
 

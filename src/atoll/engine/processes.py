@@ -17,7 +17,8 @@ from torch import Tensor
 
 from atoll.core.errors import AtollError, PlanError, RunError, TrainingError
 from atoll.core.messages import Broadcast, State, Task
-from atoll.engine.base import Engine, rehearse, settings_of, stack_size, worker_count
+from atoll.core.options import Count
+from atoll.engine.base import Engine, Stack, Workers, rehearse, settings_of, stack_size, worker_count
 from atoll.engine.pipes import grouped, joined, receive, send
 from atoll.train.exchange import Report, Work
 from atoll.train.job import Job
@@ -25,7 +26,7 @@ from atoll.train.trainer import Trainer, explained
 
 
 def processes(
-    job: Job, cohort: int = 10, workers: int | None = None, stack: int | None = None, compile: bool = False
+    job: Job, cohort: Count = 10, workers: Workers | None = None, stack: Stack | None = None, compile: bool = False
 ) -> Engine:
     """Share groups of clients out to worker processes, one a core unless `workers` says otherwise.
 
@@ -33,8 +34,6 @@ def processes(
     the bit for any number of workers: groups and the order of folding depend on the cohort alone.
     """
     num_workers = worker_count(workers)
-    if stack is not None and stack < 0:
-        raise PlanError(f"engine.stack must be 0 (a plain loop) or more, got {stack}")
     if not hasattr(os, "fork"):
         raise PlanError('engine "processes" needs fork, which this system lacks: use engine = "vectorised"')
     trainer = Trainer(job, stack=stack or stack_size(job, cohort), compile=compile)

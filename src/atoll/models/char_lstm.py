@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from atoll.models.sizes import Classes, Depth, Width
+
 
 class CharLSTM(nn.Module):
     """Embedding, stacked LSTM, and an output at every position: (B, T) tokens -> (B, T, K) scores."""
@@ -21,6 +23,6 @@ class CharLSTM(nn.Module):
         return scores
 
 
-def char_lstm(num_classes: int, embedding: int = 8, hidden: int = 256, layers: int = 2) -> nn.Module:
+def char_lstm(num_classes: Classes, embedding: Width = 8, hidden: Width = 256, layers: Depth = 2) -> nn.Module:
     """Two LSTM layers of 256 units on 8-dimensional embeddings (McMahan et al. 2017, section 3)."""
     return CharLSTM(num_classes, embedding, hidden, layers)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
+from atoll.models.sizes import Classes, Image
+
 
 class Patches(nn.Module):
     """Square patches of images, channels last: (B, C, H, W) -> (B, rows, columns, C * size * size).
@@ -32,7 +34,7 @@ class ChannelsSecond(nn.Module):
         return x.movedim(-1, -3)
 
 
-def cnn_tanh(input_shape: tuple[int, ...] = (1, 28, 28), num_classes: int = 10) -> nn.Module:
+def cnn_tanh(input_shape: Image = (1, 28, 28), num_classes: Classes = 10) -> nn.Module:
     """Convolutions of 16 (8x8) and 32 (4x4) channels, each of stride 2 and max-pooled by 2 at stride 1, and 32 units.
 
     26,010 parameters on MNIST. Tanh keeps gradients short, so that clips take less away (Papernot et al. 2021,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
+from atoll.models.sizes import Classes, Image
 
-def lenet(input_shape: tuple[int, ...] = (1, 28, 28), num_classes: int = 10) -> nn.Module:
+
+def lenet(input_shape: Image = (1, 28, 28), num_classes: Classes = 10) -> nn.Module:
     """Two 5x5 convolutions without padding (20 and 50 channels, each with 2x2 max pooling), 500 ReLU units, the output.
 
     431,080 parameters on MNIST: LeNet-5 (LeCun et al. 1998, Proceedings of the IEEE 86) as Caffe and benchmarks of

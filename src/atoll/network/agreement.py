@@ -31,7 +31,7 @@ NO_MODELS: Mapping[str, Callable[..., Any]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Floors(Section):
+class Floors(Section, key="floors"):
     """What a client insists on, whatever the server's plan says; unset asks nothing."""
 
     min_cohort: int = 1

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from atoll.core.coordinator import Policy
-from atoll.rounds.overlapping import keep_busy, staleness_rule
+from atoll.core.options import Count, NotNegative
+from atoll.rounds.overlapping import Staleness, keep_busy, staleness_rule
 
 
 def buffered(
-    size: int = 10, concurrency: int = 100, staleness: str = "polynomial", a: float = 0.5, b: float = 4.0
+    size: Count = 10,
+    concurrency: Count = 100,
+    staleness: Staleness = "polynomial",
+    a: NotNegative = 0.5,
+    b: NotNegative = 4.0,
 ) -> Policy:
     """Keep `concurrency` clients at work and commit whenever `size` have answered (Nguyen et al. 2022, FedBuff).
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 from atoll.core.coordinator import CoordinatorState, Policy
 from atoll.core.errors import PlanError
+from atoll.core.options import Count, Positive, Range
 
 
 def cohort(
-    size: int | None = None,
-    fraction: float | None = None,
-    over_selection: float = 1.0,
-    min_reports: int = 1,
-    deadline: float | None = None,
+    size: Count | None = None,
+    fraction: Annotated[float, Range(0, 1, hint="0 means one client, 1 all of them")] | None = None,
+    over_selection: Annotated[float, Range(1, 10**6)] = 1.0,
+    min_reports: Count = 1,
+    deadline: Positive | None = None,
 ) -> Policy:
     """Ask max(1, C*K) clients, or `size`, and commit when that many have reported (McMahan et al. 2017, algorithm 1).
 
@@ -23,16 +25,6 @@ def cohort(
     """
     if size is not None and fraction is not None:
         raise PlanError("policy: size and fraction are two ways to say one thing: leave one out")
-    if size is not None and size < 1:
-        raise PlanError(f"policy.size must be at least 1, got {size}")
-    if fraction is not None and not 0 <= fraction <= 1:
-        raise PlanError(f"policy.fraction must be in [0, 1], got {fraction}; 0 means one client, 1 all of them")
-    if over_selection < 1:
-        raise PlanError(f"policy.over_selection must be at least 1, got {over_selection}")
-    if deadline is not None and not deadline > 0:
-        raise PlanError(f"policy.deadline must be above 0 seconds, got {deadline}")
-    if min_reports < 1:
-        raise PlanError(f"policy.min_reports must be at least 1, got {min_reports}")
 
     def goal(num_clients: int) -> int:
         if size is not None and size > num_clients:

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from atoll.core.errors import PlanError
 from atoll.secagg.encoding import Encoding
 from atoll.secagg.wire import Invite
 
@@ -99,10 +98,3 @@ def batches(messages: Iterable[Message]) -> Iterator[list[Message]]:
     rest = iter(messages)
     while found := list(islice(rest, BATCH)):
         yield found
-
-
-def share(name: str, value: float) -> float:
-    """A part of all clients, in [0, 1)."""
-    if not 0 <= value < 1:
-        raise PlanError(f"{name} is a share of the clients in [0, 1): got {value}; 10 % is 0.1")
-    return value

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from atoll.core.aggregator import Aggregator
 from atoll.core.algorithm import Algorithm, Scores
-from atoll.core.attack import Attack
+from atoll.core.attack import Attack, Knowledge
 from atoll.core.contribution import Contribution
 from atoll.core.coordinator import Policy, Sampler
 from atoll.core.detection import Detector
@@ -209,6 +209,7 @@ def build_job(plan: Plan, federation: Federation | None = None, *, secret: bytes
         local_buffers=[name for name, _ in float_buffers(model)] if plan.local.buffers == "local" else [],
         layout=fastest_layout(model, federation.dataset.input_shape),
     )
+    _try_attack(job)
     return job if algorithm.scores is None else _with_own_models(job, algorithm.scores, plan)
 
 
@@ -434,6 +435,16 @@ def _check_server(plan: Plan, algorithm: Algorithm, aggregator: Aggregator, dete
     looked_at = plan.contribution is not None or (detector is not None and detector.needs_loss)
     if aggregator.trust is None and num is not None and not looked_at:
         raise PlanError(f"server.samples is {num}, but {name} does not use them: leave it out, or use fltrust")
+
+
+def _try_attack(job: Job) -> None:
+    """Let the attack change two samples, so that a class or data that it does not fit are refused before training."""
+    attack, federation = job.attack, job.federation
+    if attack is None or attack.data is None:
+        return
+    x, y = federation.features(federation.train_x[:2]), federation.train_y[:2]
+    known = Knowledge(job.first_D, federation.dataset.num_classes, 0, generator(job.seed, "attack rehearsal"))
+    attack.data(job.inputs(x), y, known)
 
 
 def _attack_rounds(plan: Plan) -> range:

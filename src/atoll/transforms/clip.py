@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from torch import Tensor
 
-from atoll.core.errors import PlanError
 from atoll.core.messages import State
+from atoll.core.options import above
 from atoll.core.transform import Encoding, Transform, needs_floats
 
+EXAMPLE = {"norm": 1.0}
 
-def clip(norm: float) -> Transform:
+
+def clip(norm: Annotated[float, above(0, "to send nothing at all, leave the client out")]) -> Transform:
     """Scale the vector down to an L2 norm of at most `norm`: v * min(1, norm / |v|)."""
-    if not norm > 0:
-        raise PlanError(f"clip needs a norm above 0: got {norm}; to send nothing at all, leave the client out")
 
     def encode(vector_V: Tensor, memory: State, encoding: Encoding) -> tuple[Tensor, State, State]:
         needs_floats("clip", vector_V)

@@ -6,12 +6,13 @@ Shapes: V values, rotated as N blocks of B coordinates.
 from __future__ import annotations
 
 from functools import cache
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from atoll.core.errors import PlanError
 from atoll.core.messages import State
+from atoll.core.options import Range
 from atoll.core.transform import Encoding, Transform, needs_floats
 from atoll.transforms.bits import pack_bits, unpack_bits
 from atoll.transforms.rotate import LARGEST_BLOCK, blocks, rotated, rotated_back
@@ -20,7 +21,10 @@ TIMES = 2
 """One Hadamard matrix leaves a block with one large value biased: its signs then say nothing of the others."""
 
 
-def eden(bits: int = 1, scale: str = "unbiased") -> Transform:
+def eden(
+    bits: Annotated[int, Range(1, 4, hint="for more use rotate and quantise")] = 1,
+    scale: Literal["unbiased", "least_squares"] = "unbiased",
+) -> Transform:
     """Send the nearest of 2^b points c_i for each coordinate of y = Rx, and decode as S R^T c.
 
     With one bit c is the sign, and this is DRIVE (Vargaftik et al. 2021, arXiv:2105.08339): S = |x|^2 / |y|_1 is
@@ -28,10 +32,6 @@ def eden(bits: int = 1, scale: str = "unbiased") -> Transform:
     arXiv:2108.08842): c are the best points for normal values, S = |x|^2 / <y, c> or <y, c> / |c|^2. Each client draws
     its own signs, since it is in the mean over R that S is unbiased.
     """
-    if bits not in range(1, 5):
-        raise PlanError(f"eden needs 1 to 4 bits: got {bits}; for more use rotate and quantise")
-    if scale not in ("unbiased", "least_squares"):
-        raise PlanError(f"eden: scale is 'unbiased' or 'least_squares', got '{scale}'")
     points = normal_points(bits)
     growth = float(points[-1] / points[2 ** (bits - 1)]) * LARGEST_BLOCK**0.5 if scale == "unbiased" else 1.0
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +16,11 @@ from torch import Tensor
 
 from atoll.core.errors import DataError, PlanError
 from atoll.core.messages import State
+from atoll.core.options import Range
 from atoll.core.transform import Encoding, Transform, any_norm, needs_floats
 
 Positions = npt.NDArray[np.int64]
+Fraction = Annotated[float, Range(0, 1, open_low=True, hint="1 % is 0.01")]
 WIRE = {1: np.uint8, 2: np.int16}
 """How words of so many bytes travel: few tools know 16 bits without a sign."""
 
@@ -73,12 +76,8 @@ def number_kept(name: str, fraction: float | None, count: int | None) -> Callabl
     if fraction is not None and count is not None:
         raise PlanError(f"{name}: fraction and count are two ways to say one thing: leave one out")
     if count is not None:
-        if count < 1:
-            raise PlanError(f"{name}.count must be at least 1, got {count}")
         return lambda num: min(count, num)
     share = 0.01 if fraction is None else fraction
-    if not 0 < share <= 1:
-        raise PlanError(f"{name}.fraction must be in (0, 1], got {share}; 1 % is 0.01")
     return lambda num: max(1, math.ceil(share * num - 1e-6))  # 0.07 * 100 is a little above 7
 
 

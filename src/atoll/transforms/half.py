@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from atoll.core.errors import PlanError
 from atoll.core.messages import State
 from atoll.core.transform import Encoding, Transform, needs_floats
 
 FORMATS = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-def half(format: str = "float16") -> Transform:
+def half(format: Literal["float16", "bfloat16"] = "float16") -> Transform:
     """Send 16-bit floats, rounded to the nearest: float16 (11 bits of precision, up to 65504) or bfloat16 (8 bits).
 
     Values that the format cannot hold become Inf. The smallest values may double when they are rounded.
     """
-    if format not in FORMATS:
-        raise PlanError(f"half: format is {' or '.join(FORMATS)}, got '{format}'")
     dtype = FORMATS[format]
     largest = torch.finfo(dtype).max
 

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from atoll.core.errors import PlanError, nearest
 from atoll.core.messages import State
+from atoll.core.options import at_least
 from atoll.core.params import ParamSpec
 from atoll.core.transform import Encoding, Transform
 from atoll.transforms.feedback import codec, whole
 
+EXAMPLE = {"patterns": ["*"]}
 
-def layers(patterns: str | Sequence[str], others_every: int = 0, error_feedback: bool = False) -> Transform:
+
+def layers(
+    patterns: list[str], others_every: Annotated[int, at_least(0, "0 is never")] = 0, error_feedback: bool = False
+) -> Transform:
     """Send the tensors whose names match a pattern such as `"conv*"`, and the extra vectors; drop other changes.
 
     With `others_every = n` all tensors travel every n-th time that clients are asked (as in Chen et al. 2019,
     arXiv:1903.07424), and error feedback keeps the others' changes until then. Bytes for float32: 4 K + 8 R + 8.
     """
-    wanted = (patterns,) if isinstance(patterns, str) else tuple(patterns)
-    if not wanted:
-        raise PlanError('layers needs patterns of names, such as ["fc*"]: none was given')
-    if others_every < 0:
-        raise PlanError(f"layers.others_every must be 0 (never) or more, got {others_every}")
+    if not patterns:
+        raise PlanError('layers: patterns must name tensors of the model, such as ["fc*"], got []')
     if error_feedback and not others_every:
         raise PlanError("layers: what is kept back would never travel: set others_every, or leave error_feedback out")
 
@@ -33,7 +35,7 @@ def layers(patterns: str | Sequence[str], others_every: int = 0, error_feedback:
         whole("layers", vector_V, encoding)
         num = vector_V.numel()
         everything = others_every > 0 and encoding.attempt % others_every == 0
-        ranges = [(0, num)] if everything else _ranges(encoding.spec, wanted, num)
+        ranges = [(0, num)] if everything else _ranges(encoding.spec, patterns, num)
         side = {"length": torch.tensor([num]), "ranges": torch.tensor(ranges, dtype=torch.int32)}
         return torch.cat([vector_V[start:stop] for start, stop in ranges]), side, memory
 
@@ -47,7 +49,7 @@ def layers(patterns: str | Sequence[str], others_every: int = 0, error_feedback:
     return codec("layers", inner, error_feedback=error_feedback)
 
 
-def _ranges(spec: ParamSpec, patterns: tuple[str, ...], num: int) -> list[tuple[int, int]]:
+def _ranges(spec: ParamSpec, patterns: list[str], num: int) -> list[tuple[int, int]]:
     """Where the wanted tensors and the extra vectors lie, with neighbours joined."""
     for pattern in patterns:
         if not any(fnmatchcase(slot.name, pattern) for slot in spec.slots):

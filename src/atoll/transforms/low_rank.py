@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from atoll.core.errors import PlanError
 from atoll.core.messages import State
+from atoll.core.options import Count
 from atoll.core.params import ParamSpec
 from atoll.core.transform import Encoding, Transform
 from atoll.transforms.feedback import codec, whole
@@ -21,7 +21,7 @@ class _Matrix(NamedTuple):
     rank: int
 
 
-def low_rank(rank: int = 2, error_feedback: bool = True) -> Transform:
+def low_rank(rank: Count = 2, error_feedback: bool = True) -> Transform:
     """Send each matrix of the model as a product of rank R by one step of power iteration: PowerSGD.
 
         P = orthonormal(M Q),  Q' = M^T P,  decoded = P Q'^T
@@ -30,8 +30,6 @@ def low_rank(rank: int = 2, error_feedback: bool = True) -> Transform:
     one. A convolution is the matrix of its output channels by the rest. Tensors that would not get smaller, and extra
     vectors, travel as they are. Bytes for float32: 4 R (N + M) + 16 a matrix.
     """
-    if rank < 1:
-        raise PlanError(f"low_rank.rank must be at least 1, got {rank}")
 
     def encode(vector_V: Tensor, memory: State, encoding: Encoding) -> tuple[Tensor, State, State]:
         whole("low_rank", vector_V, encoding)

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from atoll.core.errors import PlanError
 from atoll.core.messages import State
+from atoll.core.options import Range
 from atoll.core.transform import Encoding, Transform, needs_floats
 
 
-def momentum(beta: float = 0.9) -> Transform:
+def momentum(
+    beta: Annotated[float, Range(0, 1, open_high=True, hint="0 sends every update as it is")] = 0.9,
+) -> Transform:
     """Remember m <- beta m + (1 - beta) v, beginning with 0, and send m instead of the update v.
 
     (Karimireddy et al. 2021, arXiv:2012.10333, algorithm 1: worker momentum makes honest clients spread less, so that
     bad ones that hide among them from round to round stick out.) If no update is longer than some bound, no m is.
     """
-    if not 0 <= beta < 1:
-        raise PlanError(f"momentum.beta must be in [0, 1), got {beta}; 0 sends every update as it is")
 
     def init(num_values: int) -> State:
         return {"mean": torch.zeros(num_values)}

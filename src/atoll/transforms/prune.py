@@ -8,10 +8,10 @@ from torch import Tensor
 from atoll.core.errors import PlanError
 from atoll.core.messages import State
 from atoll.core.transform import Encoding, Transform
-from atoll.transforms.feedback import codec, kept_positions, largest, number_kept, positions, spread
+from atoll.transforms.feedback import Fraction, codec, kept_positions, largest, number_kept, positions, spread
 
 
-def prune(fraction: float = 0.1) -> Transform:
+def prune(fraction: Fraction = 0.1) -> Transform:
     """Send a client's own fixed share of coordinates: those that were largest when it was first asked.
 
     What is not among them is dropped for good. The positions travel every time: a server without a memory for each

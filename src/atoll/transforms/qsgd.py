@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
-from atoll.core.errors import PlanError
 from atoll.core.messages import State
+from atoll.core.options import Range
 from atoll.core.transform import Encoding, Transform, needs_floats
 from atoll.transforms.bits import Grid, code_dtype, pack_bits, to_codes, to_values, unpack_bits
 
 
-def qsgd(levels: int = 127) -> Transform:
+def qsgd(levels: Annotated[int, Range(1, 2**15 - 1, hint="for more, leave it out")] = 127) -> Transform:
     """Send |v| and, of each value, its sign and level: |v| sgn(v_i) xi_i.
 
     (Alistarh et al. 2017, arXiv:1610.02132, section 3.1.) With s levels and l/s <= |v_i| / |v| <= (l+1)/s,
     xi_i is one of these two ends, and right in the mean. Sign and level are one code of a fixed width, 1 + the bits of
     s, instead of the paper's Elias code. No norm is promised: it may grow as the square root of the number of values.
     """
-    if levels not in range(1, 2**15):
-        raise PlanError(f"qsgd needs 1 to {2**15 - 1} levels: got {levels}; for more, leave it out")
     bits = 1 + levels.bit_length()
 
     def grid(norm: float) -> Grid:

@@ -5,17 +5,23 @@ Shapes: V values, S segments with a range of their own.
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import torch
 from torch import Tensor
 
-from atoll.core.errors import PlanError
 from atoll.core.messages import State
+from atoll.core.options import Range
 from atoll.core.params import ParamSpec
 from atoll.core.transform import Encoding, Transform, needs_floats
 from atoll.transforms.bits import Grid, code_dtype, pack_bits, to_codes, to_values, unpack_bits
 
 
-def quantise(bits: int = 8, rounding: str = "stochastic", per: str = "tensor") -> Transform:
+def quantise(
+    bits: Annotated[int, Range(1, 16, hint="for more, leave it out")] = 8,
+    rounding: Literal["stochastic", "nearest"] = "stochastic",
+    per: Literal["tensor", "whole"] = "tensor",
+) -> Transform:
     """Send b bits a value: low + code * step with step = (high - low) / (2^b - 1).
 
     (Suresh et al. 2017, arXiv:1611.00429, section 2.2.) Stochastic rounding is unbiased; its mean squared error is
@@ -23,12 +29,6 @@ def quantise(bits: int = 8, rounding: str = "stochastic", per: str = "tensor") -
     parameter tensor (what lies behind the parameters is one more), or of the whole vector. A range with NaN or Inf in
     it comes out as NaN. No norm is promised: (1, -1, 0, 0, ...) may become all ±1.
     """
-    if bits not in range(1, 17):
-        raise PlanError(f"quantise needs 1 to 16 bits: got {bits}; for more, leave it out")
-    if rounding not in ("stochastic", "nearest"):
-        raise PlanError(f"quantise: rounding is 'stochastic' or 'nearest', got '{rounding}'")
-    if per not in ("tensor", "whole"):
-        raise PlanError(f"quantise: per is 'tensor' or 'whole', got '{per}'")
 
     def encode(vector_V: Tensor, memory: State, encoding: Encoding) -> tuple[Tensor, State, State]:
         needs_floats("quantise", vector_V)

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from atoll.core.messages import State
+from atoll.core.options import Count
 from atoll.core.transform import Encoding, Transform
-from atoll.transforms.feedback import Positions, codec, number_kept
+from atoll.transforms.feedback import Fraction, Positions, codec, number_kept
 
 
-def random_k(fraction: float | None = None, count: int | None = None, error_feedback: bool = False) -> Transform:
+def random_k(fraction: Fraction | None = None, count: Count | None = None, error_feedback: bool = False) -> Transform:
     """Send K values at random positions, 1 % unless said otherwise, and the seed from which they are redrawn.
 
     Without error feedback the values are multiplied by V / K, which makes the decoded vector unbiased; with it they are

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from atoll.core.messages import State
+from atoll.core.options import Seed
 from atoll.core.seeds import derive
 from atoll.core.transform import Encoding, Transform, needs_floats
 
@@ -21,7 +22,7 @@ CHUNK = 131072
 """Values that are rotated at once, so that they stay in the cache."""
 
 
-def rotate(seed: int = 0) -> Transform:
+def rotate(seed: Seed = 0) -> Transform:
     """Multiply by random signs and the Hadamard matrix: H D v / sqrt(B) (Suresh et al. 2017, arXiv:1611.00429, 3).
 
     As in the paper the signs are public and the same for all clients that were asked together (one attempt), so sums of

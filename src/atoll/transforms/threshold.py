@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.core.errors import PlanError
 from atoll.core.messages import State
+from atoll.core.options import above
 from atoll.core.transform import Encoding, Transform
 from atoll.transforms.feedback import codec, positions, spread
 
+EXAMPLE = {"magnitude": 0.01}
 
-def threshold(magnitude: float, error_feedback: bool = True) -> Transform:
+
+def threshold(
+    magnitude: Annotated[float, above(0, "to send everything, leave it out")], error_feedback: bool = True
+) -> Transform:
     """Send every value of at least this magnitude, and their positions: K differs from round to round.
 
     (Sahu et al. 2021, arXiv:2108.00951, the hard-threshold sparsifier.) Bytes for float32: 4 K and the positions.
     """
-    if not magnitude > 0:
-        raise PlanError(f"threshold needs a magnitude above 0, got {magnitude}; to send everything, leave it out")
 
     def encode(vector_V: Tensor, memory: State, encoding: Encoding) -> tuple[Tensor, State, State]:
         kept_K = np.flatnonzero(~(np.abs(vector_V.numpy()) < magnitude))  # NaN travels, so that it shows

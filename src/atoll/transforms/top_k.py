@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from atoll.core.messages import State
+from atoll.core.options import Count
 from atoll.core.transform import Encoding, Transform
-from atoll.transforms.feedback import codec, largest, number_kept, positions, spread
+from atoll.transforms.feedback import Fraction, codec, largest, number_kept, positions, spread
 
 
-def top_k(fraction: float | None = None, count: int | None = None, error_feedback: bool = True) -> Transform:
+def top_k(fraction: Fraction | None = None, count: Count | None = None, error_feedback: bool = True) -> Transform:
     """Send the K values of largest magnitude, 1 % unless said otherwise, and their positions.
 
     (Stich et al. 2018, arXiv:1809.07599, definition 2.2; Alistarh et al. 2018, arXiv:1809.10505, algorithm 1.)

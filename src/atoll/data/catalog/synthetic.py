@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
+from typing import Annotated
 
 import numpy as np
 
-from atoll.core.errors import PlanError
+from atoll.core.options import Range, Seed
 from atoll.data.dataset import Array, Dataset
-from atoll.data.index import generator, whole
+from atoll.data.index import generator
 
 SUMMARY = "generated: logistic regression on devices that differ by alpha (models) and beta (inputs)"
 SIZE = "none"
@@ -17,26 +17,23 @@ PURPOSE = 105
 TRAIN_SHARE = 0.9
 
 
+Unlike = Annotated[float, Range(0, 1000, hint="0 means alike, 1 is usual")]
+
+
 def synthetic(
     *,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    num_devices: int = 30,
-    num_features: int = 60,
-    num_classes: int = 10,
-    seed: int = 0,
+    alpha: Unlike = 1.0,
+    beta: Unlike = 1.0,
+    num_devices: Annotated[int, Range(1, 10**6)] = 30,
+    num_features: Annotated[int, Range(1, 10**5)] = 60,
+    num_classes: Annotated[int, Range(2, 10**4)] = 10,
+    seed: Seed = 0,
 ) -> Dataset:
     """y = argmax(softmax(W_k x + b_k)) on device k (Li et al. 2020, arXiv:1812.06127, sec. 5.1 and app. C.1).
 
     u_k ~ N(0, alpha), W_k ~ N(u_k, 1), b_k ~ N(u_k, 1); B_k ~ N(0, beta), v_k ~ N(B_k, 1), x ~ N(v_k, Sigma) with
     Sigma_jj = j^-1.2; sizes are log-normal(4, 2) + 50. alpha and beta are standard deviations, as in the authors' code.
     """
-    for name, value in (("alpha", alpha), ("beta", beta)):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise PlanError(f"{name} must be a number of at least 0 (0 means alike, 1 is usual): got {value!r}")
-    whole("num_devices", num_devices, at_least=1)
-    whole("num_features", num_features, at_least=1)
-    whole("num_classes", num_classes, at_least=2)
     devices = [_device(generator(seed, PURPOSE, k), alpha, beta, num_features, num_classes) for k in range(num_devices)]
     cuts = [int(TRAIN_SHARE * len(y_S)) for _, y_S in devices]
     return Dataset(

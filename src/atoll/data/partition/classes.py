@@ -10,21 +10,20 @@ from bisect import bisect_right
 import numpy as np
 
 from atoll.core.errors import PlanError
+from atoll.core.options import Count, Seed
 from atoll.data.dataset import Dataset
-from atoll.data.index import Array, Partition, class_labels, dealt, generator, whole
+from atoll.data.index import Array, Clients, Partition, class_labels, dealt, generator
 
 PURPOSE = 107
 MAX_SWEEPS = 100
 
 
-def classes(dataset: Dataset, *, num_clients: int = 10, seed: int = 0, classes_per_client: int = 2) -> Partition:
+def classes(dataset: Dataset, *, num_clients: Clients = 10, seed: Seed = 0, classes_per_client: Count = 2) -> Partition:
     """Give every client samples of exactly `classes_per_client` classes (Li et al. 2022, arXiv:2102.02079, "#C = k").
 
     The numbers of clients that hold a class differ by one at most. Each class is split among its holders so that
     clients become as equal in size as can be, where the paper splits it evenly.
     """
-    whole("num_clients", num_clients, at_least=1)
-    whole("classes_per_client", classes_per_client, at_least=1)
     labels_N = class_labels("classes", dataset)
     present_P, counts_P = np.unique(labels_N, return_counts=True)
     num_present = len(present_P)

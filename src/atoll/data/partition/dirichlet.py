@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Annotated
 
 import numpy as np
 
 from atoll.core.errors import PlanError
+from atoll.core.options import Count, Seed, above, at_least
 from atoll.data.dataset import Dataset
 from atoll.data.index import (
     Array,
+    Clients,
     Partition,
     class_labels,
     dealt,
     drawable,
     drawn,
     generator,
-    whole,
 )
 
 PURPOSE = 103
@@ -27,11 +29,11 @@ MAX_DRAWS = 1000
 def dirichlet(
     dataset: Dataset,
     *,
-    num_clients: int = 10,
-    seed: int = 0,
-    alpha: float = 0.5,
-    min_samples: int = 1,
-    samples_per_client: int | None = None,
+    num_clients: Clients = 10,
+    seed: Seed = 0,
+    alpha: Annotated[float, above(0, "0.1 is very skewed, 100 nearly IID")] = 0.5,
+    min_samples: Annotated[int, at_least(0, "0 allows empty clients")] = 1,
+    samples_per_client: Count | None = None,
 ) -> Partition:
     """Skew labels by Dir(alpha): near 0 a client sees one class, at 100 nearly IID (Hsu et al. 2019, arXiv:1909.06335).
 
@@ -41,8 +43,6 @@ def dirichlet(
     there may be any number of clients. Either way a client's mixture is about Dir_K(alpha); Hsu's own alpha is K times
     this one.
     """
-    whole("num_clients", num_clients, at_least=1)
-    whole("min_samples", min_samples, at_least=0)
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
         raise PlanError(f"alpha must be a number above 0 (0.1 is very skewed, 100 nearly IID): got {alpha!r}")
     labels_N = class_labels("dirichlet", dataset)

@@ -4,21 +4,33 @@ from __future__ import annotations
 
 from functools import partial
 
+from atoll.core.options import Count, Seed
 from atoll.data.dataset import Dataset
-from atoll.data.index import Array, Partition, dealt, drawable, drawn, even_offsets, generator, no_empty_clients, whole
+from atoll.data.index import (
+    Array,
+    Clients,
+    Partition,
+    dealt,
+    drawable,
+    drawn,
+    even_offsets,
+    generator,
+    no_empty_clients,
+)
 
 PURPOSE = 101
 
 
-def iid(dataset: Dataset, *, num_clients: int = 10, seed: int = 0, samples_per_client: int | None = None) -> Partition:
+def iid(
+    dataset: Dataset, *, num_clients: Clients = 10, seed: Seed = 0, samples_per_client: Count | None = None
+) -> Partition:
     """Deal a random permutation in near-equal parts (McMahan et al. 2017, arXiv:1602.05629, sec. 3).
 
     With `samples_per_client` each client draws that many different samples of its own accord, so that there may be
     any number of clients; two clients may then hold the same sample.
     """
-    whole("num_clients", num_clients, at_least=1)
     if samples_per_client is not None:
-        draw = partial(_draw, dataset.num_train, drawable(dataset, samples_per_client), whole("seed", seed, at_least=0))
+        draw = partial(_draw, dataset.num_train, drawable(dataset, samples_per_client), seed)
         return drawn(num_clients, samples_per_client, draw)
     no_empty_clients("iid", dataset, num_clients, way_out=", or set samples_per_client so that clients may overlap")
     order = generator(seed, PURPOSE).permutation(dataset.num_train)

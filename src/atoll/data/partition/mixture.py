@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from atoll.core.errors import PlanError
+from atoll.core.options import Seed
 from atoll.core.parts import Part, members
 from atoll.data.dataset import Dataset
-from atoll.data.index import Partition
+from atoll.data.index import Clients, Partition
 
-EXAMPLE = 'e.g. parts = [{name = "dirichlet", alpha = 0.1}, "rotation"]'
+EXAMPLE = {"parts": [{"name": "dirichlet", "alpha": 0.1}, "rotation"]}
 
 
-def mixture(dataset: Dataset, *, parts: list[Any], num_clients: int | None = None, seed: int = 0) -> Partition:
+def mixture(dataset: Dataset, *, parts: list[Part], num_clients: Clients | None = None, seed: Seed = 0) -> Partition:
     """Deal the data out by the first part, a partition, and let each of the others, a skew, change what was dealt.
 
     Real federations mix the kinds of skew (Kairouz et al. 2021, arXiv:1912.04977, sec. 3.1). In Python it is written
     `Part("dirichlet", alpha=0.1) | Part("rotation")`. `num_clients` goes to the first part unless that says it itself.
     """
-    if not isinstance(parts, list | tuple) or not parts:
-        raise PlanError(f"mixture needs a list of parts, a partition and then skews: {EXAMPLE}; got {parts!r}")
-    first, *others = (Part.of(part, where="each of partition.parts") for part in parts)
+    if not parts:
+        raise PlanError(
+            "mixture: parts must be a partition and then skews, got []: "
+            'write parts = [{name = "dirichlet", alpha = 0.1}, "rotation"]'
+        )
+    first, *others = map(Part.of, parts)
     asked = {} if num_clients is None else {"num_clients": num_clients}
     partition = _checked(first, dealer(first).build("data.partition", dataset, seed=seed, **asked))
     for part in others:

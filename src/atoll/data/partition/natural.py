@@ -5,19 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 from atoll.core.errors import PlanError
+from atoll.core.options import Count, Seed
 from atoll.data.dataset import Dataset
-from atoll.data.index import Partition, dealt, generator, whole
+from atoll.data.index import Clients, Partition, dealt, generator
 
 PURPOSE = 104
 WITH_OWNERS = ("shakespeare", "synthetic")
 
 
-def natural(dataset: Dataset, *, num_clients: int | None = None, seed: int = 0, min_samples: int = 1) -> Partition:
+def natural(
+    dataset: Dataset, *, num_clients: Clients | None = None, seed: Seed = 0, min_samples: Count = 1
+) -> Partition:
     """Give each owner (speaker, device) its own samples, in their order (Caldas et al. 2018, arXiv:1812.01097).
 
     Owners with fewer than `min_samples` are left out; `num_clients` picks that many of the others by the seed.
     """
-    whole("min_samples", min_samples, at_least=1)
     rng = generator(seed, PURPOSE)
     if dataset.owners is None:
         raise PlanError(
@@ -26,7 +28,7 @@ def natural(dataset: Dataset, *, num_clients: int | None = None, seed: int = 0, 
         )
     owners_O, sizes_O = np.unique(dataset.owners, return_counts=True)
     kept_C = owners_O[sizes_O >= min_samples]
-    wanted = 1 if num_clients is None else whole("num_clients", num_clients, at_least=1)
+    wanted = num_clients or 1
     if len(kept_C) < wanted:
         raise PlanError(
             f"natural needs at least {wanted} owners with {min_samples} samples or more, and {dataset.name} has "

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from atoll.core.errors import PlanError
+from atoll.core.options import Count, Positive, Seed
 from atoll.data.dataset import Dataset
-from atoll.data.index import Partition, dealt, generator, whole
-from atoll.data.shares import size_shares
+from atoll.data.index import Clients, Partition, dealt, generator
+from atoll.data.shares import Law, size_shares
 
 PURPOSE = 106
 
@@ -15,21 +16,19 @@ PURPOSE = 106
 def quantity(
     dataset: Dataset,
     *,
-    num_clients: int = 10,
-    seed: int = 0,
-    law: str = "power",
-    exponent: float | None = None,
-    sigma: float | None = None,
-    alpha: float | None = None,
-    min_samples: int = 1,
+    num_clients: Clients = 10,
+    seed: Seed = 0,
+    law: Law = "power",
+    exponent: Positive | None = None,
+    sigma: Positive | None = None,
+    alpha: Positive | None = None,
+    min_samples: Count = 1,
 ) -> Partition:
     """Deal a random permutation in parts of unequal size: n_k = min_samples + share_k (N - C min_samples).
 
     The shares follow `law`: "power" (`exponent`, 1), "log_normal" (`sigma`, 1) or "dirichlet" (`alpha`, 0.5), see
     `shares.size_shares`. Every sample is dealt.
     """
-    whole("num_clients", num_clients, at_least=1)
-    whole("min_samples", min_samples, at_least=1)
     left = dataset.num_train - num_clients * min_samples
     if left < 0:
         raise PlanError(

@@ -5,19 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from atoll.core.errors import PlanError
+from atoll.core.options import Count, Seed
 from atoll.data.dataset import Dataset
-from atoll.data.index import Partition, class_labels, dealt, even_offsets, generator, whole
+from atoll.data.index import Clients, Partition, class_labels, dealt, even_offsets, generator
 
 PURPOSE = 102
 
 
-def shards(dataset: Dataset, *, num_clients: int = 100, seed: int = 0, shards_per_client: int = 2) -> Partition:
+def shards(dataset: Dataset, *, num_clients: Clients = 100, seed: Seed = 0, shards_per_client: Count = 2) -> Partition:
     """Sort by label, cut into equal shards and deal each client a few (McMahan et al. 2017, arXiv:1602.05629, sec. 3).
 
     A client then sees about `shards_per_client` classes. Where shards cannot be equal they differ by one sample.
     """
-    whole("num_clients", num_clients, at_least=1)
-    whole("shards_per_client", shards_per_client, at_least=1)
     labels_N = class_labels("shards", dataset)
     num_shards = num_clients * shards_per_client
     if num_shards > dataset.num_train:

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Annotated
 
 import numpy as np
 
 from atoll.core.errors import PlanError
+from atoll.core.options import Range, Seed
 from atoll.data.dataset import Dataset, Public
 from atoll.data.index import generator
 
 PURPOSE = 120
 
 
-def held_out(dataset: Dataset, *, fraction: float = 0.05, seed: int = 0) -> tuple[Dataset, Public]:
+BOTH = "leave samples on both sides"
+
+
+def held_out(
+    dataset: Dataset,
+    *,
+    fraction: Annotated[float, Range(0, 1, open_low=True, open_high=True, hint=BOTH)] = 0.05,
+    seed: Seed = 0,
+) -> tuple[Dataset, Public]:
     """Take a share of the training samples, picked by the seed, away from all clients: the rest, and what was taken."""
-    taken = round(fraction * dataset.num_train) if 0 < fraction < 1 else 0
+    taken = round(fraction * dataset.num_train)
     if not 1 <= taken < dataset.num_train:
         raise PlanError(
             f"held_out: fraction must be in (0, 1) and leave samples on both sides, got {fraction} of "

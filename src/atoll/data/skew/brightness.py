@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from atoll.core.options import Seed, ShareAboveZero
 from atoll.data.dataset import Dataset
 from atoll.data.index import Array, Partition, generator
-from atoll.data.shares import positive
+from atoll.data.shares import Amount
 from atoll.data.skew.features import with_features
 
 PURPOSE = 114
 
 
 def brightness(
-    dataset: Dataset, partition: Partition, *, seed: int = 0, gain: float = 0.5, offset: float = 0.2
+    dataset: Dataset, partition: Partition, *, seed: Seed = 0, gain: ShareAboveZero = 0.5, offset: Amount = 0.2
 ) -> Partition:
     """Give all samples of a client its own contrast and brightness: a x + b, a ~ U(1 ± gain), b ~ U(± offset).
 
     The offset is in the units that a model sees, where pictures usually go from 0 to 1. Covariate shift: P(x) differs
     from client to client (Kairouz et al. 2021, arXiv:1912.04977, sec. 3.1).
     """
-    gain, offset = positive("gain", gain, at_most=1), positive("offset", offset)
     rng = generator(seed, PURPOSE)
     gain_C = rng.uniform(1 - gain, 1 + gain, partition.num_clients)
     offset_C = rng.uniform(-offset, offset, partition.num_clients) / dataset.scale

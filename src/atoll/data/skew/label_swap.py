@@ -7,19 +7,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Annotated
 
 import numpy as np
 
 from atoll.core.errors import PlanError
+from atoll.core.options import Seed, at_least
 from atoll.data.dataset import Dataset
-from atoll.data.index import Array, Partition, changed, disjoint, generator, whole
-from atoll.data.shares import random_groups
+from atoll.data.index import Array, Partition, changed, disjoint, generator
+from atoll.data.shares import Groups, random_groups
 
 PURPOSE = 116
 
 
 def label_swap(
-    dataset: Dataset, partition: Partition, *, seed: int = 0, num_groups: int = 2, num_classes_swapped: int = 2
+    dataset: Dataset,
+    partition: Partition,
+    *,
+    seed: Seed = 0,
+    num_groups: Groups = 2,
+    num_classes_swapped: Annotated[int, at_least(2)] = 2,
 ) -> Partition:
     """Let each group of clients exchange `num_classes_swapped` labels by a permutation that no other group has.
 
@@ -40,7 +47,7 @@ def label_swap(
 def _permutations(dataset: Dataset, num_groups: int, num_swapped: int, rng: np.random.Generator) -> Array:
     """The new label of each label in each group, (G, K), all groups different."""
     K = dataset.num_classes
-    if whole("num_classes_swapped", num_swapped, at_least=2) > K:
+    if num_swapped > K:
         raise PlanError(f"num_classes_swapped is {num_swapped}, but {dataset.name} has {K} classes: lower it")
     if math.comb(K, num_swapped) * math.factorial(num_swapped - 1) < num_groups:
         raise PlanError(

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
+from atoll.core.options import Seed
 from atoll.data.dataset import Dataset
 from atoll.data.index import Array, Partition, generator
-from atoll.data.shares import positive
+from atoll.data.shares import Amount
 from atoll.data.skew.features import with_features
 
 PURPOSE = 113
 
 
-def noise(dataset: Dataset, partition: Partition, *, seed: int = 0, sigma: float = 0.1) -> Partition:
+def noise(dataset: Dataset, partition: Partition, *, seed: Seed = 0, sigma: Amount = 0.1) -> Partition:
     """Add Gaussian noise whose standard deviation rises from client to client: sigma i / C for client i of 1..C.
 
     This is Gau(sigma i / N) of Li et al. 2022 (arXiv:2102.02079, noise-based feature imbalance), which their code takes
     as the standard deviation. Noise is in the units that a model sees, where pictures usually go from 0 to 1.
     """
-    positive("sigma", sigma)
 
     def noisy(client: int, x_S: Array) -> Array:
         deviation = sigma * (client + 1) / partition.num_clients / abs(dataset.scale)

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from atoll.core.options import Positive, Seed
 from atoll.data.dataset import Dataset
 from atoll.data.index import Partition, disjoint, generator
-from atoll.data.shares import size_shares
+from atoll.data.shares import Law, size_shares
 
 PURPOSE = 111
 
@@ -17,11 +18,11 @@ def quantity(
     dataset: Dataset,
     partition: Partition,
     *,
-    seed: int = 0,
-    law: str = "power",
-    exponent: float | None = None,
-    sigma: float | None = None,
-    alpha: float | None = None,
+    seed: Seed = 0,
+    law: Law = "power",
+    exponent: Positive | None = None,
+    sigma: Positive | None = None,
+    alpha: Positive | None = None,
 ) -> Partition:
     """Let client k keep the fraction share_k / max share of its samples, drawn at random, and at least one of them.
 

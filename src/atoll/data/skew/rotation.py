@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
+from atoll.core.options import Range, Seed
 from atoll.data.dataset import Dataset
 from atoll.data.index import Array, Partition, generator
-from atoll.data.shares import positive
 from atoll.data.skew.features import resampled, with_pictures
 
 PURPOSE = 112
 
 
-def rotation(dataset: Dataset, partition: Partition, *, seed: int = 0, degrees: float = 45.0) -> Partition:
+def rotation(
+    dataset: Dataset,
+    partition: Partition,
+    *,
+    seed: Seed = 0,
+    degrees: Annotated[float, Range(0, 180, open_low=True)] = 45.0,
+) -> Partition:
     """Turn all pictures of a client by its own angle, uniform in ± `degrees`.
 
     Covariate shift: P(x) differs from client to client (Kairouz et al. 2021, arXiv:1912.04977, sec. 3.1).
     """
-    most = np.deg2rad(positive("degrees", degrees, at_most=180))
+    most = np.deg2rad(degrees)
     angle_C = generator(seed, PURPOSE).uniform(-most, most, partition.num_clients)
 
     def turned(client: int, x_SIHW: Array) -> Array:

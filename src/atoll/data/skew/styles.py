@@ -8,9 +8,10 @@ from __future__ import annotations
 import numpy as np
 from scipy import ndimage
 
+from atoll.core.options import Seed
 from atoll.data.dataset import Dataset
 from atoll.data.index import Array, Partition, generator
-from atoll.data.shares import random_groups
+from atoll.data.shares import Groups, random_groups
 from atoll.data.skew.features import resampled, with_pictures
 
 PURPOSE = 115
@@ -18,7 +19,7 @@ SLANT = 0.5
 PEN = (1, 1, 2, 2)
 
 
-def styles(dataset: Dataset, partition: Partition, *, seed: int = 0, num_groups: int = 4) -> Partition:
+def styles(dataset: Dataset, partition: Partition, *, seed: Seed = 0, num_groups: Groups = 4) -> Partition:
     """Draw the pictures of each group of clients in its own style: slant, thickness of strokes, dark on light or not.
 
     Slants (shears) are spread over ± 0.5 and thicknesses from eroded to dilated strokes, both dealt to the groups at

@@ -22,6 +22,9 @@ ASSUMPTIONS = (
 )
 
 
+EXAMPLE = {"clip": 1.0, "sigma": 1.0, "delta": 1e-5, "quantile": 0.5}
+
+
 def central(
     clip: float,
     sigma: float,

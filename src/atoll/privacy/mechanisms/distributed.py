@@ -27,6 +27,9 @@ ASSUMPTIONS = (
 )
 
 
+EXAMPLE = {"clip": 1.0, "sigma": 1.0, "delta": 1e-5}
+
+
 def distributed(
     clip: float,
     sigma: float,

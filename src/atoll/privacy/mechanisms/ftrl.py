@@ -21,6 +21,9 @@ ASSUMPTIONS = (
 )
 
 
+EXAMPLE = {"clip": 1.0, "sigma": 1.0, "delta": 1e-5}
+
+
 def ftrl(
     clip: float,
     sigma: float,

@@ -18,6 +18,9 @@ ASSUMPTIONS = (
 )
 
 
+EXAMPLE = {"clip": 1.0, "sigma": 1.0, "delta": 1e-5}
+
+
 def local(clip: float, sigma: float, delta: float, epsilon: float | None = None, test_noise: bool = False) -> Mechanism:
     """Clip the whole update and add Gaussian noise of sigma * clip at the client, before anything leaves it.
 

@@ -15,6 +15,9 @@ OPEN = (
 )
 
 
+EXAMPLE = {"noise": 1.0, "epsilon": 8.0, "delta": 1e-5}
+
+
 def proportional(noise: float, epsilon: float, delta: float, exposure: Exposure, test_noise: bool = False) -> Mechanism:
     """Private steps with a clip of C_i = lambda |g_i|, g_i being the mean gradient of client i's batch before the clip.
 

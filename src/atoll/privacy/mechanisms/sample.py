@@ -15,6 +15,9 @@ ASSUMPTIONS = (
 )
 
 
+EXAMPLE = {"clip": 1.0, "sigma": 1.0, "delta": 1e-5}
+
+
 def sample(
     clip: float, sigma: float, delta: float, epsilon: float | None = None, test_noise: bool = False
 ) -> Mechanism:

@@ -5,26 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Annotated
 
 import numpy as np
 
 from atoll.core.devices import Devices, Load, Speed, Trip, trip
-from atoll.core.errors import PlanError
+from atoll.core.options import Positive, Range, Seed, ShareBelowOne
 from atoll.core.seeds import generator
 
 DAY = 86_400.0
-SHARES = ("dropout", "diurnal")
+Sigma = Annotated[float, Range(0, 20)]
+"""Of logarithms of speeds: beyond 20 they would leave the range of floats."""
 
 
 def fleet(
-    samples_per_second: float = 100.0,
-    down_mbps: float = 20.0,
-    up_mbps: float = 5.0,
-    spread: float = 1.0,
-    jitter: float = 0.25,
-    dropout: float = 0.08,
-    diurnal: float = 0.0,
-    seed: int = 0,
+    samples_per_second: Positive = 100.0,
+    down_mbps: Positive = 20.0,
+    up_mbps: Positive = 5.0,
+    spread: Sigma = 1.0,
+    jitter: Sigma = 0.25,
+    dropout: ShareBelowOne = 0.08,
+    diurnal: ShareBelowOne = 0.0,
+    seed: Seed = 0,
 ) -> Devices:
     """Draw devices whose speeds are log-normal: medians as given (Mbit/s), `spread` the sigma between devices.
 
@@ -33,15 +35,6 @@ def fleet(
     the share of devices that are idle, charging and on an unmetered network swings by a factor of (1 + s) / (1 - s)
     within a day, half of them on average: 0.6 is the factor of 4 seen there.
     """
-    for name, value in (("samples_per_second", samples_per_second), ("down_mbps", down_mbps), ("up_mbps", up_mbps)):
-        if not value > 0:
-            raise PlanError(f"fleet: {name} must be above 0, got {value}")
-    for name, value in (("spread", spread), ("jitter", jitter)):
-        if value < 0:
-            raise PlanError(f"fleet: {name} must be 0 or more, got {value}")
-    for name, value in zip(SHARES, (dropout, diurnal), strict=True):
-        if not 0 <= value < 1:
-            raise PlanError(f"fleet: {name} must be in [0, 1), got {value}")
 
     @lru_cache(maxsize=1 << 17)
     def speed(client: int) -> Speed:

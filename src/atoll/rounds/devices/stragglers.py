@@ -5,16 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from atoll.core.devices import Devices, Load, Trip
-from atoll.core.errors import PlanError
+from atoll.core.options import Share
 
 
-def stragglers(fraction: float = 0.5, drop: bool = False) -> Devices:
+def stragglers(fraction: Share = 0.5, drop: bool = False) -> Devices:
     """Let this share of each cohort finish only a part of its work, uniform in (0, 1] (Li et al. 2020).
 
     arXiv:1812.06127, section 5.2. They send what they have, or are lost with `drop`, as FedAvg's server would do.
     """
-    if not 0 <= fraction <= 1:
-        raise PlanError(f"stragglers: fraction must be in [0, 1], got {fraction}")
 
     def trips(loads: list[Load], rng: np.random.Generator) -> list[Trip]:
         slow = set(rng.choice(len(loads), size=round(fraction * len(loads)), replace=False).tolist())

@@ -11,6 +11,7 @@ import numpy as np
 
 from atoll.core.devices import Devices, Load, Speed, Trip, trip
 from atoll.core.errors import PlanError
+from atoll.core.options import Seed
 from atoll.core.seeds import derive
 
 NUMBERS = Speed._fields
@@ -19,7 +20,10 @@ OPTIONAL = {"dropout": 0.0, "from_hour": 0.0, "to_hour": 24.0, "battery": math.n
 """Columns that may be missing, and what holds then."""
 
 
-def trace(path: str, seed: int = 0) -> Devices:
+EXAMPLE = {"path": "devices.csv"}
+
+
+def trace(path: str, seed: Seed = 0) -> Devices:
     """Take devices from a CSV file, one a row; each client is given one of them by the seed.
 
     Columns: samples_per_second, down_mbps, up_mbps (Mbit/s), and if known dropout (a share), from_hour and to_hour
@@ -54,7 +58,7 @@ def _read(path: Path) -> list[dict[str, float]]:
         with path.open(newline="") as file:
             table = list(csv.DictReader(file))
     except OSError as error:
-        raise PlanError(f"the trace {path} cannot be read ({error.strerror}): check devices.path") from error
+        raise PlanError(f"the trace '{path}' cannot be read ({error.strerror}): check devices.path") from error
     if not table:
         raise PlanError(f"the trace {path} has no rows: give a line of column names and at least one device")
     missing = [name for name in NUMBERS if name not in table[0]]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
 from atoll.core.coordinator import Pick, Population, Sampler
-from atoll.core.errors import PlanError
+from atoll.core.options import Range
 from atoll.rounds.drawing import unbiased
 
+Explore = Annotated[float, Range(0, 1, open_low=True, hint="at 0 some clients might never be asked again")]
 
-def importance(by: Literal["loss", "norm"] = "norm", explore: float = 0.1) -> Sampler:
+
+def importance(by: Literal["loss", "norm"] = "norm", explore: Explore = 0.1) -> Sampler:
     """Draw clients by their last known loss or update norm, and make up for it in their shares.
 
     p_k = explore / N + (1 - explore) * score_k / sum of scores, drawn with replacement. As in the optimal scheme of
@@ -20,12 +22,6 @@ def importance(by: Literal["loss", "norm"] = "norm", explore: float = 0.1) -> Sa
     norms are those of a client's last round, so that nobody trains in vain; p_k leaves the client's weight out; draws
     have a fixed number instead of independent coins; a part is uniform, since an old norm may be wrong.
     """
-    if by not in ("loss", "norm"):
-        raise PlanError(f"sampler.by must be 'loss' or 'norm', got {by!r}")
-    if not 0 < explore <= 1:
-        raise PlanError(
-            f"sampler.explore must be in (0, 1], got {explore}: at 0 some clients might never be asked again"
-        )
 
     def sample(rng: np.random.Generator, num: int, population: Population) -> list[Pick]:
         score_N = _scores(population.scores, population.num_clients)

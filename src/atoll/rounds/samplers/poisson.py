@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
 from atoll.core.coordinator import Pick, Population, Sampler
-from atoll.core.errors import PlanError
+from atoll.core.options import Range
+
+UNSET = "leave it out for cohort size / clients"
 
 
-def poisson(rate: float | None = None) -> Sampler:
+def poisson(rate: Annotated[float, Range(0, 1, open_low=True, hint=UNSET)] | None = None) -> Sampler:
     """Pick each free client by itself with probability q (McMahan et al. 2018, arXiv:1710.06963, algorithm 1).
 
     q is `rate`, or the wanted number over the registered clients. The size of the cohort varies and may be 0.
     """
-    if rate is not None and not 0 < rate <= 1:
-        raise PlanError(f"sampler.rate is a probability in (0, 1], got {rate}; leave it out for cohort size / clients")
 
     def sample(rng: np.random.Generator, num: int, population: Population) -> list[Pick]:
         all_of_them = population.num_clients

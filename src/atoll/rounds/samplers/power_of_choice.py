@@ -8,17 +8,16 @@ import numpy as np
 
 from atoll.core.coordinator import Pick, Population, Sampler
 from atoll.core.errors import PlanError
+from atoll.core.options import Count
 from atoll.rounds.drawing import by_weight
 
 
-def power_of_choice(candidates: int | None = None) -> Sampler:
+def power_of_choice(candidates: Count | None = None) -> Sampler:
     """Of d candidates drawn by n_k without replacement, pick those with the largest loss (Cho et al. 2020, rpow-d).
 
     arXiv:2010.01243: the loss is that of a client's last round, and infinite if it never took part. d is `candidates`,
     or twice the number that is asked. Biased by design towards high losses: nothing makes up for it.
     """
-    if candidates is not None and candidates < 1:
-        raise PlanError(f"sampler.candidates must be at least 1, got {candidates}")
 
     def sample(rng: np.random.Generator, num: int, population: Population) -> list[Pick]:
         d = 2 * num if candidates is None else candidates

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Annotated
 
 import numpy as np
 
 from atoll.core.errors import PlanError
+from atoll.core.options import Range
 from atoll.secagg.masks import Mask, apply
 from atoll.secagg.scheme import Message, Outcome, Player, Scheme, Session, Stage, batches
 
@@ -16,7 +18,7 @@ NUMBER = 8
 """Bytes of a client's number in front of what it says."""
 
 
-def additive(servers: int = 2) -> Scheme:
+def additive(servers: Annotated[int, Range(2, 1000, hint="one server would see every vector")] = 2) -> Scheme:
     """Split each vector into shares that look random and add up to it, one for each of several servers.
 
     All servers but the first get a seed of 32 bytes, which they stretch; the first gets the vector minus all of that
@@ -24,8 +26,6 @@ def additive(servers: int = 2) -> Scheme:
     whoever is in the first server's sum is known to the others. Each server adds up its shares, and only the sums of
     shares are put together. Nothing is hidden if all servers collude; clients cannot make anything fail or open.
     """
-    if servers < 2:
-        raise PlanError(f"additive.servers must be at least 2, got {servers}: one server would see every vector")
 
     def check(num_clients: int) -> None:
         if num_clients < 2:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.core.errors import PlanError
+from atoll.core.options import ShareBelowOne
 from atoll.secagg import client_state, wire
 from atoll.secagg.aborts import Abort
 from atoll.secagg.client import Client, in_memory
 from atoll.secagg.client_state import ClientState, Floors, Vector
 from atoll.secagg.graph import parameters
-from atoll.secagg.scheme import Ask, Message, Outcome, Player, Scheme, Session, Stage, batches, share
+from atoll.secagg.scheme import Ask, Message, Outcome, Player, Scheme, Session, Stage, batches
 from atoll.secagg.server import Close, Phase, Server
 
 STEPS = {
@@ -24,17 +25,12 @@ STEPS = {
 }
 
 
-def pairwise(server: wire.Mode = "active", dropouts: float = 0.2, colluding: float = 0.1) -> Scheme:
+def pairwise(server: wire.Mode = "active", dropouts: ShareBelowOne = 0.2, colluding: ShareBelowOne = 0.1) -> Scheme:
     """Mask with every neighbour and with a mask of one's own (Bonawitz et al. 2017; Bell et al. 2020, eprint 2020/704).
 
     `server` is what the server may do: "curious" looks at everything it is sent, "active" may also lie. A sum exists as
     long as no more than the share `dropouts` is lost, and is safe from the server with a share `colluding` of clients.
     """
-    if server not in ("curious", "active"):
-        raise PlanError(f'pairwise.server is "curious" or "active", got {server!r}')
-    share("pairwise.dropouts", dropouts)
-    share("pairwise.colluding", colluding)
-
     floors = Floors(mode=server)
 
     def check(num_clients: int) -> None:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from atoll.core.errors import PlanError
 from atoll.core.optimizer import Optimizer, spread
+from atoll.core.options import NotNegative, Positive, ShareBelowOne
 
 
-def adam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.0) -> Optimizer:
+def adam(
+    beta1: ShareBelowOne = 0.9, beta2: ShareBelowOne = 0.999, eps: Positive = 1e-8, weight_decay: NotNegative = 0.0
+) -> Optimizer:
     """Step by m / (sqrt(v) + eps), both corrected for their start (Kingma and Ba 2015, arXiv:1412.6980, alg. 1)."""
-    if not (0 <= beta1 < 1 and 0 <= beta2 < 1):
-        raise PlanError(f"adam: beta1 and beta2 must be in [0, 1), got {beta1} and {beta2}")
-    if eps <= 0 or weight_decay < 0:
-        raise PlanError(f"adam: eps must be above 0 and weight_decay 0 or more, got {eps} and {weight_decay}")
 
     def init(tensors: list[Tensor]) -> list[Tensor]:
         return [torch.zeros_like(tensor) for tensor in tensors for _ in range(2)]

@@ -7,14 +7,11 @@ from torch import Tensor
 
 from atoll.core.errors import PlanError
 from atoll.core.optimizer import Optimizer, remember_nothing, spread
+from atoll.core.options import NotNegative, ShareBelowOne
 
 
-def sgd(momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False) -> Optimizer:
+def sgd(momentum: ShareBelowOne = 0.0, weight_decay: NotNegative = 0.0, nesterov: bool = False) -> Optimizer:
     """Step w <- w - lr * v, v <- momentum * v + (grad + weight_decay * w), as torch.optim.SGD does."""
-    if not 0 <= momentum < 1:
-        raise PlanError(f"sgd: momentum must be in [0, 1), got {momentum}")
-    if weight_decay < 0:
-        raise PlanError(f"sgd: weight_decay must be 0 or more, got {weight_decay}")
     if nesterov and momentum == 0:
         raise PlanError("sgd: nesterov needs a momentum above 0")
 
