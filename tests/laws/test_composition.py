@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import timeless
-from random_plans import OPTIONS, random_plan
+from laws.random_plans import OPTIONS, random_plan
 
 from atoll.api import Result, run
 from atoll.core.errors import DataError, PlanError
