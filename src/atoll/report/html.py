@@ -174,7 +174,7 @@ def _warning(record: RunRecord) -> str:
     if advice := failure(record):
         said.append(f"The run ended early or without a usable model ({ended(record)}): {advice}.")
     if not record.rows:
-        said.append("No round is recorded." if ended(record) else "No round is recorded yet.")
+        said.append("No round is recorded yet.")
     if warning := dig(record.info, "privacy.warning"):
         said.append(f"{warning}. This run was a test: its epsilon protects nobody.")
     return "".join(f'<p class="warning">{escape(text)}</p>' for text in said)
