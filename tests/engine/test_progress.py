@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -63,11 +65,12 @@ ENDS: dict[str, tuple[dict[str, Any], Reason]] = {
         {"policy": {**BUFFERED, "size": 6}, "sampler": {"name": "poisson", "rate": 1e-9}},
         Reason.GAVE_UP,
     ),
-    "no sum opens": ({"secagg": {"lost": 0.95}}, Reason.GAVE_UP),
+    "no sum opens": ({"policy": {"size": 3}, "secagg": {"lost": 0.99}}, Reason.GAVE_UP),
     "a private sum never opens": (
         {
             "privacy": {"name": "distributed", "clip": 1.0, "sigma": 1.0, "delta": 1e-3, "test_noise": True},
-            "secagg": {"lost": 0.95},
+            "policy": {"size": 3},
+            "secagg": {"lost": 0.99},
         },
         Reason.GAVE_UP,
     ),
@@ -78,7 +81,7 @@ ENDS: dict[str, tuple[dict[str, Any], Reason]] = {
                 "clip": 1.0,
                 "sigma": 4.0,
                 "delta": 1e-3,
-                "epsilon": 2.0,
+                "epsilon": 0.7,
                 "test_noise": True,
             },
             "sampler": {"name": "poisson", "rate": 0.2},
@@ -93,7 +96,7 @@ ENDS: dict[str, tuple[dict[str, Any], Reason]] = {
 @pytest.mark.parametrize("name", ENDS)
 def test_a_plan_ends_with_a_reason(digits_plan: Plan, name: str) -> None:
     settings, reason = ENDS[name]
-    plan = digits_plan.replace({"evaluation.every": 100, **settings})
+    plan = digits_plan.replace({"evaluation.every": 100, "local.steps": 1, **settings})
     result = run(plan)
     assert result.reason == reason
     assert result.params_D.isfinite().all()
@@ -105,8 +108,17 @@ def test_a_plan_ends_with_a_reason(digits_plan: Plan, name: str) -> None:
 
 @pytest.mark.parametrize("policy", [{"size": 5}, BUFFERED, ASYNCHRONOUS], ids=lambda policy: str(policy.get("name")))
 def test_attackers_that_always_send_nan_end_a_run_with_a_reason(digits_plan: Plan, policy: dict[str, Any]) -> None:
-    result = run(digits_plan.replace({"policy": policy, "attack": "not_finite", "attackers.num": 12}))
+    result = run(digits_plan.replace({"policy": policy, "local.steps": 1, "attack": "not_finite", "attackers.num": 12}))
     assert (result.reason, result.history) == (Reason.GAVE_UP, [])
+
+
+def test_a_run_waits_through_the_hours_in_which_nobody_can_be_reached(digits_plan: Plan, tmp_path: Path) -> None:
+    path = tmp_path / "devices.csv"
+    path.write_text("samples_per_second,down_mbps,up_mbps,from_hour,to_hour\n0.05,8,8,22,6\n")  # hours for a round
+    result = run(digits_plan.replace({"devices": {"name": "trace", "path": str(path)}, "rounds": 20}))
+    assert result.reason == Reason.ALL_ROUNDS
+    waits = np.diff([row["simulated_seconds"] for row in result.history])
+    assert 14 * 3600 < waits.max() < 20 * 3600
 
 
 def suspicious() -> Detector:

@@ -18,6 +18,7 @@ from network.operated import client_of, operated, serving
 
 from atoll import Plan
 from atoll.core.coordinator import Phase, Reason
+from atoll.network.conductor import FEW_LOST
 from atoll.network.runs import RUNNING
 from atoll.report.html import write_report
 
@@ -123,6 +124,28 @@ def test_a_run_waits_for_clients_without_turning(tmp_path: Path, monkeypatch: py
         for thread in threads:
             thread.join(60)
         assert hub.status()["runs"][0]["status"] == "all rounds done"
+
+
+def test_there_is_a_pause_when_every_task_is_lost(tmp_path: Path) -> None:
+    """Clients that refuse are asked again, but not as fast as they can refuse."""
+    plan = Plan(
+        partition={"name": "iid", "num_clients": 2},
+        model={"name": "mlp_2nn", "hidden": 8},
+        local={"lr": 1e30},
+        policy={"name": "asynchronous", "concurrency": 2},
+        rounds=3,
+    )
+    with operated(tmp_path / "server", num_clients=2) as hub, serving(hub) as url:
+        threads = [client_of(hub, url, tmp_path / f"client-{number}", dealt(plan, number)) for number in range(2)]
+        hub.add_run("refused", plan)
+        for thread in threads:
+            thread.start()
+        run = hub.desk.run("refused")
+        until(lambda: run.machine.lost_in_a_row > FEW_LOST and run.not_before > 0, 60, "a pause")
+        assert run.status == RUNNING
+        hub.stop_run("refused")
+        for thread in threads:
+            thread.join(60)
 
 
 def charger(number: int, charging: set[int]) -> Callable[[], dict[str, bool | float]]:

@@ -50,8 +50,10 @@ from atoll.train.server import aggregated
 
 LOOK_AHEAD = 4
 """Where few updates make a version, so many stacks of clients are trained ahead of their arrival."""
-PATIENCE = 60.0
-"""Simulated seconds until clients are asked again after an attempt that came to nothing."""
+PATIENCE, MOST_PATIENCE = 60.0, 3600.0
+"""Simulated seconds until clients are asked again after an attempt that came to nothing, and after many of them."""
+SHORT_WAITS = 50
+"""After so many attempts in a row that came to nothing the wait is doubled each time: a day has quiet hours."""
 
 
 class Simulation:
@@ -177,8 +179,10 @@ class Simulation:
 
     def _wait(self, state: RunState) -> RunState:
         """Let some time pass if nobody is at work."""
-        idle = self.devices is not INSTANT and not state.coordinator.in_flight
-        return state._replace(clock=state.clock + PATIENCE) if idle else state
+        if self.devices is INSTANT or state.coordinator.in_flight:
+            return state
+        doubled = max(0, state.coordinator.abandoned_in_a_row - SHORT_WAITS)
+        return state._replace(clock=state.clock + min(MOST_PATIENCE, PATIENCE * 2.0**doubled))
 
     def _send(self, state: RunState, tasks: tuple[Task, ...]) -> RunState:
         """Set tasks on their way."""

@@ -50,6 +50,8 @@ from atoll.network.tables import Stage, TaskRow
 
 LONGEST_PAUSE = 60.0
 """Seconds after many attempts in a row that came to nothing."""
+FEW_LOST = 10
+"""So many lost tasks in a row are replaced at once; after more there is a pause."""
 PROBE = 1 << 16
 """Bytes for which there must be room before it is said that there is some."""
 
@@ -240,6 +242,8 @@ class Conductor:
             row = draft.book.task(run.name, task.attempt, task.client)
             same = row is not None and row.stage in (Stage.ARRIVED, Stage.COUNTED) and row.update == name
             return "" if same else "nobody waits for this update any more: poll for work"
+        if machine.lost_in_a_row > FEW_LOST:
+            draft.then(lambda: setattr(run, "not_before", 0.0))  # this one is not lost: the pause is over
         machine, commands = run.parts.coordinator.step(machine, Arrived((task,)))
         draft.move(run, machine, seq + 1)
         if any(isinstance(command, Reject) for command in commands):
@@ -264,6 +268,9 @@ class Conductor:
             machine, more = run.parts.coordinator.step(machine, Failed((task,)))
             seq, commands = seq + 1, commands + more
             draft.book.failed(run.name, task, why[:500], seq)
+        pause = _pause(machine.lost_in_a_row - FEW_LOST)
+        if pause:
+            draft.then(lambda: setattr(run, "not_before", self.now() + pause))
         draft.move(run, machine, seq)
         self.follow(draft, run, commands)
 
@@ -300,7 +307,7 @@ class Conductor:
             draft.book.close_asked(run.name)
         people = told(run.parts.guard, attempt, {"rejected": rejected_of(draft.book.tasks(run.name, attempt))})
         self._note(draft, run, "abandon", {"attempt": attempt, "why": str(reason), **people})
-        pause = min(LONGEST_PAUSE, 0.5 * 2.0 ** min(machine.abandoned_in_a_row, 10))
+        pause = _pause(machine.abandoned_in_a_row)
         draft.then(lambda: setattr(run, "not_before", self.now() + pause))
         self._metrics.abandoned(run.name)
         log("abandoned", run=run.name, attempt=attempt, why=str(reason))
@@ -432,3 +439,8 @@ class Conductor:
             log("recovered")
         self.why = why
         self._metrics.read_only(bool(why))
+
+
+def _pause(num_failures: int) -> float:
+    """Seconds to wait after so many failures in a row."""
+    return min(LONGEST_PAUSE, 0.5 * 2.0 ** min(num_failures, 10)) if num_failures > 0 else 0.0
