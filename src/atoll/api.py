@@ -72,7 +72,7 @@ class Result:
     @property
     def test(self) -> dict[str, float]:
         """The last measured metrics on the central test set."""
-        found = next((row["test"] for row in reversed(self.history) if "test" in row), {})
+        found: dict[str, float | None] = next((row["test"] for row in reversed(self.history) if "test" in row), {})
         return {name: float("nan") if value is None else value for name, value in found.items()}
 
     @property

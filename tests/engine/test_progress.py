@@ -12,6 +12,7 @@ import torch
 from atoll import Plan, run
 from atoll.core.coordinator import Coordinator, CoordinatorState, Event, Reason, Step
 from atoll.core.detection import Detector
+from atoll.report.record import read_state
 
 MOST_STEPS = 20_000
 """Far more than any of these plans takes to its end, and few enough to be over in seconds."""
@@ -66,11 +67,11 @@ ENDS: dict[str, tuple[dict[str, Any], Reason]] = {
         Reason.GAVE_UP,
     ),
     "no sum opens": ({"policy": {"size": 3}, "secagg": {"lost": 0.99}}, Reason.GAVE_UP),
-    "a private sum never opens": (
+    "a private cohort is always lost": (
         {
             "privacy": {"name": "distributed", "clip": 1.0, "sigma": 1.0, "delta": 1e-3, "test_noise": True},
-            "policy": {"size": 3},
-            "secagg": {"lost": 0.99},
+            "secagg": {},
+            "devices": NEVER,
         },
         Reason.GAVE_UP,
     ),
@@ -110,6 +111,13 @@ def test_a_plan_ends_with_a_reason(digits_plan: Plan, name: str) -> None:
 def test_attackers_that_always_send_nan_end_a_run_with_a_reason(digits_plan: Plan, policy: dict[str, Any]) -> None:
     result = run(digits_plan.replace({"policy": policy, "local.steps": 1, "attack": "not_finite", "attackers.num": 12}))
     assert (result.reason, result.history) == (Reason.GAVE_UP, [])
+
+
+def test_nothing_is_remembered_of_lost_tasks(digits_plan: Plan, tmp_path: Path) -> None:
+    result = run(digits_plan.replace({"policy": BUFFERED, "devices": LOSSY, "rounds": 20}), out=tmp_path / "run")
+    assert result.history[-1]["failed"] > 20
+    state = read_state(tmp_path / "run" / "checkpoint.safetensors", result.plan.identity())
+    assert set(state.works) <= {*state.coordinator.in_flight.values(), *state.coordinator.arrived}
 
 
 def test_a_run_waits_through_the_hours_in_which_nobody_can_be_reached(digits_plan: Plan, tmp_path: Path) -> None:

@@ -236,8 +236,12 @@ class Simulation:
         state = state._replace(clock=together[-1].ends, journeys=state.journeys[len(ended) :])
         if not first.fails:
             return state, Arrived(ended)
-        lost = {task.client for task in ended}  # and who knows what they have heard
-        return state._replace(heard={c: v for c, v in state.heard.items() if c not in lost}), Failed(ended)
+        lost, clients = set(ended), {task.client for task in ended}
+        works = {task: work for task, work in state.works.items() if task not in lost}
+        heard = {
+            client: num for client, num in state.heard.items() if client not in clients
+        }  # who knows what they heard
+        return state._replace(heard=heard, works=works), Failed(ended)
 
     def _commit(
         self, state: RunState, tasks: tuple[Task, ...], asked: tuple[Task, ...], progress: Progress

@@ -314,7 +314,8 @@ class Conductor:
 
     def _finished(self, draft: Draft, run: Run, why: Reason) -> None:
         machine, _ = draft.machine(run)
-        reason = str(end_reason(why, (draft.book.rows(run.name) or [None])[-1]))
+        rows = draft.book.rows(run.name)
+        reason = str(end_reason(why, rows[-1] if rows else None))
         model = hash_of(run.state.params_D) if run.state is not None else ""
         if run.state is not None:
             self._note(draft, run, chain.END, {"reason": reason, "version": machine.version, "model": model})

@@ -338,9 +338,16 @@ class Run:
     def describe(self) -> None:
         """Write what is known before the first round."""
         if self.parts is not None:
-            parts, num_train = self.parts, int(sum(self.sizes))
-            named = {"name": self.plan.name or self.name, "setup_seconds": 0.0, "num_train": num_train}
-            self.files.write_json("run.json", run_info(self.plan, parts.job, parts.engine, parts.guard, **named))
+            info = run_info(
+                self.plan,
+                self.parts.job,
+                self.parts.engine,
+                self.parts.guard,
+                name=self.plan.name or self.name,
+                setup_seconds=0.0,
+                num_train=sum(self.sizes),
+            )
+            self.files.write_json("run.json", info)
 
     def note(self, row: dict[str, Any] | None, line: str) -> None:
         """Add a round and a line of the ledger to the files; a kill in between is made good at the next start."""
