@@ -61,7 +61,7 @@ def test_a_budget_of_bytes_ends_both_alike_and_is_never_overspent(
     plan = BASE.replace({"stop.bytes": budget, "evaluation.every": 10})
     model = simulated(plan, tmp_path / "alone")
     with federation(tmp_path / "together", processes, certs, plan) as made:
-        made.run_to_end(NUM)
+        made.run_to_end(NUM, 180.0)
         ours, alone = made.directory(), tmp_path / "alone"
         assert [row["round"] for row in rows(ours)] == [1, 2, 3]
         assert 0.75 * budget < spent(rows(ours)[-1]) <= budget
@@ -74,6 +74,11 @@ def test_a_budget_of_bytes_ends_both_alike_and_is_never_overspent(
         assert {**result, "seconds": 0} == {**same, "seconds": 0}
         assert made.model() == model
         assert made.audited().rounds == 3
+        for name in ("result.json", "confusion.json"):  # as after a kill before the end was written
+            (ours / name).unlink()
+        made.serve("--clients", str(NUM))
+        assert read(ours / "result.json") == result
+        assert read(ours / "confusion.json") == read(alone / "confusion.json")
         page = write_report([ours]).read_text()
         assert "data of the clients&#x27; own" in page
         assert "dirichlet, " not in page.partition("<pre>")[0]
@@ -85,7 +90,7 @@ def test_a_model_that_is_not_finite_ends_a_run_as_diverged(
 ) -> None:
     plan = BASE.replace({"detection": None, "contribution": None, "server": {"lr": lr}, "rounds": 1})
     with federation(tmp_path, processes, certs, plan) as made:
-        made.run_to_end(NUM)
+        made.run_to_end(NUM, 180.0)
         result = read(made.directory() / "result.json")
         assert result["reason"] == Reason.DIVERGED
         assert result["rounds"] == made.audited().rounds == num_rounds
@@ -110,7 +115,7 @@ def test_a_run_waits_for_clients_without_turning(tmp_path: Path, monkeypatch: py
         for thread in threads:
             thread.start()
         run = hub.desk.run("waits")
-        until(lambda: run.machine.phase is Phase.READY and len(run.machine.arrived) == 1, 60, "half a buffer")
+        until(lambda: run.machine.phase is Phase.READY and len(run.machine.arrived) == 1, 180, "half a buffer")
         attempt = run.machine.attempt
         with monkeypatch.context() as later:
             later.setattr(hub.conductor, "now", lambda: time.time() + 3600)  # any pause is over
@@ -122,7 +127,7 @@ def test_a_run_waits_for_clients_without_turning(tmp_path: Path, monkeypatch: py
         hub.conductor.roll.hear(1, apps[1].attributes())  # what its next poll says
         hub.conductor.clerk.nudge()
         for thread in threads:
-            thread.join(60)
+            thread.join(180)
         assert hub.status()["runs"][0]["status"] == "all rounds done"
 
 
@@ -141,11 +146,11 @@ def test_there_is_a_pause_when_every_task_is_lost(tmp_path: Path) -> None:
         for thread in threads:
             thread.start()
         run = hub.desk.run("refused")
-        until(lambda: run.machine.lost_in_a_row > FEW_LOST and run.not_before > 0, 60, "a pause")
+        until(lambda: run.machine.lost_in_a_row > FEW_LOST and run.not_before > 0, 180, "a pause")
         assert run.status == RUNNING
         hub.stop_run("refused")
         for thread in threads:
-            thread.join(60)
+            thread.join(180)
 
 
 def charger(number: int, charging: set[int]) -> Callable[[], dict[str, bool | float]]:

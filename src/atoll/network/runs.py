@@ -23,7 +23,6 @@ from atoll.core.params import load
 from atoll.core.plan import Plan
 from atoll.core.wire import packed_size, pieces
 from atoll.engine.finishing import finish_round, measured_again, why_refused
-from atoll.engine.measuring import measured
 from atoll.engine.run_state import RunState
 from atoll.engine.secure import Added, params_hash
 from atoll.engine.versions import valid_of
@@ -369,8 +368,9 @@ class Run:
         model = load(build_model(self.plan, job.federation), job.spec, self.state.params_D)
         self.files.save_model(model.state_dict())
         if rows and self._confusion is None:  # the process is gone that measured it
-            version = self.state.coordinator.version
-            self._confusion = confusion_info(measured(self.plan, self.parts.engine, version, self.state, last=True))
+            last = {"round": self.state.coordinator.version}
+            found = measured_again(self.plan, self.parts.engine, self.state, last)
+            self._confusion = confusion_info(found) if found is not None else None
         if rows:
             self.files.write_json("confusion.json", self._confusion)
         self.files.write_json("result.json", run_result(reason, rows, self.state.contribution))
