@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from atoll.core.algorithm import Algorithm, ServerTask
 from atoll.core.attack import Attack, Knowledge
-from atoll.core.messages import Update
+from atoll.core.messages import Aggregate, State, Update
 from atoll.data.catalog.digits import digits
 from atoll.data.dataset import Dataset
 
@@ -183,6 +184,15 @@ def breaks() -> Attack:
         raise ValueError("no more")
 
     return Attack(update=update)
+
+
+def overflowing(after: int) -> Algorithm:
+    """Average as ever, and overflow after some rounds."""
+
+    def server_step(params_D: Tensor, aggregate: Aggregate, server: State, task: ServerTask) -> tuple[Tensor, State]:
+        return params_D + aggregate.delta_D * (1e39 if task.round >= after else 1.0), server
+
+    return Algorithm(server_step=server_step)
 
 
 def hear_interrupts() -> None:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +28,7 @@ from atoll.privacy.ledger import Ledger
 from atoll.report.progress import Bar, Nobody, Watcher
 from atoll.report.reading import model_text
 from atoll.report.record import RunDirectory, plain
+from atoll.report.run_files import confusion_info, run_info, run_result
 from atoll.train.federation import Federation, build_federation
 from atoll.train.job import Job, build_job, build_model
 from atoll.train.own_models import PARAMS
@@ -75,8 +73,8 @@ class Result:
     @property
     def test(self) -> dict[str, float]:
         """The last measured metrics on the central test set."""
-        found: dict[str, float] = next((row["test"] for row in reversed(self.history) if "test" in row), {})
-        return found
+        found: dict[str, float | None] = next((row["test"] for row in reversed(self.history) if "test" in row), {})
+        return {name: float("nan") if value is None else value for name, value in found.items()}
 
     @property
     def accuracy(self) -> float:
@@ -263,13 +261,12 @@ class _Recorder:
         if self.directory is not None:
             if again:
                 self.directory.keep_rows(done.row["round"] - 1)
-            self.directory.append("metrics.jsonl", json.dumps(done.row))
+            self.directory.add_row(done.row)
             if done.scores_C2 is not None:
                 accuracy_C, loss_C = plain(done.scores_C2.T)
                 scores = {"round": done.row["round"], "clients": done.clients, "accuracy": accuracy_C, "loss": loss_C}
                 self.directory.write_json("clients.json", scores)
-        if done.confusion_KK is not None:
-            self._confusion = {"round": done.row["round"], "matrix": done.confusion_KK.tolist()}
+        self._confusion = confusion_info(done) or self._confusion
         self.history.append(done.row)
         self.state = state
         if time.monotonic() - self._saved_at >= self._every:
@@ -295,21 +292,7 @@ class _Recorder:
         if self.directory is None:
             return
         self.save()
-        last = self.history[-1] if self.history else {}
-        test = next((row["test"] for row in reversed(self.history) if "test" in row), None)
-        summary = {
-            "reason": reason,
-            "rounds": last.get("round", 0),
-            "seconds": last.get("seconds", 0.0),
-            "test": test,
-        }
-        told = next((row["detection"] for row in reversed(self.history) if "detection" in row), None)
-        if told is not None:
-            summary["detection"] = {key: value for key, value in told.items() if key != "clients"}
-        if self.state.contribution:
-            summary["contribution"] = {
-                str(client): self.state.contribution[client] for client in sorted(self.state.contribution)
-            }
+        summary = run_result(reason, self.history, self.state.contribution)
         self.directory.write_json("result.json", summary)
         self.directory.log(f"ends after round {summary['rounds']}: {reason}")
 
@@ -352,26 +335,15 @@ def _describe(
     directory: RunDirectory, plan: Plan, job: Job, engine: Engine, setup_seconds: float, guard: Guard | None
 ) -> None:
     """Write what is known before the first round: the choice of engine above all."""
-    dataset = job.federation.dataset
-    info = {
-        "atoll": version("atoll"),
-        "name": plan.name,
-        "identity": plan.identity(),
-        "engine": engine.describe(),
-        "setup_seconds": round(setup_seconds, 3),
-        "model": {"name": model_text(plan), "num_params": max(k.spec.num_params for k in job.kinds or (job,))},
-        "data": {
-            "name": dataset.name,
-            "num_train": dataset.num_train,
-            "num_test": dataset.num_test,
-            "num_classes": dataset.num_classes,
-            "class_names": list(dataset.class_names),
-        },
-        "num_clients": job.federation.num_clients,
-        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
-    if guard is not None:
-        info["privacy"] = guard.statement()
+    info = run_info(
+        plan,
+        job,
+        engine,
+        guard,
+        name=plan.name,
+        setup_seconds=setup_seconds,
+        num_train=job.federation.dataset.num_train,
+    )
     if directory.read_json("run.json") is None:
         picture = partition_counts(job.federation)
         if picture is not None and guard is None:  # who holds what is what privacy hides

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from atoll.core.aggregator import Aggregator
 from atoll.core.attack import Attack
-from atoll.core.coordinator import Reason
+from atoll.core.coordinator import FAILURES, Reason
 from atoll.core.detection import Detector
 from atoll.core.errors import PlanError, RunError, nearest
 from atoll.core.options import option_hints, read_value
@@ -58,9 +58,10 @@ def run_matrix(
     """Run every attack against every defence, with f bad clients and each seed, and each defence without an attack.
 
     Each cell is a run in `out/cells`, and `workers` of them go on at once. Call it again to go on after it was stopped:
-    cells that have a result are not run again. A cell that cannot be, or fails, says so, and the others go on. At the
-    end `out` holds matrix.csv and matrix.html. The plan's own attack, aggregator and seed are replaced; of its
-    attackers, start_round and num_rounds stay. If they are `added`, the f bad clients come in addition to all others.
+    cells that have a result are not run again. A cell that cannot be, or fails, says so, and the others go on; one
+    whose model diverged counts as guessing. At the end `out` holds matrix.csv and matrix.html. The plan's own attack,
+    aggregator and seed are replaced; of its attackers, start_round and num_rounds stay. If they are `added`, the f bad
+    clients come in addition to all others.
     """
     out, seeds = Path(out), list(seeds if seeds is not None else [plan.seed])
     _check_lists(attacks, defences, f, seeds)
@@ -255,23 +256,20 @@ def _outcome(pair: Pair, out: Path, failed: dict[Path, tuple[bool, str]]) -> Out
     if out / folder in failed:
         impossible, why = failed[out / folder]
         return Outcome(*who, "impossible" if impossible else "failed", why=why)
-    result = _result(out / folder)
-    test = result.get("test") or {}
-    if result["reason"] == Reason.GAVE_UP or "accuracy" not in test:
-        return Outcome(*who, "failed", rounds=result["rounds"], why=result["reason"], directory=folder)
-    return Outcome(
-        *who,
-        "done",
-        accuracy=test["accuracy"],
-        attack_success=test.get("attack_success"),
-        rounds=result["rounds"],
-        directory=folder,
-    )
+    result = _read_json(out / folder / "result.json")
+    test, reason = result.get("test") or {}, result["reason"]
+    ended = Outcome(*who, "failed", rounds=result["rounds"], why=reason, directory=folder)
+    if reason == Reason.DIVERGED:  # what is left of the model is no better than guessing
+        num_classes = _read_json(out / folder / "run.json")["data"]["num_classes"]
+        return ended._replace(status="done", accuracy=1 / num_classes)
+    if reason in FAILURES or "accuracy" not in test:
+        return ended
+    return ended._replace(status="done", accuracy=test["accuracy"], attack_success=test.get("attack_success"), why="")
 
 
-def _result(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads((path / "result.json").read_text())
+        found: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise RunError(f"{path} has no result that can be read ({error}): remove it and start again") from error
+        raise RunError(f"{path} cannot be read ({error}): remove {path.parent} and start again") from error
     return found

@@ -149,6 +149,28 @@ def test_it_gives_up_when_nobody_ever_comes() -> None:
     assert commands == [Finish(Reason.GAVE_UP)]
 
 
+def test_it_gives_up_when_every_replacement_is_lost() -> None:
+    policy = Policy(lambda state, n: 2 - len(state.in_flight), lambda n: 2, keeps_tasks=True, max_lost=5)
+    coordinator, state = machine(policy), CoordinatorState()
+    losses = 0
+    while state.phase is not Phase.FINISHED:
+        state, commands = coordinator.step(state, Begin())
+        if losses == 3 and not state.arrived:  # one that arrives is progress: the count begins again
+            state, _ = coordinator.step(state, Arrived((next(iter(state.in_flight.values())),)))
+            assert state.lost_in_a_row == 0
+        if state.in_flight and state.phase is Phase.COLLECTING:
+            state, _ = coordinator.step(state, Failed((next(iter(state.in_flight.values())),)))
+            losses += 1
+    assert commands == [Finish(Reason.ALL_LOST)]
+    assert (losses, state.failed, state.lost_in_a_row) == (8, 8, 5)
+
+
+def test_a_state_from_before_losses_were_counted_can_be_read() -> None:
+    plain = CoordinatorState(failed=3).to_plain()
+    del plain["lost_in_a_row"]
+    assert CoordinatorState.from_plain(plain) == CoordinatorState(failed=3)
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_any_order_of_events_keeps_the_books(data: st.DataObject) -> None:

@@ -87,7 +87,7 @@ def run(
 def _run_and_tell(plan: Plan, directory: Path, *, resume: bool, quiet: bool) -> None:
     """Run, then say what came out and what to do next."""
     from atoll.api import run as run_plan
-    from atoll.core.coordinator import Reason
+    from atoll.core.coordinator import FAILURES, Reason
     from atoll.report.html import write_report
     from atoll.report.reading import human_bytes, human_seconds, privacy_text
 
@@ -104,11 +104,6 @@ def _run_and_tell(plan: Plan, directory: Path, *, resume: bool, quiet: bool) -> 
         print(f"stopped after round {done} of {plan.rounds}; everything is kept. Go on with:")
         print(f"\n    {go_on}\n")
         raise typer.Exit(130)
-    if result.reason == Reason.GAVE_UP:
-        raise TrainingError(
-            f"{result.reason}; see the report of {directory}, and lower policy.min_reports, raise policy.deadline, "
-            "or set eligibility so that more devices meet it"
-        )
     page = write_report([directory])
     if last is not None:
         test = result.test
@@ -124,6 +119,8 @@ def _run_and_tell(plan: Plan, directory: Path, *, resume: bool, quiet: bool) -> 
             spent = f"{human_bytes(last['bytes_up'] + last['bytes_down'])} of {human_bytes(plan.stop.bytes)}"
             print(f"{spent} bought {100 * test['accuracy']:.2f} %")
     print(f"report {page}")
+    if result.reason in FAILURES:
+        raise TrainingError(f"{result.reason}; see the report, and {FAILURES[Reason(result.reason)]}")
 
 
 @app.command()

@@ -45,7 +45,20 @@ class Reason(StrEnum):
     PRIVACY = "privacy budget spent"
     INTERRUPTED = "interrupted"
     GAVE_UP = "gave up: too many rounds in a row were abandoned"
+    ALL_LOST = "gave up: too many tasks in a row were lost"
+    DIVERGED = "diverged: the model or its metrics are not finite"
 
+
+FAILURES: Mapping[Reason, str] = MappingProxyType(
+    {
+        Reason.GAVE_UP: "lower policy.min_reports, raise policy.deadline, or set eligibility so that more devices "
+        "meet it",
+        Reason.ALL_LOST: "let the devices lose fewer tasks (devices.dropout, devices.fraction)",
+        Reason.DIVERGED: "lower local.lr or server.lr, take fewer local steps, or check the data; under attack, use "
+        "another aggregator",
+    }
+)
+"""The reasons for which a run ends without having done what the plan asks for, and what to do about each."""
 
 NOTHING: Mapping[int, Any] = MappingProxyType({})
 
@@ -65,6 +78,8 @@ class CoordinatorState(NamedTuple):
     abandoned: int = 0
     abandoned_in_a_row: int = 0
     failed: int = 0
+    lost_in_a_row: int = 0
+    """Tasks that failed since one arrived, where others are asked in place of the lost."""
     rejected: int = 0
     scores: Mapping[int, float] = NOTHING
     """What the sampler wants to know of each client that took part."""
@@ -192,6 +207,8 @@ class Policy(NamedTuple):
     """Whether tasks in flight stay welcome after a commit, as in asynchronous rounds."""
     max_abandoned: int = 100
     """So many abandoned attempts in a row end the run."""
+    max_lost: int = 1000
+    """So many lost tasks in a row end the run, where others are asked in place of the lost."""
     deadline: float | None = None
     """Seconds after which an attempt is closed with what has arrived."""
     staleness: Callable[[int], float] = in_full
@@ -265,8 +282,10 @@ class Coordinator:
             case Failed(tasks):
                 gone = _welcome(tasks, state.in_flight)
                 state = state._replace(in_flight=_without(state.in_flight, gone), failed=state.failed + len(gone))
-                if self.policy.keeps_tasks and state.phase is Phase.COLLECTING:
-                    return self._turn(state), []  # others are asked at once in place of the lost
+                if self.policy.keeps_tasks:
+                    state = state._replace(lost_in_a_row=state.lost_in_a_row + len(gone))
+                    if state.phase is Phase.COLLECTING:
+                        return self._turn(state), []  # others are asked at once in place of the lost
                 return self._close_if_due(state)
             case Deadline(attempt):
                 over = state.phase is Phase.COLLECTING and attempt == state.attempt
@@ -287,6 +306,8 @@ class Coordinator:
             return state._replace(phase=Phase.FINISHED), [Finish(Reason.ALL_ROUNDS)]
         if state.abandoned_in_a_row >= self.policy.max_abandoned:
             return state._replace(phase=Phase.FINISHED), [Finish(Reason.GAVE_UP)]
+        if state.lost_in_a_row >= self.policy.max_lost:
+            return state._replace(phase=Phase.FINISHED), [Finish(Reason.ALL_LOST)]
         at_work, waiting = state.in_flight, {task.client for task in state.arrived}
         num = self.policy.num_wanted(state, self.num_clients)
         picks: list[Pick] = []
@@ -324,6 +345,7 @@ class Coordinator:
         state = state._replace(
             in_flight=_without(state.in_flight, counted),
             arrived=state.arrived + counted,
+            lost_in_a_row=0 if counted else state.lost_in_a_row,
             rejected=state.rejected + len(commands),
         )
         state, more = self._close_if_due(state)

@@ -92,7 +92,7 @@ class Round:
 def why_stop(stop: Stop, row: Mapping[str, Any]) -> Reason | None:
     """Which of a plan's limits a round has reached, if any."""
     spent: dict[Reason, tuple[float | None, float]] = {
-        Reason.TARGET: (stop.accuracy, row.get("test", {}).get("accuracy", 0.0)),
+        Reason.TARGET: (stop.accuracy, row.get("test", {}).get("accuracy") or 0.0),
         Reason.BYTES: (stop.bytes, row.get("bytes_up", 0) + row.get("bytes_down", 0)),
         Reason.SAMPLES: (stop.samples, row.get("samples_trained", 0)),
         Reason.SIMULATED_SECONDS: (stop.simulated_seconds, row.get("simulated_seconds", 0.0)),

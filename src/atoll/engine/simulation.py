@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from bisect import insort
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from itertools import islice, takewhile
 from operator import attrgetter
 from typing import Any
@@ -24,7 +23,6 @@ from atoll.core.coordinator import (
     Commit,
     Committed,
     Coordinator,
-    CoordinatorState,
     Deadline,
     Event,
     Failed,
@@ -41,9 +39,9 @@ from atoll.core.plan import Plan
 from atoll.core.seeds import generator
 from atoll.core.wire import packed_size
 from atoll.engine.base import Engine, Progress, silent
+from atoll.engine.finishing import end_reason, finish_round, measured_again, why_refused
 from atoll.engine.guarding import Guard, must_fit
-from atoll.engine.measuring import measured
-from atoll.engine.run_state import Ahead, Journey, Round, RunState, why_stop
+from atoll.engine.run_state import Ahead, Journey, Round, RunState
 from atoll.engine.secure import Added, Sent, add_in_secret, counted, fates
 from atoll.engine.versions import Versions, valid_of
 from atoll.train.exchange import Work, finite
@@ -52,8 +50,10 @@ from atoll.train.server import aggregated, first_server
 
 LOOK_AHEAD = 4
 """Where few updates make a version, so many stacks of clients are trained ahead of their arrival."""
-PATIENCE = 60.0
-"""Simulated seconds until clients are asked again after an attempt that came to nothing."""
+PATIENCE, MOST_PATIENCE = 60.0, 3600.0
+"""Simulated seconds until clients are asked again after an attempt that came to nothing, and after many of them."""
+SHORT_WAITS = 50
+"""After so many attempts in a row that came to nothing the wait is doubled each time: a day has quiet hours."""
 
 
 class Simulation:
@@ -83,49 +83,47 @@ class Simulation:
     def rounds(self, progress: Progress = silent, clock: Callable[[], float] = time.perf_counter) -> Iterator[Round]:
         """Yield after every commit, when `state` is whole and may be written down.
 
-        A round that takes more bytes than are left is not counted. The last one that counts is yielded again if it has
-        not been measured: nobody knew that it was the last.
+        A round is not counted that takes more bytes than are left, or makes a model that is not finite. The last one
+        that counts is yielded again if it has not been measured: nobody knew that it was the last.
         """
         while self.reason is None:
             started = clock()
             if self._is_spent():
                 self.reason = Reason.PRIVACY
-                yield from self._last_look()
-                return
+                break
             state, done, reason = self._attempt(self.state, progress)
-            if self.plan.stop.bytes is not None and state.bytes_up + state.bytes_down > self.plan.stop.bytes:
+            self.reason = reason or why_refused(self.plan.stop, state)
+            if self.reason is Reason.BYTES:
                 self._must_buy_a_round(state)
-                self.reason = Reason.BYTES
-                yield from self._last_look()
-                return
+            if self.reason is not None:
+                break
             if done is None:
                 self.state = state._replace(seconds=state.seconds + clock() - started)
-                self.reason = reason
                 continue
-            so_far = {**done, "seconds": state.seconds + clock() - started}
-            reason = why_stop(self.plan.stop, so_far)
-            found = self._measured(done["round"], state, last=reason is not None)
-            took = clock() - started
-            self.state = state = state._replace(seconds=state.seconds + took)
-            row = {**done, "round_seconds": round(took, 6), "seconds": round(state.seconds, 6), **found.row}
-            self.last_row = row
-            yield replace(found, row=row)
-            self.reason = reason or why_stop(self.plan.stop, row)
+            self.state, found, reason = finish_round(
+                self.plan,
+                self.engine,
+                self.coordinator,
+                self.guard,
+                state,
+                done,
+                lambda started=started: clock() - started,  # type: ignore[misc]
+            )
+            self.last_row = found.row
+            yield found
+            self.reason = reason
+        again = measured_again(self.plan, self.engine, self.state, self.last_row)
+        if again is not None:
+            self.last_row = again.row
+            yield again
+        assert self.reason is not None
+        self.reason = end_reason(self.reason, self.last_row)
 
     def _is_spent(self) -> bool:
         """Whether privacy does not pay for another attempt."""
         machine = self.state.coordinator
         more = self.guard is not None and machine.version < self.coordinator.rounds
         return more and self.guard is not None and not self.guard.allows(machine.attempt)
-
-    def _last_look(self) -> Iterator[Round]:
-        """Measure the last round if it has not been: nobody knew that it was the last."""
-        if self.last_row is not None and "test" not in self.last_row:
-            found = self._measured(self.last_row["round"], self.state, last=True)
-            yield replace(found, row={**self.last_row, **found.row})
-
-    def _measured(self, number: int, state: RunState, *, last: bool) -> Round:
-        return measured(self.plan, self.engine, number, state, last=last or number >= self.coordinator.rounds)
 
     def _must_buy_a_round(self, state: RunState) -> None:
         if self.state.coordinator.version == 0:
@@ -146,8 +144,7 @@ class Simulation:
             machine, commands = self.coordinator.step(state.coordinator, event)
             state = state._replace(coordinator=machine)
             if row is not None and isinstance(event, Committed) and not commands:
-                row = {"round": machine.version, **row, **_counters(machine)}
-                return state, row if self.guard is None else self.guard.told(row, machine.attempt), None
+                return state, row, None
             committed: Event | None = None
             for command in commands:
                 match command:
@@ -182,8 +179,10 @@ class Simulation:
 
     def _wait(self, state: RunState) -> RunState:
         """Let some time pass if nobody is at work."""
-        idle = self.devices is not INSTANT and not state.coordinator.in_flight
-        return state._replace(clock=state.clock + PATIENCE) if idle else state
+        if self.devices is INSTANT or state.coordinator.in_flight:
+            return state
+        doubled = max(0, state.coordinator.abandoned_in_a_row - SHORT_WAITS)
+        return state._replace(clock=state.clock + min(MOST_PATIENCE, PATIENCE * 2.0**doubled))
 
     def _send(self, state: RunState, tasks: tuple[Task, ...]) -> RunState:
         """Set tasks on their way."""
@@ -237,8 +236,12 @@ class Simulation:
         state = state._replace(clock=together[-1].ends, journeys=state.journeys[len(ended) :])
         if not first.fails:
             return state, Arrived(ended)
-        lost = {task.client for task in ended}  # and who knows what they have heard
-        return state._replace(heard={c: v for c, v in state.heard.items() if c not in lost}), Failed(ended)
+        lost, clients = set(ended), {task.client for task in ended}
+        works = {task: work for task, work in state.works.items() if task not in lost}
+        heard = {
+            client: num for client, num in state.heard.items() if client not in clients
+        }  # who knows what they heard
+        return state._replace(heard=heard, works=works), Failed(ended)
 
     def _commit(
         self, state: RunState, tasks: tuple[Task, ...], asked: tuple[Task, ...], progress: Progress
@@ -367,7 +370,3 @@ class Simulation:
         by_client = {report.client: bool(good) for report, good in zip(valid, good_C.tolist(), strict=True)}
         reports = [report._replace(valid=by_client.get(report.client, False)) for report in work.reports]
         return Work(as_rows(changed.rows(good_C)), reports, work.states)
-
-
-def _counters(machine: CoordinatorState) -> dict[str, int]:
-    return {"failed": machine.failed, "rejected": machine.rejected, "abandoned": machine.abandoned}

@@ -22,6 +22,7 @@ from atoll.core.coordinator import (
     Begin,
     Command,
     Commit,
+    CoordinatorState,
     Deadline,
     Failed,
     Finish,
@@ -33,6 +34,7 @@ from atoll.core.coordinator import (
 )
 from atoll.core.errors import AtollError
 from atoll.core.messages import Task
+from atoll.engine.finishing import end_reason
 from atoll.ledger import chain
 from atoll.network.blobs import Place, written
 from atoll.network.clerk import Clerk, Draft
@@ -48,6 +50,8 @@ from atoll.network.tables import Stage, TaskRow
 
 LONGEST_PAUSE = 60.0
 """Seconds after many attempts in a row that came to nothing."""
+FEW_LOST = 10
+"""So many lost tasks in a row are replaced at once; after more there is a pause."""
 PROBE = 1 << 16
 """Bytes for which there must be room before it is said that there is some."""
 
@@ -124,10 +128,15 @@ class Conductor:
         if run.parts is None:
             known = self.roll.clients.values()
             return len(known) >= self._wanted and all(client.num_samples for client in known)
-        policy, sampler = run.parts.coordinator.policy, run.parts.coordinator.sampler
-        least = 0 if sampler.draws_size else max(1, policy.min_reports) - len(run.machine.arrived)
+        policy, machine = run.parts.coordinator.policy, run.machine
+        if machine.in_flight or len(machine.arrived) >= policy.goal(run.parts.coordinator.num_clients):
+            return True  # somebody is waited for, or enough are here
+        if machine.version >= run.parts.coordinator.rounds:
+            return True  # nobody need be there for the end
+        waiting = {task.client for task in machine.arrived}
         may = self.roll.may_be_asked(run)
-        return sum(may(client) for client in self.roll.clients) >= least
+        least = 1 if policy.keeps_tasks else max(1, policy.min_reports)
+        return sum(may(client) and client not in waiting for client in self.roll.clients) >= least
 
     def _is_late(self, run: Run) -> bool:
         assert run.parts is not None
@@ -165,11 +174,23 @@ class Conductor:
         if run.parts is None or (sizes != run.sizes and run.plan.privacy is None):
             run.build(sizes, "")
         assert run.parts is not None
-        over = run.machine.version >= run.parts.coordinator.rounds  # then nobody is sent anything
-        changed = "" if over else run.prepare(run.machine)
-        self.clerk.make(lambda draft: self._asked(draft, run, changed))
+        machine = run.machine
+        if machine.phase is not Phase.READY:
+            return
+        _, commands = run.parts.coordinator.step(machine, self._opening(run, machine))
+        ends = any(isinstance(command, Finish) for command in commands)  # then nobody is sent anything
+        changed = "" if ends else run.prepare(machine)
+        measured = run.measure_last() if ends else None
+        self.clerk.make(lambda draft: self._asked(draft, run, changed, measured))
 
-    def _asked(self, draft: Draft, run: Run, state_file: str) -> None:
+    def _opening(self, run: Run, machine: CoordinatorState) -> Begin | Halt:
+        """The event that begins the next attempt, or ends a run whose privacy does not pay for it."""
+        assert run.parts is not None
+        guard, more = run.parts.guard, machine.version < run.parts.coordinator.rounds
+        spent = guard is not None and more and not guard.allows(machine.attempt)
+        return Halt(Reason.PRIVACY) if spent else Begin(self.roll.may_be_asked(run))
+
+    def _asked(self, draft: Draft, run: Run, state_file: str, measured: dict[str, Any] | None) -> None:
         assert run.parts is not None and run.state is not None
         machine, seq = draft.machine(run)
         if machine.phase is not Phase.READY:
@@ -179,11 +200,7 @@ class Conductor:
             first = {"run": run.name, "plan": run.told_plan, "plan_hash": run.plan_hash}
             self._note(draft, run, chain.START, {**first, "model": hash_of(run.state.params_D)})
             draft.then(lambda: run.tell(run.describe))
-        spent = (
-            guard is not None and machine.version < run.parts.coordinator.rounds and not guard.allows(machine.attempt)
-        )
-        event = Halt(Reason.PRIVACY) if spent else Begin(self.roll.may_be_asked(run))
-        machine, commands = run.parts.coordinator.step(machine, event)
+        machine, commands = run.parts.coordinator.step(machine, self._opening(run, machine))
         draft.move(run, machine, seq)
         sizes = json.dumps(run.sizes)
         draft.book.set_run(run.name, machine=json.dumps(machine.to_plain()), seq=seq, began=now, sizes=sizes)
@@ -199,7 +216,14 @@ class Conductor:
                 numbers = {task.client for task in command.tasks}
                 log("asked", run=run.name, round=machine.version + 1, clients=len(numbers))
                 draft.then(lambda numbers=numbers: self.wake(numbers))  # type: ignore[misc]
+        self._measured(draft, run, measured)
         self.follow(draft, run, [command for command in commands if not isinstance(command, Send)])
+
+    def _measured(self, draft: Draft, run: Run, row: dict[str, Any] | None) -> None:
+        """Write down that the last round was measured after all."""
+        if row is not None:
+            draft.book.add_row(run.name, row)
+            draft.then(lambda: run.tell(lambda: run.replace_row(row)))
 
     def arrived(
         self,
@@ -218,6 +242,8 @@ class Conductor:
             row = draft.book.task(run.name, task.attempt, task.client)
             same = row is not None and row.stage in (Stage.ARRIVED, Stage.COUNTED) and row.update == name
             return "" if same else "nobody waits for this update any more: poll for work"
+        if machine.lost_in_a_row > FEW_LOST:
+            draft.then(lambda: setattr(run, "not_before", 0.0))  # this one is not lost: the pause is over
         machine, commands = run.parts.coordinator.step(machine, Arrived((task,)))
         draft.move(run, machine, seq + 1)
         if any(isinstance(command, Reject) for command in commands):
@@ -242,6 +268,9 @@ class Conductor:
             machine, more = run.parts.coordinator.step(machine, Failed((task,)))
             seq, commands = seq + 1, commands + more
             draft.book.failed(run.name, task, why[:500], seq)
+        pause = _pause(machine.lost_in_a_row - FEW_LOST)
+        if pause:
+            draft.then(lambda: setattr(run, "not_before", self.now() + pause))
         draft.move(run, machine, seq)
         self.follow(draft, run, commands)
 
@@ -265,7 +294,7 @@ class Conductor:
                 case Abandon(attempt, reason):
                     self._abandoned(draft, run, attempt, reason)
                 case Finish(reason):
-                    self._finished(draft, run, str(reason))
+                    self._finished(draft, run, reason)
                 case _:
                     pass
 
@@ -278,13 +307,15 @@ class Conductor:
             draft.book.close_asked(run.name)
         people = told(run.parts.guard, attempt, {"rejected": rejected_of(draft.book.tasks(run.name, attempt))})
         self._note(draft, run, "abandon", {"attempt": attempt, "why": str(reason), **people})
-        pause = min(LONGEST_PAUSE, 0.5 * 2.0 ** min(machine.abandoned_in_a_row, 10))
+        pause = _pause(machine.abandoned_in_a_row)
         draft.then(lambda: setattr(run, "not_before", self.now() + pause))
         self._metrics.abandoned(run.name)
         log("abandoned", run=run.name, attempt=attempt, why=str(reason))
 
-    def _finished(self, draft: Draft, run: Run, reason: str) -> None:
+    def _finished(self, draft: Draft, run: Run, why: Reason) -> None:
         machine, _ = draft.machine(run)
+        rows = draft.book.rows(run.name)
+        reason = str(end_reason(why, rows[-1] if rows else None))
         model = hash_of(run.state.params_D) if run.state is not None else ""
         if run.state is not None:
             self._note(draft, run, chain.END, {"reason": reason, "version": machine.version, "model": model})
@@ -322,7 +353,9 @@ class Conductor:
         if machine.phase is not Phase.COMMITTING:
             return False
         done, attempt, before = machine.committing, machine.attempt, hash_of(run.state.params_D)
-        machine, commands = run.parts.coordinator.step(machine, made.event)
+        commands: list[Command] = []
+        if made.event is not None:
+            machine, commands = run.parts.coordinator.step(machine, made.event)
         left_out = [task for task in done if task not in made.counted]
         draft.book.set_stage(run.name, made.counted, Stage.COUNTED)
         draft.book.set_stage(run.name, left_out, Stage.CLOSED)
@@ -348,6 +381,7 @@ class Conductor:
             draft.then(lambda: run.counted.update({task.client: task.attempt for task in counted}))
             accuracy = made.row.get("test", {}).get("accuracy")
             log("committed", run=run.name, round=machine.version, clients=len(counted), accuracy=accuracy)
+        self._measured(draft, run, made.measured)
         if made.reason is not None:
             machine, more = run.parts.coordinator.step(machine, Halt(made.reason))
             commands = commands + more
@@ -406,3 +440,8 @@ class Conductor:
             log("recovered")
         self.why = why
         self._metrics.read_only(bool(why))
+
+
+def _pause(num_failures: int) -> float:
+    """Seconds to wait after so many failures in a row."""
+    return min(LONGEST_PAUSE, 0.5 * 2.0 ** min(num_failures, 10)) if num_failures > 0 else 0.0

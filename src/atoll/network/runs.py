@@ -6,12 +6,10 @@ store, from which they are written again after a kill. Only the hub decides when
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,8 +23,8 @@ from atoll.core.messages import Payload, Task
 from atoll.core.params import load
 from atoll.core.plan import Plan
 from atoll.core.wire import packed_size, pieces
-from atoll.engine.measuring import measured
-from atoll.engine.run_state import RunState, why_stop
+from atoll.engine.finishing import finish_round, measured_again, why_refused
+from atoll.engine.run_state import RunState
 from atoll.engine.secure import Added, params_hash
 from atoll.engine.versions import valid_of
 from atoll.ledger import chain
@@ -41,8 +39,8 @@ from atoll.network.store import Book
 from atoll.network.tables import RunRow, Stage, TaskRow
 from atoll.network.uploads import Spot, Uploads
 from atoll.privacy.ledger import NAME as PRIVACY_LEDGER
-from atoll.report.reading import model_text
 from atoll.report.record import RunDirectory, encode_state, read_state
+from atoll.report.run_files import confusion_info, run_info, run_result
 from atoll.train.exchange import Report, Told, Work
 from atoll.train.job import build_model
 from atoll.train.server import first_server
@@ -67,12 +65,15 @@ class Made(NamedTuple):
     state: RunState
     row: dict[str, Any] | None
     """What the metrics say of the round; None if nothing was made of it."""
-    event: Committed
+    event: Committed | None
+    """What to tell the machine; None if the version must not count: the run ends with the one before."""
     counted: tuple[Task, ...]
     reason: Reason | None
     """Why the run ends here, if it does."""
     state_file: str
     epsilon: float | None
+    measured: dict[str, Any] | None = None
+    """The row of the version before, which is the last, if it was measured only now."""
 
 
 class Run:
@@ -116,6 +117,8 @@ class Run:
         self.bytes_down = 0
         """Sent to clients since the last commit."""
         self.last_row: dict[str, Any] | None = None
+        self._confusion: dict[str, Any] | None = None
+        """The newest confusion matrix."""
         self.stale = False
         """Whether the files for people are not as the store has them."""
         self.post = Post(self.objects, wake)
@@ -219,28 +222,34 @@ class Run:
             return Made(state, None, Committed(0), (), None, self.save(state), None)
         tasks, policy = machine.committing, parts.coordinator.policy
         state, row, event, reports = self._settled(parts, machine, rows, secret)
+        refused = why_refused(self.plan.stop, state)
+        if refused is not None:
+            kept = self._forget(self.state._replace(coordinator=machine), keep=False)
+            return Made(kept, None, None, (), refused, self.save(kept), None, self.measure_last())
         after, commands = parts.coordinator.step(machine, event)
         state = self._forget(state._replace(coordinator=after), keep=policy.keeps_tasks)
         if commands or not row:
             return Made(state, None, event, (), None, self.save(state), None)
         valid = {report.client for report in reports} - set(state.quarantined)
-        counters = {"failed": after.failed, "rejected": after.rejected, "abandoned": after.abandoned}
-        row = {"round": after.version, **row, **counters}
         if policy.keeps_tasks:
             row["staleness"] = sum(machine.version - task.version for task in tasks) / len(tasks)
-        if parts.guard is not None:
-            row = parts.guard.told(row, after.attempt)
         took = max(0.0, now - self.began)
-        state = state._replace(seconds=state.seconds + took)
-        so_far = {**row, "round_seconds": round(took, 6), "seconds": round(state.seconds, 6)}
-        last = after.version >= parts.coordinator.rounds
-        reason = why_stop(self.plan.stop, so_far)
-        found = measured(self.plan, parts.engine, after.version, state, last=last or reason is not None)
-        row = {**so_far, **found.row}
-        reason = reason or why_stop(self.plan.stop, row)
+        state, found, reason = finish_round(
+            self.plan, parts.engine, parts.coordinator, parts.guard, state, row, lambda: took
+        )
+        self._confusion = confusion_info(found) or self._confusion
         counted = tuple(task for task in tasks if task.client in valid)
-        epsilon = row.get("privacy", {}).get("epsilon")
-        return Made(state, row, event, counted, reason, self.save(state), epsilon)
+        epsilon = found.row.get("privacy", {}).get("epsilon")
+        return Made(state, found.row, event, counted, reason, self.save(state), epsilon)
+
+    def measure_last(self) -> dict[str, Any] | None:
+        """Measure the last round that counts if it has not been; its whole row, or None."""
+        assert self.parts is not None and self.state is not None
+        found = measured_again(self.plan, self.parts.engine, self.state, self.last_row)
+        if found is None:
+            return None
+        self._confusion = confusion_info(found)
+        return found.row
 
     def _settled(
         self, parts: Parts, machine: CoordinatorState, rows: Mapping[Task, TaskRow], secret: Secret | None
@@ -310,7 +319,7 @@ class Run:
     def write_down(self, rows: list[dict[str, Any]], lines: list[str]) -> None:
         """Write the files for people as the store has them, whatever a kill or a full disk has kept from being."""
         self.stale = True
-        self.files.write_text("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        self.files.write_rows(rows)
         self.files.write_text("ledger.jsonl", "".join(f"{line}\n" for line in lines))
         self.last_row = rows[-1] if rows else None
         if lines and not (self.directory / "run.json").exists():
@@ -331,51 +340,43 @@ class Run:
     def describe(self) -> None:
         """Write what is known before the first round."""
         if self.parts is not None:
-            self.files.write_json("run.json", self._description(self.parts))
+            info = run_info(
+                self.plan,
+                self.parts.job,
+                self.parts.engine,
+                self.parts.guard,
+                name=self.plan.name or self.name,
+                setup_seconds=0.0,
+                num_train=sum(self.sizes),
+            )
+            self.files.write_json("run.json", info)
 
     def note(self, row: dict[str, Any] | None, line: str) -> None:
         """Add a round and a line of the ledger to the files; a kill in between is made good at the next start."""
         if row is not None:
-            self.files.append("metrics.jsonl", json.dumps(row))
+            self.files.add_row(row)
             self.last_row = row
         self.files.append("ledger.jsonl", line)
 
+    def replace_row(self, row: dict[str, Any]) -> None:
+        """Write the last round again, with more that is known of it."""
+        self.files.write_rows([*self.files.keep_rows(row["round"] - 1), row])
+        self.last_row = row
+
     def finish(self, reason: str) -> None:
-        """Write the model and the result."""
+        """Write the model, the confusion matrix and the result."""
         if self.parts is None or self.state is None:
             return
         job, rows = self.parts.job, self.files.rows()
         model = load(build_model(self.plan, job.federation), job.spec, self.state.params_D)
         self.files.save_model(model.state_dict())
-        last: dict[str, Any] = rows[-1] if rows else {}
-        summary = {
-            "reason": reason,
-            "rounds": last.get("round", 0),
-            "seconds": last.get("seconds", 0.0),
-            "test": next((row["test"] for row in reversed(rows) if "test" in row), None),
-        }
-        self.files.write_json("result.json", summary)
-
-    def _description(self, parts: Parts) -> dict[str, Any]:
-        dataset = parts.job.federation.dataset
-        info = {
-            "atoll": version("atoll"),
-            "name": self.plan.name or self.name,
-            "identity": self.plan.identity(),
-            "engine": parts.engine.describe(),
-            "setup_seconds": 0.0,
-            "model": {"name": model_text(self.plan), "num_params": parts.job.spec.num_params},
-            "data": {
-                "name": dataset.name,
-                "num_train": int(sum(self.sizes)),
-                "num_test": dataset.num_test,
-                "num_classes": dataset.num_classes,
-                "class_names": list(dataset.class_names),
-            },
-            "num_clients": len(self.sizes),
-            "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        }
-        return info | ({"privacy": parts.guard.statement()} if parts.guard is not None else {})
+        if rows and self._confusion is None:  # the process is gone that measured it
+            last = {"round": self.state.coordinator.version}
+            found = measured_again(self.plan, self.parts.engine, self.state, last)
+            self._confusion = confusion_info(found) if found is not None else None
+        if rows:
+            self.files.write_json("confusion.json", self._confusion)
+        self.files.write_json("result.json", run_result(reason, rows, self.state.contribution))
 
 
 def taken_up(book: Book, row: RunRow, home: Path, place: Place, wake: Callable[[set[int]], None]) -> Run:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any
 
+from atoll.core.coordinator import Reason
 from atoll.report.figures import PALETTE
 from atoll.report.reading import (
     NONE,
@@ -73,7 +74,7 @@ def comparison(records: Sequence[RunRecord], names: Sequence[str]) -> str:
 
 def _state(record: RunRecord) -> str:
     """What sets a run apart from one that simply went well."""
-    said = ["diverged"] if diverged(record) else []
+    said = ["diverged"] if diverged(record) or ended(record) == Reason.DIVERGED else []
     return ", ".join(said if ended(record) else [*said, "not finished"])
 
 

@@ -32,13 +32,16 @@ from atoll.report.reading import (
     dig,
     diverged,
     ended,
+    failure,
     human_bytes,
     human_seconds,
     labels,
     lost_tasks,
     model_text,
     number,
+    own_data,
     part_text,
+    partition_text,
     read_run,
     rounds_to,
     series,
@@ -152,7 +155,7 @@ def _lead(record: RunRecord) -> str:
     """One sentence about what was run, and how it ended."""
     plan, info = record.plan, record.info
     clients = count_text(info.get("num_clients"))
-    dealt = part_text(plan.partition) if plan.partition.name == "mixture" else plan.partition.name
+    dealt = partition_text(record) if own_data(record) or plan.partition.name == "mixture" else plan.partition.name
     what = f"{plan.algorithm.name} on {plan.data.name}, {dealt}, {clients} clients, model {model_text(plan)}."
     rounds = record.rows[-1]["round"] if record.rows else 0
     if why := ended(record):
@@ -168,6 +171,8 @@ def _warning(record: RunRecord) -> str:
             f"The training loss is not a finite number in {len(bad)} of {len(record.rows)} rounds, first in round "
             f"{bad[0]}: training diverged; a lower local.lr may help."
         )
+    if advice := failure(record):
+        said.append(f"The run ended early or without a usable model ({ended(record)}): {advice}.")
     if not record.rows:
         said.append("No round is recorded yet.")
     if warning := dig(record.info, "privacy.warning"):
@@ -255,7 +260,7 @@ def _facts(record: RunRecord) -> str:
     facts = [
         ("Data", f"{part_text(plan.data)}\n{train} training and {test} test samples, {classes} classes"),
         *([("Public data", part_text(plan.public))] if plan.public else []),
-        ("Partition", f"{part_text(plan.partition)}\n{count_text(info.get('num_clients'))} clients"),
+        ("Partition", f"{partition_text(record)}\n{count_text(info.get('num_clients'))} clients"),
         ("Model", f"{model_text(plan)}\n{count_text(dig(info, 'model.num_params'))} parameters"),
         ("Algorithm", part_text(plan.algorithm)),
         (

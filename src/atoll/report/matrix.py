@@ -26,12 +26,12 @@ class Outcome(NamedTuple):
     seed: int
     status: Status
     accuracy: float | None = None
-    """Test accuracy after the last round."""
+    """Test accuracy after the last round; that of guessing, one over the number of classes, if the model diverged."""
     attack_success: float | None = None
     """Share of samples of other classes that the trigger turns into the target, where the attack has one."""
     rounds: int = 0
     why: str = ""
-    """Why it could not be run, or failed."""
+    """Why it could not be run, failed or diverged."""
     directory: str = ""
     """Its run directory, seen from that of the matrix."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from atoll.core.coordinator import FAILURES, Reason
 from atoll.core.errors import PlanError, RunError, nearest
 from atoll.core.parts import Part
 from atoll.core.plan import Plan
@@ -151,6 +152,22 @@ def diverged(record: RunRecord) -> list[int]:
     return [row["round"] for row in had_updates if number(row, "train_loss") is None]
 
 
+def own_data(record: RunRecord) -> bool:
+    """Whether clients brought their own data, as over a network; then the plan's partition dealt nothing out."""
+    return bool(dig(record.info, "engine.name") == "network")
+
+
+def partition_text(record: RunRecord) -> str:
+    """How samples came to their clients, as one reads it."""
+    return "data of the clients' own" if own_data(record) else part_text(record.plan.partition)
+
+
+def failure(record: RunRecord) -> str:
+    """What to do about a run that ended without doing what its plan asks for; "" for any other."""
+    reason = ended(record)
+    return FAILURES[Reason(reason)] if reason in FAILURES else ""
+
+
 def ended(record: RunRecord) -> str:
     """Why the run ended, or "" where it goes on or was killed; an end from before a resume is none."""
     done = record.rows[-1]["round"] if record.rows else 0
@@ -221,7 +238,8 @@ def privacy_text(price: Json) -> str:
     >>> privacy_text({"epsilon": 1.5, "delta": 1e-05, "unit": "client", "accountant": "pld"})
     'epsilon 1.50 (delta 1e-05, client)'
     """
-    text = f"epsilon {price['epsilon']:.2f} (delta {price['delta']:g}, {price['unit']})"
+    epsilon = "infinite" if price["epsilon"] is None else f"{price['epsilon']:.2f}"
+    text = f"epsilon {epsilon} (delta {price['delta']:g}, {price['unit']})"
     return f"{text} {price['warning']}" if "warning" in price else text
 
 

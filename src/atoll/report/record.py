@@ -8,7 +8,7 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,6 +22,7 @@ from atoll.core.errors import DiskFull, RunError
 from atoll.core.messages import Broadcast, State, Task
 from atoll.core.plan import Plan
 from atoll.core.tensor_file import tensor_file
+from atoll.engine.finishing import without_nan
 from atoll.engine.run_state import Ahead, Journey, RunState
 from atoll.train.exchange import Report
 
@@ -68,7 +69,7 @@ class RunDirectory:
 
     def write_json(self, name: str, data: Any) -> None:
         """Write plain data as JSON, at once."""
-        self.write_text(name, json.dumps(data, indent=1) + "\n")
+        self.write_text(name, json_text(data, indent=1) + "\n")
 
     def read_json(self, name: str) -> Any:
         """Read plain data, or None if there is no such file."""
@@ -77,6 +78,14 @@ class RunDirectory:
             return json.loads(path.read_text()) if path.exists() else None
         except (OSError, ValueError) as error:
             raise RunError(f"{path} cannot be read ({error}): restore it, or start again with another --out") from error
+
+    def add_row(self, row: Mapping[str, Any]) -> None:
+        """Add a round to the metrics."""
+        self.append("metrics.jsonl", json_text(row))
+
+    def write_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write the metrics of all rounds, at once."""
+        self.write_text("metrics.jsonl", "".join(json_text(row) + "\n" for row in rows))
 
     def append(self, name: str, line: str) -> None:
         """Add a line to a file."""
@@ -101,7 +110,7 @@ class RunDirectory:
     def keep_rows(self, version: int) -> list[dict[str, Any]]:
         """Drop the metrics of rounds after a checkpoint, which will be run again, and return the rest."""
         rows = [row for row in self.rows() if row["round"] <= version]
-        self.write_text("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        self.write_rows(rows)
         return rows
 
     def save(self, state: RunState, identity: str) -> None:
@@ -244,6 +253,11 @@ def next_free(base: Path, name: str) -> Path:
     while (base / f"{name}-{number}").exists():
         number += 1
     return base / f"{name}-{number}"
+
+
+def json_text(data: Any, indent: int | None = None) -> str:
+    """Write plain data as JSON that every reader takes: null stands for a number that is not finite."""
+    return json.dumps(without_nan(data), indent=indent, allow_nan=False)
 
 
 def plain(value: np.ndarray) -> list[Any]:

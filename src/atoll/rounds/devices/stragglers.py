@@ -12,10 +12,16 @@ def stragglers(fraction: Share = 0.5, drop: bool = False) -> Devices:
     """Let this share of each cohort finish only a part of its work, uniform in (0, 1] (Li et al. 2020).
 
     arXiv:1812.06127, section 5.2. They send what they have, or are lost with `drop`, as FedAvg's server would do.
+    The share is rounded to whole clients. Where that would be nobody or everybody, as for a client that is asked alone
+    in place of another, the last one is slow by chance, so that the share holds on average.
     """
 
     def trips(loads: list[Load], rng: np.random.Generator) -> list[Trip]:
-        slow = set(rng.choice(len(loads), size=round(fraction * len(loads)), replace=False).tolist())
+        num_slow = round(fraction * len(loads))
+        if num_slow in (0, len(loads)):
+            whole, rest = divmod(fraction * len(loads), 1)
+            num_slow = int(whole) + (rest > 0 and bool(rng.random() < rest))
+        slow = set(rng.choice(len(loads), size=num_slow, replace=False).tolist())
         work = 1 - rng.random(len(loads))
         return [Trip(1.0, drop, float(work[i])) if i in slow else Trip(1.0) for i in range(len(loads))]
 
