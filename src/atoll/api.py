@@ -20,7 +20,7 @@ from atoll.data.heterogeneity import label_counts
 from atoll.engine.base import Engine
 from atoll.engine.build import build_coordinator, build_devices, build_engine
 from atoll.engine.guarding import Guard, guarded
-from atoll.engine.rehearsal import rehearse_round
+from atoll.engine.rehearsal import rehearse_round, rehearse_training
 from atoll.engine.run_state import Round, RunState, why_stop
 from atoll.engine.simulation import Simulation
 from atoll.privacy.ledger import NAME as LEDGER
@@ -165,7 +165,8 @@ def _run(plan: Plan, directory: RunDirectory | None, watcher: Watcher, checkpoin
     state, history, engine_part = _where_it_stands(plan, directory, identity)
     if guard is not None and state is not None:
         guard.ledger.check(state.coordinator.attempt)
-    rehearse_round(job, coordinator)
+    rehearse_round(plan, job, coordinator)
+    rehearse_training(job)
     started = time.perf_counter()
     engine = build_engine(engine_part, job, coordinator, state.coordinator.version if state else 0)
     setup_seconds = time.perf_counter() - started

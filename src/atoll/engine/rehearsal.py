@@ -5,8 +5,10 @@ Shapes: C clients, D parameters, M values of a model.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -17,14 +19,15 @@ from atoll.core.aggregator import as_rows
 from atoll.core.coordinator import Coordinator
 from atoll.core.errors import AtollError, PlanError
 from atoll.core.messages import STATISTICS, Payload, State, Task, Update, stack
+from atoll.core.plan import Plan
 from atoll.core.transform import Encoding
-from atoll.core.wire import pack, unpack
+from atoll.core.wire import pack, packed_size, unpack
 from atoll.train.exchange import UPLINK, decoded, encoded
 from atoll.train.job import Job
 from atoll.train.secure import Largest, from_sum, rounding_of, to_integers
 from atoll.train.seeded import seeded
 from atoll.train.server import aggregated, broadcast_of, first_server, layout_of, stepped
-from atoll.train.trainer import advice_on
+from atoll.train.trainer import Trainer, advice_on
 
 LARGE = 20_000_000
 """Values beyond which nothing but a codec is rehearsed: whole rounds of such models would take memory and time."""
@@ -32,7 +35,7 @@ SIZES = (1.0, 1e-2, 0.0)
 """How large the values of the made-up updates are: codecs keep different numbers of them, and may get zeros."""
 
 
-def rehearse_round(job: Job, coordinator: Coordinator) -> None:
+def rehearse_round(plan: Plan, job: Job, coordinator: Coordinator) -> None:
     """Send made-up updates through uplink, secure sum, rule and server step; raise PlanError for what does not fit.
 
     Privacy noise is left out: it is drawn for releases alone.
@@ -41,7 +44,8 @@ def rehearse_round(job: Job, coordinator: Coordinator) -> None:
     _refuse_exact_extras(job, layout)
     _try_smallest_batch(job)
     with _as_refusal("uplink", "change the order of the uplink, or leave a step out"):
-        updates = _sent(job, layout, SIZES[:1] if job.spec.num_params > LARGE else SIZES)
+        updates, bytes_up = _sent(job, layout, SIZES[:1] if job.spec.num_params > LARGE else SIZES)
+    _must_buy_a_round(plan, job, coordinator, bytes_up)
     with _as_refusal("downlink", "change the order of the downlink, or leave a step out"):
         _heard(job)
     num = max(job.aggregator.min_updates, 2)
@@ -95,6 +99,20 @@ def _try_smallest_batch(job: Job) -> None:
             ) from error
 
 
+def rehearse_training(job: Job, client: int | None = None) -> None:
+    """Let a client, the smallest unless another is named, take one step with a copy of the model, and forget it.
+
+    An algorithm, a model and private steps may not fit each other. What the step draws is not what a run draws.
+    """
+    if job.kinds or job.spec.num_params > LARGE:
+        return
+    client = int(job.federation.partition.sizes().argmin()) if client is None else client
+    local = replace(job.local, epochs=None, steps=1)
+    copied = replace(job, model=copy.deepcopy(job.model), local=local, attack=None, secret=bytes(32))
+    sent = broadcast_of(job, job.first_D, first_server(job, job.first_D))
+    Trainer(copied).train_one(Task(client, 0, 0), sent, {})
+
+
 def _smallest_batch(job: Job) -> tuple[int, int]:
     """A client whose smallest batch is the smallest of all, and how many samples that has."""
     sizes_C = job.federation.partition.sizes()
@@ -110,11 +128,26 @@ def _smallest_batch(job: Job) -> tuple[int, int]:
     return client, int(least_C[client])
 
 
-def _sent(job: Job, layout: Update, sizes: tuple[float, ...]) -> list[Update]:
-    """Made-up updates of one client after the uplink, one round after another."""
+def _must_buy_a_round(plan: Plan, job: Job, coordinator: Coordinator, bytes_up: int) -> None:
+    """Refuse a budget of bytes that cannot pay for one round; a client sends at least so many up."""
+    if plan.stop.bytes is None or job.secure is not None:
+        return
+    sure = plan.devices is None and not coordinator.sampler.draws_size
+    num = coordinator.policy.goal(coordinator.num_clients) if sure else max(1, coordinator.policy.min_reports)
+    sent = broadcast_of(job, job.first_D, first_server(job, job.first_D))
+    least = num * (bytes_up + (0 if job.downlink.chain.transforms else packed_size(sent.plain())))
+    if plan.stop.bytes < least:
+        raise PlanError(
+            f"stop.bytes of {plan.stop.bytes:,} does not pay for one round, which takes at least {least:,}: raise it, "
+            "ask fewer clients, or compress (uplink, downlink)"
+        )
+
+
+def _sent(job: Job, layout: Update, sizes: tuple[float, ...]) -> tuple[list[Update], int]:
+    """Made-up updates of one client after the uplink, one round after another, and the bytes of the shortest."""
     generator = torch.Generator().manual_seed(0)
     memory: State = {}
-    found = []
+    found, num_bytes = [], []
     for attempt, size in enumerate(sizes):
 
         def made_up(like: Tensor, size: float = size) -> Tensor:
@@ -133,7 +166,8 @@ def _sent(job: Job, layout: Update, sizes: tuple[float, ...]) -> list[Update]:
             )
         assert all(name.startswith(UPLINK) for name in memory)
         found.append(arrived)
-    return found
+        num_bytes.append(packed_size(payload))
+    return found, min(num_bytes)
 
 
 def _heard(job: Job) -> None:

@@ -33,7 +33,7 @@ from atoll.core.coordinator import (
 )
 from atoll.core.devices import INSTANT, Devices, Load
 from atoll.core.eligibility import Eligibility
-from atoll.core.errors import PlanError, TrainingError
+from atoll.core.errors import TrainingError
 from atoll.core.messages import Payload, Task, Update
 from atoll.core.plan import Plan
 from atoll.core.seeds import generator
@@ -93,8 +93,6 @@ class Simulation:
                 break
             state, done, reason = self._attempt(self.state, progress)
             self.reason = reason or why_refused(self.plan.stop, state)
-            if self.reason is Reason.BYTES:
-                self._must_buy_a_round(state)
             if self.reason is not None:
                 break
             if done is None:
@@ -124,13 +122,6 @@ class Simulation:
         machine = self.state.coordinator
         more = self.guard is not None and machine.version < self.coordinator.rounds
         return more and self.guard is not None and not self.guard.allows(machine.attempt)
-
-    def _must_buy_a_round(self, state: RunState) -> None:
-        if self.state.coordinator.version == 0:
-            raise PlanError(
-                f"stop.bytes of {self.plan.stop.bytes:,} does not pay for one round, which takes "
-                f"{state.bytes_up + state.bytes_down:,}: raise it, ask fewer clients, or compress (uplink, downlink)"
-            )
 
     def _attempt(self, state: RunState, progress: Progress) -> tuple[RunState, dict[str, Any] | None, Reason | None]:
         """Follow the coordinator until it has a commit (and its row), abandons the attempt, or ends the run.

@@ -166,7 +166,7 @@ def build_parts(plan: Plan, sizes: Sequence[int], ledger: Ledger | None) -> tupl
     if plan.privacy is not None:
         job, coordinator, guard = guarded(plan, job, coordinator, ledger or Ledger(job.secret))
     engine, layout = Deliveries(job, space), layout_of(job)
-    rehearse_round(job, coordinator)
+    rehearse_round(plan, job, coordinator)
     like, _ = encoded(job, Task(0, 0, 0), layout, {})
     versions = Versions(coordinator, engine.trainer, guard)
     max_bytes = 2 * packed_size(layout.plain()) + ROOM
