@@ -49,7 +49,9 @@ class ParamSpec(NamedTuple):
     def views(self, params_D: Tensor) -> dict[str, Tensor]:
         """Show the vector as named tensors without copying; leading dimensions (clients) are kept."""
         lead = params_D.shape[:-1]
-        return {slot.name: params_D.narrow(-1, slot.offset, slot.size).view(*lead, *slot.shape) for slot in self.slots}
+        return {
+            slot.name: params_D.narrow(-1, slot.offset, slot.size).view((*lead, *slot.shape)) for slot in self.slots
+        }
 
 
 def spec_of(model: nn.Module, *, buffers: str = "average") -> ParamSpec:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 
-from atoll.core.errors import AtollError
 from atoll.engine.base import Engine, InProcess, rehearse, stack_size, worker_count
 from atoll.engine.processes import Processes
 from atoll.train.job import Job
@@ -40,13 +39,7 @@ def _faster(job: Job, cohort: int) -> tuple[Trainer, float]:
     alone, together = Trainer(job), Trainer(job, stack=stack_size(job, cohort))
     if not together.stack:
         return alone, 0.0  # there is no choice, so nothing is timed
-    by_one = _seconds(alone)
-    try:
-        stacked = _seconds(together)
-    except AtollError:
-        raise
-    except Exception:  # a model may hold operations that cannot be mapped over clients: then there is no choice
-        return alone, by_one
+    by_one, stacked = _seconds(alone), _seconds(together)
     return (alone, by_one) if by_one * MARGIN < stacked else (together, stacked)
 
 

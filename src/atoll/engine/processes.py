@@ -37,7 +37,7 @@ def processes(
         raise PlanError(f"engine.stack must be 0 (a plain loop) or more, got {stack}")
     if not hasattr(os, "fork"):
         raise PlanError('engine "processes" needs fork, which this system lacks: use engine = "vectorised"')
-    trainer = Trainer(job, stack=stack or stack_size(job, cohort), compile=compile)
+    trainer = Trainer(job, stack=stack_size(job, cohort) if stack is None else stack, compile=compile)
     if trainer.stack > 1:
         with explained():
             rehearse(trainer, 1)

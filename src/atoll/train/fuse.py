@@ -201,9 +201,10 @@ def _drop_zeros(graph: Graph) -> None:
     writes = _Writes(graph)
     for node in list(graph.nodes):
         value, zeros = node.args[:2] if node.target is aten.add.Tensor else (None, None)
-        if isinstance(zeros, Node) and zeros.target is aten.new_zeros.default and isinstance(value, Node):
-            if writes.kept(zeros, zeros, node):
-                writes.replace(node, value)
+        if not (isinstance(zeros, Node) and zeros.target is aten.new_zeros.default and isinstance(value, Node)):
+            continue
+        if writes.kept(zeros, zeros, node):
+            writes.replace(node, value)
     graph.eliminate_dead_code()
 
 

@@ -8,7 +8,7 @@ replaying it would be wrong and say nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -92,7 +92,7 @@ def written_by(node: Node) -> list[Node]:
     return leaves
 
 
-@lru_cache(maxsize=None)
+@cache
 def _written_arguments(target: Any) -> tuple[tuple[int, str], ...]:
     """Positions and names of the arguments that an operation changes in place."""
     schema = getattr(target, "_schema", None)
