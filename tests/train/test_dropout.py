@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import hashed_keep
 from torch import Tensor, nn
 
 from atoll import Plan, run
@@ -13,27 +14,12 @@ from atoll.core.parts import Part
 from atoll.train.dropout import CounterDropout
 from atoll.train.job import build_job
 
-MASK = (1 << 64) - 1
-
-
-def mixed(value: int) -> int:
-    """The finaliser of splitmix64 with arithmetic shifts, in Python's integers."""
-
-    def shifted(number: int, by: int) -> int:
-        return ((number - (1 << 64) if number >> 63 else number) >> by) & MASK
-
-    value = (value ^ shifted(value, 30)) * -0x40A7B892E31B1A47 & MASK
-    value = (value ^ shifted(value, 27)) * -0x6B2FB644ECCEEE15 & MASK
-    return value ^ shifted(value, 31)
-
 
 @pytest.mark.parametrize("place", [0, 1, 2, 3, 4, 23, 1000])
 def test_masks_are_those_of_whole_numbers(place: int) -> None:
     layer = CounterDropout(0.3, place, channels=False).train()
     layer.dropout_seed.fill_(2**61 - 77)
-    key = mixed((2**61 - 77 + place * 0x632BE59BD9B4E019) & MASK)
-    bits = [mixed((number * 0x61C8864680B583EB + key) & MASK) >> 16 & 0xFFFFFF for number in range(200)]
-    expected = [float(each >= int(0.3 * 0x1000000)) for each in bits]
+    expected = hashed_keep(2**61 - 77, place, 200, 0.3)
     assert (layer(torch.ones(200)) * 0.7).round().tolist() == expected
     assert 100 < sum(expected) < 180
 
