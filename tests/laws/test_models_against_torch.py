@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from atoll import Dataset, Plan, run
-from atoll.core.messages import Task
+from atoll.core.messages import Broadcast, Task
 from atoll.core.parts import Part, members
 from atoll.core.seeds import derive, generator
+from atoll.engine.inline import inline
 from atoll.train.batches import client_batches
 from atoll.train.job import build_job
 
@@ -183,19 +184,19 @@ class Torch:
         return functional.cross_entropy(self.model(self.x[batch]), self.y[batch])
 
     def grad_at(self, vector_D: Tensor, batch: Tensor) -> Tensor:
-        here_D = self.flat()
+        here = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         self.load(vector_D)
         grad_D = self.slope(lambda: self.loss(batch))
-        self.load(here_D)  # a second look moves no statistics
+        self.model.load_state_dict(here)  # a second look moves no statistics
         return grad_D
 
     def features(self, vector_D: Tensor, batch: Tensor) -> Tensor:
-        here_D, seen = self.flat(), []
+        here, seen = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}, []
         self.load(vector_D)
         handle = self.model.out.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))
         self.model(self.x[batch])
         handle.remove()
-        self.load(here_D)
+        self.model.load_state_dict(here)
         return seen[0]
 
     def train(self, start_D: Tensor, client: int, number: int, rule: Any = None, purpose: str = "dropout") -> Tensor:
@@ -205,9 +206,8 @@ class Torch:
         for step, batch in enumerate(batches):
             self.seed(purpose, client, number, step)
             here_D = self.flat()
-            loss_D = None if rule is not None else self.slope(lambda batch=batch: self.loss(batch))
-            grad_D = rule(here_D, batch) if rule is not None else loss_D
-            assert grad_D is not None
+            grad_D = self.slope(lambda batch=batch: self.loss(batch)) if rule is None else rule(here_D, batch)
+            grad_D[sum(p.numel() for p in self.model.parameters()) :] = 0  # statistics move by themselves
             self.load(self.flat() - LR * grad_D)
         return self.flat()
 
@@ -457,6 +457,27 @@ def sample() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("algorithm", "kind"), sample())
 def test_algorithms_and_layers_equal_plain_torch(algorithm: str, kind: str) -> None:
     compare(algorithm, kind, everywhere=KINDS.index(kind) % 3 == 0)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rule"), [("fedavg", None), ("fedprox", prox), ("fedsam", sam), ("moon", contrast)]
+)
+def test_statistics_move_once_a_step(algorithm: str, rule: Any) -> None:
+    """Also where an algorithm looks at the model several times; and no look changes what was sent."""
+    plan = plan_of(algorithm, "batch")
+    by = Torch(plan, "batch")
+    sent = {0: Broadcast(by.job.first_D.clone(), {})}
+    states = inline(by.job).train([Task(client, 0, 0) for client in by.clients], sent, {}).states
+    for client in by.clients:
+        by.model.layer.reset_running_stats()
+        by.train(by.first_D, client, 0, None if rule is None else rule(by, by.first_D, client, {}))
+        for name in ("running_mean", "running_var"):
+            expected = by.model.get_buffer(f"layer.{name}")
+            assert (states[client][f"buffer.layer.{name}"] - expected).abs().max() < 1e-12
+    averaged = build_job(plan.replace({"local.buffers": "average"}))
+    sent = {0: Broadcast(averaged.first_D.clone(), {})}
+    inline(averaged).train([Task(client, 0, 0) for client in by.clients], sent, {})
+    assert torch.equal(sent[0].params_D, averaged.first_D)
 
 
 @pytest.mark.slow

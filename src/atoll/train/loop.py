@@ -160,19 +160,21 @@ def _order(
     task: Task,
     first_loss: float,
 ) -> LocalTask:
-    def named(params: Params) -> Mapping[str, Tensor]:
-        return params if isinstance(params, Mapping) else job.spec.views(params)
+    def tensors(params: Params) -> dict[str, Tensor]:
+        """Parameters with copies of buffers: a slot's look at the model moves no statistics, here or in a version."""
+        given = dict(params) if isinstance(params, Mapping) else job.spec.views(params)
+        names = [*(slot.name for slot in job.spec.buffers), *(space.kept.keys() - job.dropout_seeds)]
+        own = {name: space.model.get_buffer(name) for name in names if name not in given}
+        return given | {name: (given | own)[name].detach().clone() for name in names}
 
     def outputs(params: Params, x: Tensor) -> Tensor:
-        found: Tensor = functional_call(space.model, dict(named(params)), (x,))
+        found: Tensor = functional_call(space.model, tensors(params), (x,))
         return found
 
     def grad_at(params_D: Tensor) -> Tensor:
         with torch.enable_grad():
             leaf_D = params_D.detach().clone().requires_grad_()
-            views = job.spec.views(leaf_D)
-            views |= {slot.name: views[slot.name].detach().clone() for slot in job.spec.buffers}  # statistics: no slope
-            loss = mean_loss(job, outputs(views, batch.x), batch)
+            loss = mean_loss(job, outputs(leaf_D, batch.x), batch)
             return torch.autograd.grad(loss, leaf_D)[0]
 
     return LocalTask(
@@ -183,7 +185,7 @@ def _order(
         num_samples=torch.tensor(float(job.federation.num_samples(task.client)), dtype=job.spec.dtype),
         outputs=outputs,
         grad_at=grad_at if job.private is None else unprotected,
-        features=lambda params, x: features(space.model, named(params), x),
+        features=lambda params, x: features(space.model, tensors(params), x),
         first_loss=torch.tensor(first_loss, dtype=job.spec.dtype),
     )
 
