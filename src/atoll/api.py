@@ -370,6 +370,8 @@ def _describe(
     }
     if guard is not None:
         info["privacy"] = guard.statement()
+    if engine.trainer.alone_because is not None:
+        info["one_by_one"] = engine.trainer.alone_because
     if directory.read_json("run.json") is None:
         picture = partition_counts(job.federation)
         if picture is not None and guard is None:  # who holds what is what privacy hides

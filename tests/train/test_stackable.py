@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ class Probe(nn.Module):
         super().__init__()
         self.act = act
         self.hidden, self.out = nn.Linear(64, 12), nn.Linear(12, 10)
+        self.gate = nn.Parameter(torch.tensor(0.7))
         self.register_buffer("seen", torch.zeros(()))
         self.register_buffer("table", torch.linspace(0.5, 1.5, 12))
         self.calls, self.log, self.last = 0, [0.0], None
@@ -102,6 +104,9 @@ class Probe(nn.Module):
     def constant_table(self, h: Tensor) -> Tensor:
         return h * self.table + torch.tensor(0.5)
 
+    def scalar_parameter(self, h: Tensor) -> Tensor:
+        return h * self.gate
+
     def choice_without_branch(self, h: Tensor) -> Tensor:
         return torch.where(h > 0.3, h * 2, h / 2)
 
@@ -130,10 +135,10 @@ ALONE = {
     "lazy_counter": "'late'",
     "list_of_calls": "'log'",
     "buffer_in_place": "'seen'",
-    "batch_mean": "recorded steps give losses",
+    "batch_mean": "mixes samples",
     "kept_tensor": "",
 }
-TOGETHER = ["nothing", "constant_table", "choice_without_branch", "stored_for_later"]
+TOGETHER = ["nothing", "constant_table", "scalar_parameter", "choice_without_branch", "stored_for_later"]
 
 
 def plan_of(model: Any, **changes: Any) -> Plan:
@@ -173,10 +178,11 @@ def test_every_engine_gives_the_bits_of_the_plain_loop(act: str) -> None:
     assert (ends[0].params_D - still_D).abs().max() > 1e-4
 
 
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox"])
 @pytest.mark.parametrize("stack", [1, 3])
 @pytest.mark.parametrize("act", TOGETHER)
-def test_what_can_be_repeated_is_recorded(act: str, stack: int) -> None:
-    plan = plan_of(Part(probe, act=act))
+def test_what_can_be_repeated_is_recorded(act: str, stack: int, algorithm: str) -> None:
+    plan = plan_of(Part(probe, act=act), algorithm=algorithm)
     stacked = run(plan.replace({"engine": {"name": "vectorised", "stack": stack}}))
     assert stacked.engine == {"name": "vectorised", "stack": stack, "compile": False}
     assert (run(plan).params_D - stacked.params_D).abs().max() < 2e-6
@@ -227,6 +233,7 @@ def test_recurrent_models_train_in_every_engine(model: Any, tmp_path: Path) -> N
     for engine in engines:
         assert torch.equal(run(plan.replace({"engine": engine})).params_D, whole.params_D)
     run(plan.replace({"engine": "processes", "rounds": 1}), out=tmp_path / "run")
+    assert "no stacked kernel" in json.loads((tmp_path / "run" / "run.json").read_text())["one_by_one"]
     resumed = run(plan.replace({"engine": "processes"}), out=tmp_path / "run", resume=True)
     assert torch.equal(resumed.params_D, whole.params_D)
     assert (whole.params_D - build_job(plan).first_D).abs().max() > 1e-2

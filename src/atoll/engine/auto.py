@@ -38,7 +38,7 @@ def _faster(job: Job, cohort: int) -> tuple[Trainer, float]:
     """Whichever takes less time a client and step, one by one or stacked, and that time."""
     alone, together = Trainer(job), Trainer(job, stack=stack_size(job, cohort))
     if not together.stack:
-        return alone, 0.0  # there is no choice, so nothing is timed
+        return together, 0.0  # there is no choice, so nothing is timed
     by_one, stacked = _seconds(alone), _seconds(together)
     return (alone, by_one) if by_one * MARGIN < stacked else (together, stacked)
 

@@ -66,7 +66,7 @@ def workspace(job: Job) -> Workspace:
     parameters = dict(job.model.named_parameters())
     travels = {slot.name for slot in job.spec.buffers}
     kept = {name: buffer.clone() for name, buffer in job.model.named_buffers() if name not in travels}
-    leaves = [parameters[slot.name] for slot in job.spec.trainable]
+    leaves: list[Tensor] = [parameters[slot.name] for slot in job.spec.trainable]
     return Workspace(job.model, params_D, leaves, kept, Attributes(job.model))
 
 

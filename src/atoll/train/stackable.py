@@ -28,6 +28,8 @@ from atoll.train.trace import Unrecordable
 
 COMPARED = 3
 """So many clients of a stack are also trained by the plain loop."""
+LONGEST = 256
+"""Samples that are tried at once, so that trying takes no longer for clients that take all of theirs in a step."""
 CLOSE = {torch.float32: 1e-4, torch.float64: 1e-9}
 """How far their mean losses may differ, as a share: rounding differs much less, another computation mostly more."""
 
@@ -83,13 +85,16 @@ def why_not_tried(job: Job, stacked: StackedTrainer, space: Workspace) -> str | 
             stacked.job = job
     together, apart = found.loss_G[: len(plain)].double(), torch.tensor(plain, dtype=torch.float64)
     if not torch.allclose(together, apart, rtol=CLOSE[job.spec.dtype], atol=CLOSE[job.spec.dtype], equal_nan=True):
-        return f"recorded steps give losses of {together.tolist()}, the plain loop gives {plain}"
+        return "recorded steps give other losses: the model mixes samples, or keeps something from step to step"
     return None
 
 
 def _shortened(job: Job, batches: list[np.ndarray]) -> list[np.ndarray]:
-    """The first batch as it is, the second half as long; private batches differ in length anyway."""
-    return batches if job.private is not None else [batches[0], batches[1][: -(-len(batches[1]) // 2)]]
+    """The first batch, cut off if it is long, and the second half as long; private ones differ in length anyway."""
+    if job.private is not None:
+        return batches
+    first, second = (batch[:LONGEST] for batch in batches)
+    return [first, second[: -(-len(second) // 2)]]
 
 
 def _changed_buffers(job: Job, space: Workspace) -> list[str]:
@@ -102,8 +107,8 @@ def _changed_buffers(job: Job, space: Workspace) -> list[str]:
 
 def _generators() -> tuple[object, ...]:
     """The state of every generator that code may draw from without bringing its own."""
-    _, words, *rest = np.random.get_state()
-    return random.getstate(), words.tobytes(), rest, torch.get_rng_state().tolist()
+    numpys = [each.tolist() if isinstance(each, np.ndarray) else each for each in np.random.get_state()]
+    return random.getstate(), numpys, torch.get_rng_state().tolist()
 
 
 @contextmanager
