@@ -149,6 +149,23 @@ def optimum(dataset: Dataset) -> Any:
     return torch.from_numpy((curvature * centre).sum(0) / curvature.sum(0))
 
 
+def hashed_keep(seed: int, place: int, count: int, p: float) -> list[bool]:
+    """Which of `count` values a dropout layer keeps: splitmix64 with arithmetic shifts, in Python's integers."""
+    mask = (1 << 64) - 1
+
+    def shifted(number: int, by: int) -> int:
+        return ((number - (1 << 64) if number >> 63 else number) >> by) & mask
+
+    def mixed(value: int) -> int:
+        value = (value ^ shifted(value, 30)) * -0x40A7B892E31B1A47 & mask
+        value = (value ^ shifted(value, 27)) * -0x6B2FB644ECCEEE15 & mask
+        return value ^ shifted(value, 31)
+
+    key = mixed((seed + place * 0x632BE59BD9B4E019) & mask)
+    bits = [mixed((number * 0x61C8864680B583EB + key) & mask) >> 16 & 0xFFFFFF for number in range(count)]
+    return [each >= int(p * 0x1000000) for each in bits]
+
+
 FRAME = 26
 """Bytes that a packed vector takes beside its values."""
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from atoll.api import run
-from atoll.core.errors import AtollError, PlanError, RunError
+from atoll.core.errors import PlanError, RunError
 from atoll.core.plan import Plan
 
 
@@ -53,6 +53,5 @@ def test_a_model_that_cannot_be_mapped_is_trained_one_by_one(digits_plan: Plan) 
         return Branching()
 
     fields = {name: getattr(digits_plan, name) for name in ("partition", "policy", "local", "rounds")}
-    assert run(Plan(**fields, model=branching, engine="auto")).engine["stack"] in (0, 1)
-    with pytest.raises(AtollError, match="cannot be stacked"):
-        run(Plan(**fields, model=branching, engine={"name": "vectorised", "stack": 3}))
+    for engine in ("auto", {"name": "vectorised", "stack": 3}, {"name": "processes", "stack": 3, "workers": 2}):
+        assert run(Plan(**fields, model=branching, engine=engine)).engine.get("stack", 0) == 0

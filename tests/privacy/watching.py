@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +59,7 @@ def watching(seen: list[Aggregate], send: Callable[[Tensor], Tensor] = torch.zer
     return watched
 
 
-def broken(value: float) -> Attack:
+def broken(value: Any) -> Attack:
     """Bad clients send an update full of one number, such as NaN."""
 
     def update(honest: Update, known: Knowledge) -> Update:

@@ -54,7 +54,14 @@ class ParamSpec(NamedTuple):
     def views(self, params_D: Tensor) -> dict[str, Tensor]:
         """Show the vector as named tensors without copying; leading dimensions (clients) are kept."""
         lead = params_D.shape[:-1]
-        return {slot.name: params_D.narrow(-1, slot.offset, slot.size).view(*lead, *slot.shape) for slot in self.slots}
+        return {
+            slot.name: params_D.narrow(-1, slot.offset, slot.size).view((*lead, *slot.shape)) for slot in self.slots
+        }
+
+    def buffer_views(self, statistics_S: Tensor) -> dict[str, Tensor]:
+        """Show the averaged buffers alone, which follow the parameters in the vector, as named tensors."""
+        moved = [slot._replace(offset=slot.offset - self.num_trainable) for slot in self.buffers]
+        return self._replace(slots=tuple(moved)).views(statistics_S)
 
 
 def spec_of(model: nn.Module, *, buffers: str = "average") -> ParamSpec:

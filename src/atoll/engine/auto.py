@@ -6,7 +6,6 @@ import os
 import time
 from typing import Annotated
 
-from atoll.core.errors import AtollError
 from atoll.core.options import Count, at_least
 from atoll.engine.base import Engine, InProcess, Workers, rehearse, stack_size, worker_count
 from atoll.engine.processes import Processes
@@ -43,14 +42,8 @@ def _faster(job: Job, cohort: int) -> tuple[Trainer, float]:
     """Whichever takes less time a client and step, one by one or stacked, and that time."""
     alone, together = Trainer(job), Trainer(job, stack=stack_size(job, cohort))
     if not together.stack:
-        return alone, 0.0  # there is no choice, so nothing is timed
-    by_one = _seconds(alone)
-    try:
-        stacked = _seconds(together)
-    except AtollError:
-        raise
-    except Exception:  # a model may hold operations that cannot be mapped over clients: then there is no choice
-        return alone, by_one
+        return together, 0.0  # there is no choice, so nothing is timed
+    by_one, stacked = _seconds(alone), _seconds(together)
     return (alone, by_one) if by_one * MARGIN < stacked else (together, stacked)
 
 

@@ -36,7 +36,7 @@ def processes(
     num_workers = worker_count(workers)
     if not hasattr(os, "fork"):
         raise PlanError('engine "processes" needs fork, which this system lacks: use engine = "vectorised"')
-    trainer = Trainer(job, stack=stack or stack_size(job, cohort), compile=compile)
+    trainer = Trainer(job, stack=stack_size(job, cohort) if stack is None else stack, compile=compile)
     if trainer.stack > 1:
         with explained():
             rehearse(trainer, 1)

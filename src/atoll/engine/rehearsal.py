@@ -22,6 +22,7 @@ from atoll.core.messages import STATISTICS, Payload, State, Task, Update, stack
 from atoll.core.plan import Plan
 from atoll.core.transform import Encoding
 from atoll.core.wire import pack, packed_size, unpack
+from atoll.train.attributes import as_before
 from atoll.train.exchange import UPLINK, decoded, encoded
 from atoll.train.job import Job
 from atoll.train.secure import Largest, from_sum, rounding_of, to_integers
@@ -90,7 +91,7 @@ def _try_smallest_batch(job: Job) -> None:
         x, y = kind.inputs(federation.features(federation.train_x[:size])), federation.train_y[:size]
         buffers = {name: buffer.clone() for name, buffer in kind.model.named_buffers()}
         try:
-            with torch.no_grad(), seeded(0):
+            with as_before(kind.model), torch.no_grad(), seeded(0):
                 kind.loss(functional_call(kind.model, buffers, (x,)), y)
         except Exception as error:
             raise PlanError(

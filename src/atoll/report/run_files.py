@@ -20,7 +20,7 @@ def run_info(
 ) -> dict[str, Any]:
     """Describe a run before its first round, for `run.json`: the choice of engine above all."""
     dataset = job.federation.dataset
-    info = {
+    info: dict[str, Any] = {
         "atoll": version("atoll"),
         "name": name,
         "identity": plan.identity(),
@@ -37,7 +37,11 @@ def run_info(
         "num_clients": job.federation.num_clients,
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-    return info | ({"privacy": guard.statement()} if guard is not None else {})
+    if guard is not None:
+        info["privacy"] = guard.statement()
+    if engine.trainer.alone_because is not None:
+        info["one_by_one"] = engine.trainer.alone_because
+    return info
 
 
 def run_result(reason: str, rows: Sequence[Mapping[str, Any]], contribution: Mapping[int, float]) -> dict[str, Any]:

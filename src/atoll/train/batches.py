@@ -42,12 +42,11 @@ class Stacked(NamedTuple):
     live_SG: np.ndarray
 
 
-def stacked_batches(job: Job, tasks: list[Task], width_of: Callable[[int], int], size: int) -> Stacked:
+def stacked_batches(per_client: list[list[np.ndarray]], width_of: Callable[[int], int], size: int) -> Stacked:
     """Lay the batches of up to `size` clients side by side; short batches, clients and stacks are padded and masked.
 
     `width_of` says how wide they are laid out if the longest has so many samples.
     """
-    per_client = [client_batches(job, task) for task in tasks]
     steps = max(len(batches) for batches in per_client)
     width = width_of(max(len(batch) for batches in per_client for batch in batches))
     index_SGB = np.zeros((steps, size, width), dtype=np.int64)

@@ -20,6 +20,7 @@ from torch.nn import functional
 from atoll.core.algorithm import Algorithm
 from atoll.core.errors import PlanError
 from atoll.core.params import ParamSpec, float_buffers
+from atoll.train.attributes import as_before
 from atoll.train.federation import Federation
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -72,11 +73,9 @@ def private_layers(
     x, y = federation.features(federation.train_x[:PROBED]), federation.train_y[:PROBED]
     if x.is_floating_point():
         x = torch.rand(x.shape, generator=torch.Generator().manual_seed(1), dtype=spec.dtype)
-    model.eval()  # dropout goes by the place in a batch, which differs for a sample alone
-    try:
+    with as_before(model):
+        model.eval()  # dropout goes by the place in a batch, which differs for a sample alone
         return find_layers(model, spec, loss, x, y)
-    finally:
-        model.train()
 
 
 def find_layers(model: nn.Module, spec: ParamSpec, loss: Loss, x: Tensor, y: Tensor) -> tuple[Layer, ...]:

@@ -28,10 +28,19 @@ class CounterDropout(nn.Module):
             return x
         shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.channels else x.shape
         number = torch.arange(shape.numel(), dtype=torch.int64)
-        key = _mix(self.dropout_seed + self.place * 0x632BE59BD9B4E019)
+        key = _mix(self.dropout_seed + _signed(self.place * 0x632BE59BD9B4E019))
         bits = _mix(number * 0x61C8864680B583EB + key) >> 16 & 0xFFFFFF
         keep = (bits >= int(self.p * 0x1000000)).view(shape)
         return x * keep / (1 - self.p) if self.p < 1 else x * keep
+
+
+def _signed(number: int) -> int:
+    """Reduce an integer modulo 2^64 to the range of a signed one, as additions of int64 tensors do.
+
+    >>> _signed(2**63 - 1) == 2**63 - 1, _signed(2**63) == -(2**63), _signed(2**64 + 5)
+    (True, True, 5)
+    """
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _mix(value: Tensor) -> Tensor:

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from atoll.core.messages import State
+from atoll.core.seeds import derive
 from atoll.train.job import Job
 from atoll.train.loop import Workspace
+from atoll.train.seeded import seeded
 
 SLICE = 1000
 """Samples that are evaluated together: fixed, so that sums do not depend on who adds them."""
@@ -95,9 +97,11 @@ def _predict(job: Job, space: Workspace, raw: Tensor, y: Tensor) -> tuple[Tensor
 def evaluating(job: Job, space: Workspace, params_D: Tensor) -> Iterator[None]:
     """Put parameters into the workspace and the model into evaluation mode, and back.
 
-    Where batch-norm statistics stay with the clients, the server has none: the batch's own are used instead.
+    Where batch-norm statistics stay with the clients, the server has none: the batch's own are used instead. A model
+    that draws or counts does so from the same start each time, so that it does not matter who evaluates.
     """
     space.params_D.copy_(params_D)
+    space.attributes.restore()
     space.model.eval()
     kept = {name: space.model.get_buffer(name).clone() for name in job.local_buffers}
     if kept:
@@ -105,7 +109,7 @@ def evaluating(job: Job, space: Workspace, params_D: Tensor) -> Iterator[None]:
             if isinstance(module, nn.modules.batchnorm._NormBase):
                 module.train()
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), seeded(derive(job.seed, "evaluation")):
             yield
     finally:
         for name, value in kept.items():

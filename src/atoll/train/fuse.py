@@ -2,6 +2,9 @@
 
 `W += -lr * (A @ B)` as two operations writes and reads a gradient as large as W; `W.baddbmm_(-lr * A, B)` does not.
 For small batches that is most of a step's memory traffic; for small models the number of operations is what counts.
+
+Steps change tensors in place, and views share memory with what they show. So every rewrite asks first whether what it
+leaves out, merges or moves is written to where that would show (`_Writes`), and leaves the step as it is if in doubt.
 """
 
 from __future__ import annotations
@@ -9,11 +12,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tag, Tensor
 from torch.fx import Graph, GraphModule, Node
 
+from atoll.train.trace import memory_of, written_by
+
 aten = torch.ops.aten
-SAME_IF_SAME_SHAPE = {aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.reshape.default}
+VIEWS = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
+SAME_IF_SAME_SHAPE = {*VIEWS, aten.expand.default}
 RESHAPES = {*SAME_IF_SAME_SHAPE, aten.unsqueeze.default}
 REPEATABLE = {aten.neg.default, aten.mul.Tensor, aten.view.default, aten.unsqueeze.default}
 """Cheap operations that algorithms and optimisers tend to repeat for every layer."""
@@ -52,7 +58,7 @@ def hoist(graph: GraphModule, num_fixed: int) -> GraphModule:
     for node in graph.graph.nodes:
         if node.op == "call_function" and node.all_input_nodes and known.issuperset(node.all_input_nodes):
             known.add(node)
-    changed = {node.args[0] for node in graph.graph.nodes if getattr(node.target, "_schema", None) and _mutates(node)}
+    changed = {each for node in graph.graph.nodes for each in written_by(node)}
     once = Graph()
     copies = {node: once.placeholder(node.name) for node in inputs if node in fixed}
     moved = [node for node in graph.graph.nodes if node in known and node not in fixed and not changed & known]
@@ -68,71 +74,165 @@ def hoist(graph: GraphModule, num_fixed: int) -> GraphModule:
     return GraphModule(graph, once)
 
 
+class _Writes:
+    """Which memory a step writes to, and where in the step; good until operations are added or moved."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.place = {node: place for place, node in enumerate(graph.nodes)}
+        self.places: dict[int, list[int]] = {}
+        self.reshaped: set[int] = set()  # memory of tensors whose shape is changed in place, as by unsqueeze_
+        for node, place in self.place.items():
+            for written in written_by(node):
+                memory = memory_of(written.meta["val"])
+                self.places.setdefault(memory, []).append(place)
+                if Tag.inplace_view in getattr(node.target, "tags", ()):
+                    self.reshaped.add(memory)
+
+    def kept(self, node: Any, start: Node, end: Node | None = None) -> bool:
+        """Whether what a node stands for is not written to after `start`, until `end` or to the end of the step."""
+        if not isinstance(node, Node):
+            return True
+        if "val" not in node.meta:
+            return False  # several tensors, or nothing is known about it
+        last = len(self.place) if end is None else self.place[end]
+        return not any(self.place[start] < place < last for place in self.places.get(memory_of(node.meta["val"]), []))
+
+    def replace(self, node: Node, other: Node) -> bool:
+        """Use `other`, which has the same values when `node` is computed, instead of `node`, if that never shows."""
+        if "val" not in node.meta or "val" not in other.meta:
+            return False
+        ours, theirs = node.meta["val"], other.meta["val"]
+        if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
+            return False
+        views: dict[Node, Tensor] = {}
+        if memory_of(ours) == memory_of(theirs):  # whoever writes to one writes to the other
+            if memory_of(ours) in self.reshaped or _strides(ours) != _strides(theirs):
+                return False
+        else:
+            last = self._follow(node, theirs, views) if self.kept(node, node) else None
+            if last is None or _order(ours) != _order(theirs) or not self.kept(other, node, last):
+                return False
+        for view, value in views.items():
+            view.meta["val"] = value
+        node.replace_all_uses_with(other)
+        return True
+
+    def _follow(self, node: Node, value: Tensor, views: dict[Node, Tensor]) -> Node | None:
+        """Collect what the views of a node show once it has another value; return who looks last, None if one fails."""
+        last = node
+        for user in node.users:
+            end: Node | None = user
+            if user.args[0] is node and _is_view(user):
+                try:
+                    views[user] = user.target(value, *user.args[1:], **user.kwargs)  # type: ignore[operator]
+                except RuntimeError:  # a view of memory that does not lie like this
+                    return None
+                end = self._follow(user, views[user], views) if isinstance(views[user], Tensor) else None
+            if end is None:
+                return None
+            last = max(last, end, key=self.place.__getitem__)
+        return last
+
+
+def _is_view(node: Node) -> bool:
+    """Whether a node shows memory of its first argument, and writes to nothing."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or schema.is_mutable:
+        return False
+    return node.target is aten._unsafe_view.default or any(each.alias_info is not None for each in schema.returns)
+
+
+def _strides(tensor: Tensor) -> list[int]:
+    """How a tensor lies in memory: the strides of the dimensions that have any length."""
+    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+
+
+def _order(tensor: Tensor) -> list[int]:
+    """In which order a tensor's dimensions lie in memory; what is computed from it value by value lies likewise."""
+    strides = _strides(tensor)
+    return sorted(range(len(strides)), key=lambda dim: -strides[dim]) if all(strides) else strides
+
+
 def _shape(node: object) -> tuple[int, ...]:
     value = node.meta.get("val") if isinstance(node, Node) else None
     return tuple(value.shape) if isinstance(value, Tensor) else ()
 
 
+def _memory(node: object) -> int | None:
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    return memory_of(value) if isinstance(value, Tensor) else None
+
+
 def _drop_no_ops(graph: Graph) -> None:
     """Drop views of the same shape, products with 1, detached copies and pairs of transpositions."""
+    writes = _Writes(graph)
     for node in list(graph.nodes):
         source = node.args[0] if node.args else None
         if not isinstance(source, Node):
             continue
-        same = node.target in SAME_IF_SAME_SHAPE and _shape(node) == _shape(source) and "val" in source.meta
+        same = node.target in SAME_IF_SAME_SHAPE
         times_one = node.target is aten.mul.Scalar and node.args[1] == 1
-        if same or times_one or node.target is aten.detach.default:
-            node.replace_all_uses_with(source)
-        elif _transposes(node) and _transposes(source):
-            node.replace_all_uses_with(source.args[0])
+        if _transposes(node) and _transposes(source):
+            source = source.args[0]
+        elif not (same or times_one or node.target is aten.detach.default):
+            continue
+        if isinstance(source, Node):
+            writes.replace(node, source)
     graph.eliminate_dead_code()
 
 
 def _drop_ones(graph: Graph) -> None:
     """Drop products with ones: a backward pass starts from a one, spread to the shape of the losses."""
-    ones: set[Node] = set()
+    writes = _Writes(graph)
+    ones: set[Any] = set()
     for node in list(graph.nodes):
         if node.target is aten.ones_like.default or (node.target in RESHAPES and node.args[0] in ones):
-            ones.add(node)
+            if not writes.places.get(memory_of(node.meta["val"])):
+                ones.add(node)
         elif node.target is aten.mul.Tensor and len(ones & set(node.args)) == 1:
             (other,) = (each for each in node.args if each not in ones)
-            if isinstance(other, Node) and _shape(other) == _shape(node):
-                node.replace_all_uses_with(other)
+            if isinstance(other, Node):
+                writes.replace(node, other)
     graph.eliminate_dead_code()
 
 
 def _drop_zeros(graph: Graph) -> None:
     """Drop sums with zeros: private steps add them to a layer's output to learn the slope there."""
+    writes = _Writes(graph)
     for node in list(graph.nodes):
-        zeros = node.args[1] if node.target is aten.add.Tensor else None
-        if isinstance(zeros, Node) and zeros.target is aten.new_zeros.default and _shape(node.args[0]) == _shape(node):
-            node.replace_all_uses_with(node.args[0])
+        value, zeros = node.args[:2] if node.target is aten.add.Tensor else (None, None)
+        if not (isinstance(zeros, Node) and zeros.target is aten.new_zeros.default and isinstance(value, Node)):
+            continue
+        if writes.kept(zeros, zeros, node):
+            writes.replace(node, value)
     graph.eliminate_dead_code()
 
 
 def _share_repeated(graph: Graph) -> None:
-    """Compute equal things once, as long as nothing that they read is changed in between."""
-    changed = {node.args[0] for node in graph.nodes if getattr(node.target, "_schema", None) and _mutates(node)}
+    """Compute equal things once, as long as nothing that they read, and nothing that they give, is changed."""
+    writes = _Writes(graph)
     seen: dict[object, Node] = {}
     for node in list(graph.nodes):
-        if node.target not in REPEATABLE or node.kwargs or changed & set(node.all_input_nodes):
+        if node.target not in REPEATABLE or node.kwargs:
             continue
         key = (node.target, repr(node.args))
-        if key in seen:
-            node.replace_all_uses_with(seen[key])
+        first = seen.setdefault(key, node)
+        if first is node:
+            continue
+        same = all(writes.kept(each, first, node) for each in (first, *node.all_input_nodes))
+        if same and writes.replace(node, first):
             graph.erase_node(node)
-        else:
-            seen[key] = node
-
-
-def _mutates(node: Node) -> bool:
-    return bool(node.target._schema.is_mutable)  # type: ignore[union-attr]
 
 
 def _fuse_bias(graph: Graph, node: Node) -> None:
     """Turn bias + left @ right of stacked clients into one operation."""
     bias, product = node.args[:2]
     if not (isinstance(product, Node) and product.target is aten.bmm.default and len(product.users) == 1):
+        return
+    writes = _Writes(graph)
+    if not isinstance(bias, Node) or not all(writes.kept(each, product, node) for each in product.args):
+        return
+    if bias.meta["val"].dtype != product.meta["val"].dtype:
         return
     if len(_shape(bias)) == 3 and _shape(bias)[-1] == _shape(product)[-1] and _shape(product) == _shape(node):
         with graph.inserting_before(node):
@@ -159,17 +259,20 @@ def _split_update(graph: Graph, update: Node) -> None:
         total = total.args[0]
     if not (isinstance(total, Node) and total.target is aten.cat.default and total.args[1] == 1):
         return
-    if len(total.users) > 1 or not all(isinstance(term, Node) for _, term in terms):
+    if len(total.users) > 1 or update.users or _shape(rate) != (_shape(flat)[0], 1):
         return
     grads: Any = total.args[0]
     layers = _layers(graph, flat, [grad for grad in grads if _shape(grad)[-1]])
     if layers is None:
         return
+    writes = _Writes(graph)  # all of these are read after the first of the updates that take the place of one
+    if not all(_steady(writes, each, flat, update) for each in [t for _, t in terms] + [g for _, g in layers]):
+        return
     with graph.inserting_before(update):
         against = graph.call_function(aten.neg.default, (rate,))
-        pull = next((each for each in terms if _pull(flat, each[1])[0] is not None), None)
+        pull = next((each for each in terms if _pull(writes, flat, each[1], update)[0] is not None), None)
         if pull is not None:  # flat += rate * strength * (flat - goal), before flat changes
-            goal, strength = _pull(flat, pull[1])
+            goal, strength = _pull(writes, flat, pull[1], update)
             share = graph.call_function(aten.mul.Tensor, (against if pull[0] > 0 else rate, strength))
             graph.call_function(aten.lerp_.Tensor, (flat, goal, share))
         for sign, term in terms:
@@ -183,6 +286,18 @@ def _split_update(graph: Graph, update: Node) -> None:
     graph.erase_node(update)
 
 
+def _steady(writes: _Writes, node: Any, target: Any, update: Node, since: Node | None = None) -> bool:
+    """Whether a value has the type of an update's target, none of its memory, and is not written to before the update.
+
+    Such a value may be read later than it is now: after other parts of the target have changed.
+    """
+    if not isinstance(node, Node) or "val" not in node.meta:
+        return False
+    if node.meta["val"].dtype != target.meta["val"].dtype or _memory(node) == _memory(target):
+        return False
+    return writes.kept(node, since or node, update)
+
+
 def _layers(graph: Graph, flat: Any, grads: list[Node]) -> list[tuple[Node, Node]] | None:
     """The layers behind a row of flat gradients: the input that views its part of the flat vector, and its gradient."""
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
@@ -191,7 +306,7 @@ def _layers(graph: Graph, flat: Any, grads: list[Node]) -> list[tuple[Node, Node
     for flattened in grads:
         leaf = next((node for node in inputs if _starts(node, whole, position, _shape(flattened)[-1])), None)
         grad = flattened
-        while grad.target is aten.clone.default or (_shape(grad) != _shape(leaf) and grad.target in SAME_IF_SAME_SHAPE):
+        while grad.target is aten.clone.default or (_shape(grad) != _shape(leaf) and grad.target in VIEWS):
             grad = grad.args[0]  # type: ignore[assignment]
         if leaf is None or _shape(grad) != _shape(leaf):
             return None
@@ -202,23 +317,24 @@ def _layers(graph: Graph, flat: Any, grads: list[Node]) -> list[tuple[Node, Node
 
 def _starts(node: Node, whole: Tensor, position: int, size: int) -> bool:
     value = node.meta["val"]
-    same = value.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
-    return same and value is not whole and value.storage_offset() == position and value[0].numel() == size
+    same = memory_of(value) == memory_of(whole) and value is not whole
+    return same and value.storage_offset() == position and value[0].numel() == size
 
 
-def _pull(flat: Any, term: Node) -> tuple[Any, Any]:
-    """If a term is strength * (flat - goal), the goal and the strength."""
+def _pull(writes: _Writes, flat: Any, term: Node, update: Node) -> tuple[Any, Any]:
+    """If a term is strength * (flat - goal), with neither changed until the update, the goal and the strength."""
     if term.target is aten.mul.Tensor and len(term.users) == 1 and not term.kwargs:
         gap, strength = term.args
         if isinstance(gap, Node) and gap.target is aten.sub.Tensor and not gap.kwargs and gap.args[0] is flat:
-            return (gap.args[1], strength) if isinstance(strength, int | float) else (None, None)
+            steady = _steady(writes, gap.args[1], flat, update, since=gap) and writes.kept(flat, gap, update)
+            return (gap.args[1], strength) if steady and isinstance(strength, int | float) else (None, None)
     return None, None
 
 
 def _fuse_update(graph: Graph, update: Node) -> None:
     """Turn weight.addcmul_(product, rate) into weight.baddbmm_(rate * left, right), or addmm_ for a single client."""
     weight, product, rate = update.args
-    if len(_shape(weight)) != 3 or len(_shape(rate)) != 3:
+    if len(_shape(weight)) != 3 or _shape(rate) != (_shape(weight)[0], 1, 1) or _shape(product) != _shape(weight):
         return
     alone = isinstance(product, Node) and product.target is aten.unsqueeze.default and product.args[1] == 0
     if alone:
@@ -230,12 +346,16 @@ def _fuse_update(graph: Graph, update: Node) -> None:
     if not (isinstance(product, Node) and product.target is wanted and len(product.users) == 1):
         return
     left, right = product.args
+    writes = _Writes(graph)
+    if update.users or not all(_steady(writes, each, weight, update, since=product) for each in (left, right)):
+        return  # a weight that is a factor in another's gradient may have moved already
     with graph.inserting_before(update):
         if transposed:  # (L R)^T = R^T L^T
             left, right = _transposed(graph, right), _transposed(graph, left)
         if alone:
             scaled = graph.call_function(aten.mul.Tensor, (left, graph.call_function(aten.select.int, (rate, 0, 0))))
             row = graph.call_function(aten.select.int, (weight, 0, 0))
+            row.meta["val"] = weight.meta["val"].select(0, 0)  # type: ignore[union-attr]
             graph.call_function(aten.addmm_.default, (row, scaled, right))
         else:
             scaled = graph.call_function(aten.mul.Tensor, (left, rate))

@@ -27,6 +27,7 @@ from atoll.core.privacy import Exposure, Mechanism, SampleSteps
 from atoll.core.seeds import derive, generator
 from atoll.core.transform import Chain, chain
 from atoll.privacy.noise import derived, fresh_secret
+from atoll.train.attributes import as_before
 from atoll.train.clipping import Layer, private_layers
 from atoll.train.distillation import check_models, check_public
 from atoll.train.dropout import use_counter_dropout
@@ -277,10 +278,8 @@ def _with_own_models(job: Job, scores: Scores, plan: Plan) -> Job:
 def _output_shape(kind: Job) -> tuple[int, ...]:
     """The shape of a model's scores for one sample."""
     x = kind.federation.features(kind.federation.train_x[:2])
-    kind.model.eval()
-    with torch.no_grad():
-        outputs = kind.model(kind.inputs(x))
-    kind.model.train()
+    with as_before(kind.model), torch.no_grad():
+        outputs = kind.model.eval()(kind.inputs(x))
     return tuple(outputs.shape[1:])
 
 
@@ -300,35 +299,32 @@ def build_model(plan: Plan, federation: Federation, part: Part | None = None) ->
                 f"model '{part.name}' cannot be made for samples of shape {dataset.input_shape}: "
                 f"{type(error).__name__}: {error}"
             ) from error
-    if not isinstance(model, nn.Module):
-        raise PlanError(f"model '{part.name}' gave {type(model).__name__}: a factory must return an nn.Module")
-    if next(model.parameters(), None) is None:
-        raise PlanError(f"model '{part.name}' has no parameters: there is nothing to train")
-    model.train()
-    _try_model(model, part.name, plan.loss, federation)
+        if not isinstance(model, nn.Module):
+            raise PlanError(f"model '{part.name}' gave {type(model).__name__}: a factory must return an nn.Module")
+        if next(model.parameters(), None) is None:
+            raise PlanError(f"model '{part.name}' has no parameters: there is nothing to train")
+        model.train()
+        _try_model(model, part.name, plan.loss, federation)  # what is lazy draws its first weights here
     return model
 
 
 def _try_model(model: nn.Module, name: str, loss_name: str, federation: Federation) -> None:
     """Run two samples through the model and the loss, so that misfits are named before training starts."""
-    probe = model.training
-    model.eval()
     dtype = next(model.parameters()).dtype
     x = federation.features(federation.train_x[:2])
     x = x.to(dtype) if x.dtype.is_floating_point else x
     y = federation.train_y[:2]
     loss = find("train.losses", loss_name)
     try:
-        with torch.no_grad():
-            outputs = model(x)
+        with as_before(model), torch.no_grad():
+            outputs = model.eval()(x)
             losses = loss(outputs, y)
+        model.train()
     except Exception as error:
         raise PlanError(
             f"model '{name}' with loss '{loss_name}' does not fit samples of shape "
             f"{federation.dataset.input_shape} with {federation.dataset.num_classes} classes: {error}"
         ) from error
-    finally:
-        model.train(probe)
     if not isinstance(losses, Tensor) or losses.shape != (len(y),):
         gave = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise PlanError(
@@ -353,15 +349,13 @@ def fastest_layout(model: nn.Module, input_shape: tuple[int, ...]) -> torch.memo
     if not convolves or len(input_shape) != 3 or next(model.parameters()).dtype != torch.float32:
         return plain
     x = torch.rand((2, *input_shape), generator=torch.Generator().manual_seed(1))
-    model.eval()
     try:
-        with torch.no_grad():
+        with as_before(model), torch.no_grad():
+            model.eval()
             usual, other = model(x), model(x.to(memory_format=last))
             same = bool((usual - other).abs().max() <= 1e-3 * usual.abs().max())
     except (RuntimeError, TypeError):
         same = False
-    finally:
-        model.train()
     return last if same else plain
 
 

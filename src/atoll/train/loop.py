@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -19,6 +20,7 @@ from atoll.core.attack import Knowledge
 from atoll.core.errors import PlanError
 from atoll.core.messages import STATISTICS, Broadcast, State, Task, Update
 from atoll.core.seeds import derive, generator
+from atoll.train.attributes import Attributes
 from atoll.train.batches import client_batches
 from atoll.train.dropout import set_seed
 from atoll.train.job import Job
@@ -43,6 +45,12 @@ class Workspace(NamedTuple):
     leaves: list[Tensor]
     kept: State
     """The first values of the buffers that do not travel: every client starts from these or from its own."""
+    attributes: Attributes
+    """What the model keeps beside tensors, such as a counter: every client starts from the first values."""
+
+    def is_bound(self) -> bool:
+        """Whether the model's tensors are still views of this vector."""
+        return self.leaves[0].untyped_storage().data_ptr() == self.params_D.untyped_storage().data_ptr()
 
     def named(self, job: Job, params: Params) -> dict[str, Tensor]:
         """Return named tensors for a forward pass of an algorithm's own, which leaves the client's buffers alone."""
@@ -64,7 +72,8 @@ def workspace(job: Job) -> Workspace:
     parameters = dict(job.model.named_parameters())
     travels = {slot.name for slot in job.spec.buffers}
     kept = {name: buffer.clone() for name, buffer in job.model.named_buffers() if name not in travels}
-    return Workspace(job.model, params_D, [parameters[slot.name] for slot in job.spec.trainable], kept)
+    leaves: list[Tensor] = [parameters[slot.name] for slot in job.spec.trainable]
+    return Workspace(job.model, params_D, leaves, kept, Attributes(job.model))
 
 
 def features(model: nn.Module, named: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -82,14 +91,24 @@ def features(model: nn.Module, named: Mapping[str, Tensor], x: Tensor) -> Tensor
 
 
 def train_client(
-    job: Job, space: Workspace, task: Task, sent: Broadcast, state: State, first_loss: float = math.nan
+    job: Job,
+    space: Workspace,
+    task: Task,
+    sent: Broadcast,
+    state: State,
+    first_loss: float = math.nan,
+    drawn: list[np.ndarray] | None = None,
 ) -> Trained:
-    """Do one task: batches, gradients, slots, optimiser, and what the algorithm sends up."""
+    """Do one task: batches, gradients, slots, optimiser, and what the algorithm sends up.
+
+    `drawn` are other batches than the usual.
+    """
     first_M = job.model_of(sent)
     space.params_D.copy_(first_M)
     _restore_buffers(space, state)
+    space.attributes.restore()
     lr = torch.tensor(job.lr_of(task.version), dtype=job.spec.dtype)
-    batches = client_batches(job, task)
+    batches = client_batches(job, task) if drawn is None else drawn
     memory: list[Tensor] | None = None
     losses: list[Tensor] = []
     base = derive(job.seed, "dropout", task.attempt, task.client) >> 2

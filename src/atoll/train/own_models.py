@@ -52,6 +52,7 @@ class OwnModels:
         first, plan = PARAMS not in state, self.job.algorithm.scores
         assert plan is not None
         space.params_D.copy_(kind.first_D if first else state[PARAMS])
+        space.attributes.restore()
         if first and plan.public_epochs:
             labels = self._labels()
             self._learn("public labels", task, np.arange(len(labels)), labels, kind.loss, plan.public_epochs)

@@ -1,11 +1,13 @@
-"""Draws of modules that know torch's own generator only, such as first weights."""
+"""Draws of modules that know the generators of torch, NumPy and Python only, such as first weights."""
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 _lock = threading.RLock()
@@ -13,11 +15,18 @@ _lock = threading.RLock()
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Let torch's own generator begin at `seed`, and be afterwards as if nobody had drawn.
+    """Let the generators that a process has one of begin at `seed`, and be afterwards as if nobody had drawn.
 
-    A process has one such generator, so one thread at a time: a server that begins two runs at once gives each the
-    first weights that it has alone.
+    One thread at a time: a server that begins two runs at once gives each the first weights that it has alone.
     """
-    with _lock, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield
+    with _lock:
+        torchs, pythons, numpys = torch.default_generator.get_state(), random.getstate(), np.random.get_state()
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % (1 << 32))
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(torchs)
+            random.setstate(pythons)
+            np.random.set_state(numpys)

@@ -54,9 +54,9 @@ def stepped(
         return job.algorithm.server_step(model_M, aggregate, server, server_task(job, version, num_clients))
     old_S = model_M[job.spec.num_trainable :]
     statistics_S = old_S + share * aggregate.aux[STATISTICS]
-    for slot in job.spec.buffers:
-        if slot.name.endswith("running_var"):
-            statistics_S.narrow(0, slot.offset - job.spec.num_trainable, slot.size).clamp_(min=0)
+    for name, values in job.spec.buffer_views(statistics_S).items():
+        if name.endswith("running_var"):
+            values.clamp_(min=0)
     task = server_task(job, version, num_clients, old_S, statistics_S)
     params_D, server = job.algorithm.server_step(job.trainable(model_M), aggregate, server, task)
     return torch.cat([params_D, statistics_S]), server
@@ -102,10 +102,8 @@ def server_task(
     def outputs(params_D: Tensor, x: Tensor, change_S: Tensor | None = None) -> Tensor:
         views = job.spec.without_buffers.views(params_D)
         statistics_S = new_S if change_S is None or old_S is None else old_S + change_S
-        for slot in job.spec.buffers:
-            assert statistics_S is not None
-            start = slot.offset - job.spec.num_trainable
-            views[slot.name] = statistics_S.narrow(0, start, slot.size).view(slot.shape)
+        if statistics_S is not None:
+            views |= job.spec.buffer_views(statistics_S)
         job.model.eval()
         try:
             found: Tensor = functional_call(job.model, views, (x,))

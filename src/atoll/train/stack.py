@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_leaves
 
 from atoll.core.algorithm import Batch, LocalTask, Params
 from atoll.core.messages import STATISTICS, Broadcast, State, Task, Update
 from atoll.core.seeds import derive
-from atoll.train.batches import Stacked, round_up, stacked_batches
+from atoll.train.batches import Stacked, client_batches, round_up, stacked_batches
 from atoll.train.fuse import hoist, tidy
 from atoll.train.job import Job
 from atoll.train.loop import features, knowledge, mean_loss
@@ -51,26 +51,21 @@ class Fixed(NamedTuple):
     first_loss_G: Tensor
 
 
+class Own(NamedTuple):
+    """What each client's forward pass gets beside its trained tensors."""
+
+    seed: Tensor
+    """Where its dropout begins."""
+    buffers: dict[str, Tensor]
+    """Its buffers that travel."""
+
+
 def local_task(
     fixed: Fixed, outputs: Callable[..., Tensor], grad_at: Callable[[Tensor], Tensor], features: Callable[..., Tensor]
 ) -> LocalTask:
     """What one client's slots may look at."""
     sent, state, lr, num_steps, num_samples, first_loss = fixed
     return LocalTask(sent, state, lr, num_steps, num_samples, outputs, grad_at, features, first_loss)
-
-
-def why_not(job: Job, size: int) -> str | None:
-    """Say why the step of so many clients of this job cannot be recorded, or None if it can."""
-    if job.kinds:
-        return "clients that keep models of their own cannot be stacked"
-    for module in job.model.modules():
-        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
-            return f"{type(module).__name__} mixes the samples of a batch, so padding would change it"
-        if isinstance(module, nn.RNNBase) and size > 1:
-            return f"{type(module).__name__} has no stacked kernel"
-    if job.private is not None and not job.layers:
-        return "private steps of this model make gradients sample by sample"
-    return None
 
 
 def make_step(job: Job, size: int) -> Step:
@@ -81,51 +76,51 @@ def make_step(job: Job, size: int) -> Step:
     """
     names = [slot.name for slot in job.spec.trainable]
 
-    def tensors(params: Params, seed: Tensor) -> dict[str, Tensor]:
+    def tensors(params: Params, own: Own) -> dict[str, Tensor]:
         named = params if isinstance(params, Mapping) else job.spec.without_buffers.views(params)
-        return {**named, **dict.fromkeys(job.dropout_seeds, seed)}
+        return {**own.buffers, **named, **dict.fromkeys(job.dropout_seeds, own.seed)}
 
     def named(leaves: list[Tensor], seed: Tensor) -> dict[str, Tensor]:
-        return tensors(dict(zip(names, leaves, strict=True)), seed)
+        return tensors(dict(zip(names, leaves, strict=True)), Own(seed, {}))
 
-    def outputs_for(seed: Tensor) -> Callable[[Params, Tensor], Tensor]:
+    def outputs_for(own: Own) -> Callable[[Params, Tensor], Tensor]:
         def outputs(params: Params, x: Tensor) -> Tensor:
-            found: Tensor = functional_call(job.model, tensors(params, seed), (x,))
+            found: Tensor = functional_call(job.model, tensors(params, own), (x,))
             return found
 
         return outputs
 
-    def order(fixed: Fixed, batch: Batch, seed: Tensor) -> LocalTask:
-        outputs = outputs_for(seed)
+    def order(fixed: Fixed, batch: Batch, own: Own) -> LocalTask:
+        outputs = outputs_for(own)
 
         def grad_at(params_D: Tensor) -> Tensor:
             found: Tensor = grad(lambda p_D: mean_loss(job, outputs(p_D, batch.x), batch))(params_D)
             return found
 
         found = grad_at if job.private is None else unprotected
-        return local_task(fixed, outputs, found, lambda params, x: features(job.model, tensors(params, seed), x))
+        return local_task(fixed, outputs, found, lambda params, x: features(job.model, tensors(params, own), x))
 
-    def loss_of(leaves: list[Tensor], batch: Batch, seed: Tensor, fixed: Fixed) -> Tensor:
+    def loss_of(leaves: list[Tensor], batch: Batch, own: Own, fixed: Fixed) -> Tensor:
         named = dict(zip(names, leaves, strict=True))
-        loss = mean_loss(job, outputs_for(seed)(named, batch.x), batch)
+        loss = mean_loss(job, outputs_for(own)(named, batch.x), batch)
         if job.algorithm.local_loss is not None:
-            loss = job.algorithm.local_loss(loss, named, batch, order(fixed, batch, seed))
+            loss = job.algorithm.local_loss(loss, named, batch, order(fixed, batch, own))
         return loss
 
-    def slot(grad_D: Tensor, params_D: Tensor, batch: Batch, seed: Tensor, fixed: Fixed) -> Tensor:
+    def slot(grad_D: Tensor, params_D: Tensor, batch: Batch, own: Own, fixed: Fixed) -> Tensor:
         assert job.algorithm.local_grad is not None
-        return job.algorithm.local_grad(grad_D, params_D, order(fixed, batch, seed))
+        return job.algorithm.local_grad(grad_D, params_D, order(fixed, batch, own))
 
     def gradients(
-        batch: Batch, seed_G: Tensor, leaves: list[Tensor], fixed: Fixed, dims: Fixed
+        batch: Batch, own: Own, leaves: list[Tensor], fixed: Fixed, dims: Fixed
     ) -> tuple[Tensor, list[Tensor]]:
         with torch.enable_grad():
             if size == 1:
                 rows = [leaf[0].detach().requires_grad_() for leaf in leaves]
-                loss_G = loss_of(rows, *_only((batch, seed_G, fixed), (0, 0, dims))).unsqueeze(0)
+                loss_G = loss_of(rows, *_only((batch, own, fixed), (0, 0, dims))).unsqueeze(0)
             else:  # a client's loss depends on its own row alone: one backward pass serves all
                 rows = [leaf.detach().requires_grad_() for leaf in leaves]
-                loss_G = vmap(loss_of, in_dims=(0, 0, 0, dims))(rows, batch, seed_G, fixed)
+                loss_G = vmap(loss_of, in_dims=(0, 0, 0, dims))(rows, batch, own, fixed)
             grads = list(torch.autograd.grad(loss_G.sum(), rows, materialize_grads=True))
         return loss_G, [grad.unsqueeze(0) for grad in grads] if size == 1 else grads
 
@@ -141,17 +136,18 @@ def make_step(job: Job, size: int) -> Step:
         fixed: Fixed,
     ) -> Tensor:
         dims = _dims(fixed)
+        own = Own(
+            seed_G, job.spec.buffer_views(fixed.sent.aux[STATISTICS].expand(size, -1)) if job.spec.buffers else {}
+        )
         if noise:
             loss_G, grads = stacked_gradients(job, named, batch, seed_G, leaves, noise[0], fixed.num_samples_G)
         else:
-            loss_G, grads = gradients(batch, seed_G, leaves, fixed, dims)
+            loss_G, grads = gradients(batch, own, leaves, fixed, dims)
         targets = leaves
         if job.algorithm.local_grad is not None:
-            grad_GD = torch.cat([g.flatten(1) for g in grads], dim=1)
-            targets, grads = (
-                [params_GD],
-                [vmap(slot, in_dims=(0, 0, 0, 0, dims))(grad_GD, params_GD, batch, seed_G, fixed)],
-            )
+            grad_GD = torch.cat([g.flatten(1) if g.dim() > 1 else g.unsqueeze(1) for g in grads], dim=1)
+            grad_GD = vmap(slot, in_dims=(0, 0, 0, 0, dims))(grad_GD, params_GD, batch, own, fixed)
+            targets, grads = [params_GD], [grad_GD]
         job.optimizer.step_(targets, grads, memory, fixed.lr_G * live_G, number)
         return loss_G.detach()
 
@@ -188,14 +184,19 @@ class StackedTrainer:
         self._steps: dict[tuple[object, ...], tuple[Step, Step]] = {}
 
     def train(
-        self, tasks: list[Task], sent: list[Broadcast], states: list[State], first_losses: list[float]
+        self,
+        tasks: list[Task],
+        sent: list[Broadcast],
+        states: list[State],
+        first_losses: list[float],
+        drawn: list[list[np.ndarray]] | None = None,
     ) -> StackedTrained:
-        """Do several tasks; idle copies of the first fill up their stack."""
+        """Do several tasks; idle copies of the first fill up their stack. `drawn` are other batches than the usual."""
         job, num = self.job, len(tasks)
         size = self._padded(num)
         idle = size - num
         padded = tasks + tasks[:1] * idle
-        batches = stacked_batches(job, tasks, self._width, size)
+        batches = stacked_batches(drawn or [client_batches(job, task) for task in tasks], self._width, size)
         fixed = self._fixed(
             padded, sent + sent[:1] * idle, states + states[:1] * idle, first_losses + first_losses[:1] * idle
         )

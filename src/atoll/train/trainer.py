@@ -21,7 +21,8 @@ from atoll.train.exchange import Told, Work, decoded, encoded, finite, protected
 from atoll.train.job import Job
 from atoll.train.loop import Trained, Workspace, knowledge, train_client, workspace
 from atoll.train.own_models import OwnModels
-from atoll.train.stack import StackedTrainer, why_not
+from atoll.train.stack import StackedTrainer
+from atoll.train.stackable import why_not, why_not_tried
 
 NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 """Where the code of torch and of Atoll lies: a line in there tells a user little."""
@@ -51,15 +52,21 @@ def fold_of(job: Job) -> Aggregator:
 
 
 class Trainer:
-    """Trains groups of `stack` clients by a recorded step; 0, or a model that does not allow it, is the plain loop."""
+    """Trains groups of `stack` clients by a recorded step; 0, or a model that does not allow it, is the plain loop.
+
+    `alone_because` says why the model does not allow it.
+    """
 
     def __init__(self, job: Job, *, stack: int = 0, compile: bool = False, space: Workspace | None = None) -> None:
         self.job = job
         self.fold = fold_of(job)
-        self.stack = next((size for size in (stack, min(stack, 1)) if why_not(job, size) is None), 0)
-        self.compile = compile and self.stack > 0
-        self._stacked = StackedTrainer(job, size=self.stack, compile=compile) if self.stack > 0 else None
         self._space = space
+        self._stacked = StackedTrainer(job, size=stack, compile=compile) if stack > 0 else None
+        self.alone_because = self._why_alone()
+        if self.alone_because is not None:
+            self._stacked = None
+        self.stack = stack if self._stacked is not None else 0
+        self.compile = compile and self.stack > 0
         self._own_slices: list[tuple[Tensor, Tensor]] | None = None
         self._own = OwnModels(job) if job.kinds else None
 
@@ -69,10 +76,21 @@ class Trainer:
         if self._stacked is not None:
             self._stacked.job = job
 
+    def _why_alone(self) -> str | None:
+        """Say why clients of this job must be trained one by one, if they were to be stacked."""
+        if self._stacked is None:
+            return None
+        reason = why_not(self.job)
+        if reason is not None:
+            return reason
+        tried = StackedTrainer(self.job, size=self._stacked.size) if self._stacked.compile else self._stacked
+        with explained():
+            return why_not_tried(self.job, tried, self.space)
+
     @property
     def space(self) -> Workspace:
-        """The working model, bound to its vector when first used."""
-        if self._space is None:
+        """The working model, bound to its vector when first used, or when another trainer has bound it to its own."""
+        if self._space is None or not self._space.is_bound():
             self._space = workspace(self.job)
         return self._space
 
