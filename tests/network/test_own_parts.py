@@ -1,4 +1,4 @@
-"""Parts of one's own in a real federation: the operator's run at the server, a client's at the client, and none travels."""
+"""Parts of one's own in a real federation: the operator's at the server, a client's at the client; none travels."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ def plain():
 
 
 def client():
-    return replace(plain(), models={"our_net": net}, algorithms={"pulled": pull}, losses={"operator_parts:squared": square})
+    losses = {"operator_parts:squared": square}
+    return replace(plain(), models={"our_net": net}, algorithms={"pulled": pull}, losses=losses)
 '''
 PLAN = Plan(partition={"name": "iid", "num_clients": NUM}, local={"steps": 4, "batch_size": 16, "lr": 0.05}, rounds=3)
 SERVERS = {

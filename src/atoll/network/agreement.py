@@ -78,7 +78,7 @@ def plan_for_clients(plan: Plan) -> dict[str, Any]:
     return plain
 
 
-def read_plan(plain: dict[str, Any], own: OwnParts = OwnParts()) -> Plan:
+def read_plan(plain: dict[str, Any], own: OwnParts) -> Plan:
     """The part of a server's plan that a client runs, in the catalogue or its own: nothing else is imported."""
     _must_be_plain(plain)
     unknown = [key for key in (*NOT_SENT, "models", "public") if key in plain]
