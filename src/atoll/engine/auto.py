@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 
 from atoll.core.errors import AtollError
-from atoll.engine.base import Engine, InProcess, rehearse, stack_size, worker_count
+from atoll.engine.base import COMPILING, Engine, InProcess, rehearse, stack_size, unheard, worker_count
 from atoll.engine.processes import Processes
 from atoll.train.job import Job
 from atoll.train.trainer import Trainer
@@ -19,7 +20,9 @@ WORTH_COMPILING = 120.0
 """Seconds of training ahead from which on compiling is tried; it takes five to thirty."""
 
 
-def auto(job: Job, cohort: int = 10, workers: int | None = None, rounds: int = 1) -> Engine:
+def auto(
+    job: Job, cohort: int = 10, workers: int | None = None, rounds: int = 1, tell: Callable[[str], None] = unheard
+) -> Engine:
     """Time a few steps one by one and stacked, take the faster way, and use as many processes as there are cores.
 
     A step is compiled if the run is long enough to repay it and the compiled step proves faster. The choice is written
@@ -29,6 +32,7 @@ def auto(job: Job, cohort: int = 10, workers: int | None = None, rounds: int = 1
     trainer, seconds = _faster(job, cohort)
     steps = sum(job.num_steps(client) for client in range(min(cohort, job.federation.num_clients)))
     if trainer.stack and rounds * steps * seconds / num_workers > WORTH_COMPILING:
+        tell(COMPILING)
         trainer = _compiled(job, trainer, seconds)
     if num_workers > 1 and cohort > max(1, trainer.stack) and hasattr(os, "fork"):
         return Processes(job, trainer, num_workers)

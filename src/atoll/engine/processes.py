@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from atoll.core.errors import AtollError, PlanError, RunError, TrainingError
 from atoll.core.messages import Broadcast, State, Task
-from atoll.engine.base import Engine, rehearse, settings_of, stack_size, worker_count
+from atoll.engine.base import COMPILING, Engine, rehearse, settings_of, stack_size, unheard, worker_count
 from atoll.engine.pipes import grouped, joined, receive, send
 from atoll.train.exchange import Report, Work
 from atoll.train.job import Job
@@ -25,7 +25,12 @@ from atoll.train.trainer import Trainer, explained
 
 
 def processes(
-    job: Job, cohort: int = 10, workers: int | None = None, stack: int | None = None, compile: bool = False
+    job: Job,
+    cohort: int = 10,
+    workers: int | None = None,
+    stack: int | None = None,
+    compile: bool = False,
+    tell: Callable[[str], None] = unheard,
 ) -> Engine:
     """Share groups of clients out to worker processes, one a core unless `workers` says otherwise.
 
@@ -39,6 +44,8 @@ def processes(
         raise PlanError('engine "processes" needs fork, which this system lacks: use engine = "vectorised"')
     trainer = Trainer(job, stack=stack or stack_size(job, cohort), compile=compile)
     if trainer.stack > 1:
+        if trainer.compile:
+            tell(COMPILING)
         with explained():
             rehearse(trainer, 1)
     return Processes(job, trainer, num_workers)
@@ -62,6 +69,11 @@ class Processes(Engine):
             there.close()
             self._pipes.append(here)
             self._workers.append(worker)
+
+    @property
+    def num_workers(self) -> int:
+        """How many worker processes there are."""
+        return len(self._workers)
 
     def describe(self) -> dict[str, object]:
         """Name and settings."""

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from atoll.core.errors import PlanError
-from atoll.engine.base import Engine, InProcess, stack_size
+from atoll.engine.base import COMPILING, Engine, InProcess, stack_size, unheard
 from atoll.train.job import Job
 from atoll.train.trainer import Trainer
 
 
-def vectorised(job: Job, cohort: int = 10, stack: int | None = None, compile: bool = False) -> Engine:
+def vectorised(
+    job: Job,
+    cohort: int = 10,
+    stack: int | None = None,
+    compile: bool = False,
+    tell: Callable[[str], None] = unheard,
+) -> Engine:
     """Stack clients and train them in one mapped step; models that cannot be stacked go one after another.
 
     `cohort` is how many clients a round will have; `stack` overrides how many are stacked; `compile` hands the recorded
@@ -17,4 +25,7 @@ def vectorised(job: Job, cohort: int = 10, stack: int | None = None, compile: bo
     if stack is not None and stack < 0:
         raise PlanError(f"engine.stack must be 0 (a plain loop) or more, got {stack}")
     size = stack if stack is not None else stack_size(job, cohort)
-    return InProcess(job, Trainer(job, stack=size, compile=compile))
+    trainer = Trainer(job, stack=size, compile=compile)
+    if trainer.stack and trainer.compile:
+        tell(COMPILING)
+    return InProcess(job, trainer)

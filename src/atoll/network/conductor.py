@@ -123,7 +123,7 @@ class Conductor:
     def _can_begin(self, run: Run) -> bool:
         if run.parts is None:
             known = self.roll.clients.values()
-            return len(known) >= self._wanted and all(client.num_samples for client in known)
+            return len(known) >= max(self._wanted, run.min_clients) and all(client.num_samples for client in known)
         policy, sampler = run.parts.coordinator.policy, run.parts.coordinator.sampler
         least = 0 if sampler.draws_size else max(1, policy.min_reports) - len(run.machine.arrived)
         may = self.roll.may_be_asked(run)
