@@ -112,8 +112,8 @@ def _own(known: Functions, name: str, field: str, argument: str, family: str) ->
 
 def _clients_do_fedavg(algorithm: Algorithm) -> bool:
     """Whether an algorithm leaves all slots of clients as they are, so that it is the server's alone."""
-    server = {"init_server": nothing, "server_step": add_delta, "needs_updates": False, "server_lr": 1.0}
-    return algorithm._replace(**server) == Algorithm()
+    rest = algorithm._replace(init_server=nothing, server_step=add_delta, needs_updates=False, server_lr=1.0)
+    return rest == Algorithm()
 
 
 def why_not(floors: Floors, info: RunInfo, plan: Plan, mechanism: Mechanism | None, num_steps: int) -> str | None:

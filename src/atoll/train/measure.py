@@ -202,7 +202,7 @@ def gamma(
     smooth, params_D = _smooth(job), params_D.double()
     parts = [job.federation.train_indices(client) for client in clients]
     weights = [1.0, *-shares(job, clients)]
-    value, norms = 0.0, []
+    value, norms = 0.0, list[float]()
     for weight, indices_S in zip(weights, [np.concatenate(parts), *parts], strict=True):
         what = "steps to a client's minimum" if norms else "steps to the minimum of all samples"
 
