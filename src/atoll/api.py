@@ -27,7 +27,7 @@ from atoll.engine.run_state import Round, RunState, why_stop
 from atoll.engine.simulation import Simulation
 from atoll.privacy.ledger import NAME as LEDGER
 from atoll.privacy.ledger import Ledger
-from atoll.report.progress import Bar, Nobody, Watcher
+from atoll.report.progress import Bar, Nobody, Watcher, summary
 from atoll.report.reading import model_text
 from atoll.report.record import RunDirectory, plain, written_plan
 from atoll.train.federation import Federation, build_federation
@@ -44,7 +44,7 @@ SHOWN_CLIENTS = 100
 """So many clients are drawn in the picture of a partition."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Result:
     """What a run ended with."""
 
@@ -98,16 +98,20 @@ class Result:
         record = RunRecord(path=self.path or Path("run"), plan=self.plan, info={}, rows=tuple(self.history))
         return curves([record], against)
 
+    def __repr__(self) -> str:
+        return f"<Result: {'; '.join(self._lines())}>"
+
     def _repr_html_(self) -> str:
         """What a notebook shows: how the run ended, and its curves."""
         from atoll.report.notebook import result_html
-        from atoll.report.progress import summary
 
+        return result_html(self._lines(), self.plot() if self.test else None)
+
+    def _lines(self) -> list[str]:
         rounds = self.history[-1]["round"] if self.history else 0
         lines = [f"{self.reason} after {rounds} of {self.plan.rounds} rounds"]
         lines += [summary(self.history[-1])] if self.history else []
-        lines += [f"in {self.path}"] if self.path else []
-        return result_html(lines, self.plot() if self.test else None)
+        return lines + ([f"in {self.path}"] if self.path else [])
 
 
 def run(

@@ -99,6 +99,9 @@ def test_a_notebook_shows_pictures(tmp_path: Path) -> None:
     assert result.plot()._repr_png_().startswith(b"\x89PNG")
     shown = result._repr_html_()
     assert "all rounds done after 2 of 2 rounds" in shown and '<img alt="accuracy' in shown and "base64,iVBOR" in shown
+    assert (
+        repr(result).startswith("<Result: all rounds done after 2 of 2 rounds; accuracy ") and len(repr(result)) < 300
+    )
     none = atoll.run(atoll.Plan(rounds=0, engine="inline"))
     assert none._repr_html_() == "<p>all rounds done after 0 of 0 rounds</p>"
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+SHELLS = ("", "sh", "bash", "shell", "console")
 PROGRAMS = ("atoll", "make", "python", "pytest")
 LABEL = re.compile(r"atoll \w+ 1\b")
 """Not a command: what the protocol begins a signed text with."""
@@ -40,15 +41,20 @@ def blocks(page: Path) -> list[Block]:
 
 
 def commands_in(block: Block) -> list[Command]:
-    """The commands of a block: lines that begin with one of our programs, continued by backslashes, one at a `&&`."""
-    if block.language not in ("", "sh", "console"):
+    """The commands of a block: lines that begin with one of our programs, continued by backslashes, one at a `&&`.
+
+    A comment that ends with a command says what to type next.
+    """
+    if block.language not in SHELLS:
         return []
     found = []
     for line in block.text.replace("\\\n", " ").splitlines():
-        plain = re.sub(r"\s#\s.*$", "", line.removeprefix("$ ")).strip()
-        for text in plain.split(" && "):
-            if text.split(" ")[0] in PROGRAMS and not LABEL.match(text):
-                found.append(Command(block.page.name, " ".join(text.split())))
+        plain, _, comment = line.removeprefix("$ ").partition(" # ")
+        next_one = re.search(r"\batoll [a-z].*", comment)
+        for text in (*plain.split(" && "), *([next_one[0]] if next_one else [])):
+            words = text.split()
+            if words and words[0] in PROGRAMS and not LABEL.match(text.strip()):
+                found.append(Command(block.page.name, " ".join(words)))
     return found
 
 
