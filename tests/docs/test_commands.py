@@ -25,7 +25,7 @@ INLINE = list(dict.fromkeys(inline_commands()))
 WITH_COMMANDS = [page for page in PAGES if any(c.page == page.name and c.text.startswith("atoll ") for c in FENCED)]
 LONG = ("byzantine.md",)
 """Pages whose commands take more than a few seconds even when shortened."""
-PLACEHOLDER = re.compile(r"\b[A-Z]{2,}\b|\.\.\.")
+PLACEHOLDER = re.compile(r"\b[A-Z]{2,}\b|\.\.\.|·")
 
 
 @pytest.fixture(scope="module")
