@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import assert_same_end
+from torch import nn
 
 import atoll
 from atoll.core.errors import RunError
@@ -20,61 +21,69 @@ from atoll.report.progress import Bar, Steps
 
 Shell = Callable[..., Any]
 
-SCRIPT = """
-import sys
-from pathlib import Path
+PARTS = """
 from torch import nn
-import atoll
 
 def small(num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
+"""
+SCRIPT = (
+    PARTS
+    + """
+import sys
+import atoll
 
 class StopAfterTwo:
     def begin(self, title, done, rounds): pass
     def clients(self, done, total): pass
     def end(self): pass
     def round(self, row):
-        if row["round"] == 3 and "stop" in sys.argv:
+        if row["round"] == 3:
             raise KeyboardInterrupt
 
-if __name__ == "__main__":
-    model = {"named": "logistic", "mine": small, "module": "parts:small"}[sys.argv[1]]
-    plan = atoll.Plan(model=model, rounds=5, policy={"size": 3}, engine="inline", evaluation={"clients_every": 1})
-    if "resume" in sys.argv:
-        result = atoll.resume("run", plan)
-    else:
-        result = atoll.run(plan, out=sys.argv[2], progress=StopAfterTwo())
-    print(result.reason)
+model = small if "mine" in sys.argv else "parts:small"
+plan = atoll.Plan(model=model, rounds=5, policy={"size": 3}, engine="inline", evaluation={"clients_every": 1})
+resume = "resume" in sys.argv
+print((atoll.resume("run", plan) if resume else atoll.run(plan, out="run", progress=StopAfterTwo())).reason)
 """
+)
 
 
 def script(tmp_path: Path, *argv: str) -> str:
     (tmp_path / "mine.py").write_text(SCRIPT)
-    (tmp_path / "parts.py").write_text(SCRIPT)
+    (tmp_path / "parts.py").write_text(PARTS)
     command = [sys.executable, "mine.py", *argv]
     return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
 
 
-@pytest.mark.parametrize("model", ["named", "module"])
-def test_a_run_of_a_script_goes_on_from_the_command_line(shell: Shell, tmp_path: Path, model: str) -> None:
-    assert script(tmp_path, model, "whole") == "all rounds done"
-    assert script(tmp_path, model, "run", "stop") == "interrupted"
-    said = shell("run", "--resume", "run", "-q")
+def whole(tmp_path: Path, model: Any) -> Path:
+    """The same run without a stop."""
+    plan = atoll.Plan(model=model, rounds=5, policy={"size": 3}, engine="inline", evaluation={"clients_every": 1})
+    atoll.run(plan, out=tmp_path / "whole")
+    return tmp_path / "whole"
+
+
+def small(num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
+
+
+def test_a_run_of_a_script_goes_on_from_the_command_line(cli: Shell, tmp_path: Path) -> None:
+    assert script(tmp_path) == "interrupted"
+    said = cli("run", "--resume", "run", "-q")
     assert said.code == 0 and said.out.startswith("all rounds done after 5 rounds"), said.err
-    assert_same_end(tmp_path / "run", tmp_path / "whole")
+    assert_same_end(tmp_path / "run", whole(tmp_path, small))
 
 
-def test_a_function_of_a_script_is_asked_for(shell: Shell, tmp_path: Path) -> None:
-    assert script(tmp_path, "mine", "whole") == "all rounds done"
-    assert script(tmp_path, "mine", "run", "stop") == "interrupted"
-    said = shell("run", "--resume", "run", "-q")
+def test_a_function_of_a_script_is_asked_for(cli: Shell, tmp_path: Path) -> None:
+    assert script(tmp_path, "mine") == "interrupted"
+    said = cli("run", "--resume", "run", "-q")
     assert said.code != 0
     assert said.err.startswith(
         "error: the model of run is __main__:small, a function of the script that began this run"
     )
     assert "atoll.resume('run', plan)" in said.err and 'model = "module:function"' in said.err
-    assert script(tmp_path, "mine", "run", "resume") == "all rounds done"
-    assert_same_end(tmp_path / "run", tmp_path / "whole")
+    assert script(tmp_path, "mine", "resume") == "all rounds done"
+    assert_same_end(tmp_path / "run", whole(tmp_path, small))
 
 
 def test_resume_needs_no_plan_where_all_is_written(tmp_path: Path) -> None:
@@ -106,14 +115,14 @@ def test_a_notebook_shows_pictures(tmp_path: Path) -> None:
     assert none._repr_html_() == "<p>all rounds done after 0 of 0 rounds</p>"
 
 
-def test_version(shell: Shell) -> None:
-    said = shell("--version")
+def test_version(cli: Shell) -> None:
+    said = cli("--version")
     assert said.code == 0 and re.fullmatch(r"atoll \d+\.\d+\.\d+\n", said.out)
 
 
-def test_the_title_tells_workers_and_stacks_apart(shell: Shell) -> None:
+def test_the_title_tells_workers_and_stacks_apart(cli: Shell) -> None:
     options = ["--rounds", "1", "--set", "policy.size=10", "--out", "run"]
-    said = shell("run", *options, "--set", 'engine={name="processes", workers=2, stack=5}')
+    said = cli("run", *options, "--set", 'engine={name="processes", workers=2, stack=5}')
     assert "engine processes, 2 workers, 5 clients trained as one: 1 rounds" in said.err.splitlines()[0]
 
 
@@ -153,8 +162,8 @@ def test_long_work_says_which_step_it_is_at(
     assert capsys.readouterr().err.splitlines() == ["gradients: 1 of 3", "minima: 1 of 3", "minima: 3 of 3"]
 
 
-def test_measuring_is_not_silent_on_a_pipe(shell: Shell) -> None:
-    said = shell("data", "measure", "--clients", "2", "--budget", "2")
+def test_measuring_is_not_silent_on_a_pipe(cli: Shell) -> None:
+    said = cli("data", "measure", "--clients", "2", "--budget", "2")
     assert said.code == 0
     steps = list(dict.fromkeys(line.partition(":")[0] for line in said.err.splitlines()))
     assert steps[:3] == ["curvature", "gradients", "steps to the minimum of all samples"] and steps[-1] == "drift"
