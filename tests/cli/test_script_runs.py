@@ -32,58 +32,61 @@ SCRIPT = (
     + """
 import sys
 import atoll
+from watching import StopAfterThree
 
-class StopAfterTwo:
+plan = atoll.Plan(model=small, rounds=5, policy={"size": 3}, engine="inline", evaluation={"clients_every": 1})
+resume = "resume" in sys.argv
+print((atoll.resume("run", plan) if resume else atoll.run(plan, out="run", progress=StopAfterThree())).reason)
+"""
+)
+WATCHING = """
+class StopAfterThree:
     def begin(self, title, done, rounds): pass
     def clients(self, done, total): pass
     def end(self): pass
     def round(self, row):
         if row["round"] == 3:
             raise KeyboardInterrupt
-
-model = small if "mine" in sys.argv else "parts:small"
-plan = atoll.Plan(model=model, rounds=5, policy={"size": 3}, engine="inline", evaluation={"clients_every": 1})
-resume = "resume" in sys.argv
-print((atoll.resume("run", plan) if resume else atoll.run(plan, out="run", progress=StopAfterTwo())).reason)
 """
-)
 
 
-def script(tmp_path: Path, *argv: str) -> str:
-    (tmp_path / "mine.py").write_text(SCRIPT)
-    (tmp_path / "parts.py").write_text(PARTS)
-    command = [sys.executable, "mine.py", *argv]
-    return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def whole(tmp_path: Path, model: Any) -> Path:
-    """The same run without a stop."""
-    plan = atoll.Plan(model=model, rounds=5, policy={"size": 3}, engine="inline", evaluation={"clients_every": 1})
-    atoll.run(plan, out=tmp_path / "whole")
-    return tmp_path / "whole"
+def plan_of(model: Any) -> atoll.Plan:
+    return atoll.Plan(model=model, rounds=5, policy={"size": 3}, engine="inline", evaluation={"clients_every": 1})
 
 
 def small(num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
 
 
-def test_a_run_of_a_script_goes_on_from_the_command_line(cli: Shell, tmp_path: Path) -> None:
-    assert script(tmp_path) == "interrupted"
+def test_a_run_from_python_goes_on_from_the_command_line(cli: Shell, tmp_path: Path) -> None:
+    (tmp_path / "parts.py").write_text(PARTS)
+    names: dict[str, Any] = {}
+    exec(WATCHING, names)
+    stopped = atoll.run(plan_of("parts:small"), out=tmp_path / "run", progress=names["StopAfterThree"]())
+    assert stopped.reason == "interrupted" and len(stopped.history) == 3
     said = cli("run", "--resume", "run", "-q")
     assert said.code == 0 and said.out.startswith("all rounds done after 5 rounds"), said.err
-    assert_same_end(tmp_path / "run", whole(tmp_path, small))
+    atoll.run(plan_of(small), out=tmp_path / "whole")
+    assert_same_end(tmp_path / "run", tmp_path / "whole")
 
 
 def test_a_function_of_a_script_is_asked_for(cli: Shell, tmp_path: Path) -> None:
-    assert script(tmp_path, "mine") == "interrupted"
+    def script(*argv: str) -> str:
+        command = [sys.executable, "mine.py", *argv]
+        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
+
+    (tmp_path / "mine.py").write_text(SCRIPT)
+    (tmp_path / "watching.py").write_text(WATCHING)
+    assert script() == "interrupted"
     said = cli("run", "--resume", "run", "-q")
     assert said.code != 0
     assert said.err.startswith(
         "error: the model of run is __main__:small, a function of the script that began this run"
     )
     assert "atoll.resume('run', plan)" in said.err and 'model = "module:function"' in said.err
-    assert script(tmp_path, "mine", "resume") == "all rounds done"
-    assert_same_end(tmp_path / "run", whole(tmp_path, small))
+    assert script("resume") == "all rounds done"
+    atoll.run(plan_of(small), out=tmp_path / "whole")
+    assert_same_end(tmp_path / "run", tmp_path / "whole")
 
 
 def test_resume_needs_no_plan_where_all_is_written(tmp_path: Path) -> None:

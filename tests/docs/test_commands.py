@@ -23,7 +23,7 @@ from atoll.core.plan import Plan
 FENCED = [command for page in PAGES for block in blocks(page) for command in commands_in(block)]
 INLINE = list(dict.fromkeys(inline_commands()))
 WITH_COMMANDS = [page for page in PAGES if any(c.page == page.name and c.text.startswith("atoll ") for c in FENCED)]
-LONG = ("byzantine.md",)
+LONG = ("byzantine.md", "privacy.md")
 """Pages whose commands take more than a few seconds even when shortened."""
 PLACEHOLDER = re.compile(r"\b[A-Z]{2,}\b|\.\.\.|·")
 
