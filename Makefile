@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help:
 	@echo "make demo      train FedAvg on non-IID MNIST and write a report"
 	@echo "make federation two hospitals and a server, each a process, over TLS"
-	@echo "make test      the tests (a few minutes)"
+	@echo "make test      the tests (some minutes on two quiet cores)"
 	@echo "make test-all  the tests and the slow proofs: published results, kill -9, memory"
 	@echo "make check     formatting, lint, types and import rules"
 	@echo "make bench     speed, side by side with a plain PyTorch loop, pfl and Flower; codecs beside a copy of memory"

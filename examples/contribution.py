@@ -1,4 +1,7 @@
-"""Who added how much to the model? No download, less than a minute. Run: python examples/contribution.py"""
+"""Who added how much to the model? No download, less than a minute on two quiet cores.
+
+Run: python examples/contribution.py
+"""
 
 import atoll
 

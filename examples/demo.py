@@ -5,7 +5,6 @@ from pathlib import Path
 import atoll
 from atoll.core.errors import DataError
 from atoll.core.parts import Part
-from atoll.report.html import write_report
 from atoll.report.reading import human_bytes, human_seconds
 from atoll.report.record import next_free
 
@@ -35,7 +34,7 @@ After {last["round"]} rounds in {human_seconds(last["seconds"])}, with no client
   clients' own data    {100 * clients["mean"]:.1f} % on average, worst tenth {100 * clients["worst_decile"]:.1f} %
   sent                 {human_bytes(last["bytes_up"])} up, {human_bytes(last["bytes_down"])} down
 
-Look at the report:  {write_report([out])}
+Look at the report:  {out / "report.html"}
 
 Try next:
   .venv/bin/atoll run recipes/demo.toml --set algorithm=fedprox --set algorithm.mu=0.1

@@ -1,4 +1,7 @@
-"""FedAvg against FedProx on skewed data: one file, no download, a few seconds. Run: python examples/quickstart.py"""
+"""FedAvg against FedProx on skewed data: one file, no download, a few seconds on a quiet machine.
+
+Run: python examples/quickstart.py
+"""
 
 import atoll
 

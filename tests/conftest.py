@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hypothesis
 import pytest
 import torch
 
 from atoll.core.plan import Plan
 
 torch.set_num_threads(1)
+hypothesis.settings.register_profile("any machine", deadline=None)  # a slow example is no failure: others use it too
+hypothesis.settings.load_profile("any machine")
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from atoll.api import Result, run
+    from atoll.api import Result, resume, run
     from atoll.core.errors import AtollError
     from atoll.core.parts import Part
     from atoll.core.plan import Plan
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from atoll.network.agreement import Floors
     from atoll.network.app import ClientApp
 
-__all__ = ["AtollError", "ClientApp", "Dataset", "Floors", "Part", "Plan", "Result", "run"]
+__all__ = ["AtollError", "ClientApp", "Dataset", "Floors", "Part", "Plan", "Result", "resume", "run"]
 
 _HOMES = {
     "AtollError": "atoll.core.errors",
@@ -23,6 +23,7 @@ _HOMES = {
     "Part": "atoll.core.parts",
     "Plan": "atoll.core.plan",
     "Result": "atoll.api",
+    "resume": "atoll.api",
     "run": "atoll.api",
 }
 

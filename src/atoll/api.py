@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from atoll.core.coordinator import Reason
-from atoll.core.errors import RunError
+from atoll.core.errors import AtollError, RunError
 from atoll.core.params import load
 from atoll.core.parts import Part
 from atoll.core.plan import Plan
 from atoll.data.heterogeneity import label_counts
-from atoll.engine.base import Engine
+from atoll.engine.base import Engine, unheard
 from atoll.engine.build import build_coordinator, build_devices, build_engine
 from atoll.engine.guarding import Guard, guarded
 from atoll.engine.rehearsal import rehearse_round, rehearse_training
@@ -25,9 +25,9 @@ from atoll.engine.run_state import Round, RunState, why_stop
 from atoll.engine.simulation import Simulation
 from atoll.privacy.ledger import NAME as LEDGER
 from atoll.privacy.ledger import Ledger
-from atoll.report.progress import Bar, Nobody, Watcher
+from atoll.report.progress import Bar, Nobody, Watcher, summary
 from atoll.report.reading import model_text
-from atoll.report.record import RunDirectory, plain
+from atoll.report.record import RunDirectory, plain, written_plan
 from atoll.report.run_files import confusion_info, run_info, run_result
 from atoll.train.federation import Federation, build_federation
 from atoll.train.job import Job, build_job, build_model
@@ -35,15 +35,15 @@ from atoll.train.own_models import PARAMS
 
 if TYPE_CHECKING:
     import pandas
-    from matplotlib.figure import Figure
 
+    from atoll.report.notebook import Picture
     from atoll.report.reading import Against
 
 SHOWN_CLIENTS = 100
 """So many clients are drawn in the picture of a partition."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Result:
     """What a run ended with."""
 
@@ -89,13 +89,28 @@ class Result:
             raise RunError("a data frame needs pandas: pip install pandas, or use result.history") from error
         return pandas.json_normalize(self.history)
 
-    def plot(self, against: Against = "round") -> Figure:
+    def plot(self, against: Against = "round") -> Picture:
         """Draw accuracy and loss against `round`, `seconds`, `simulated_seconds` or `bytes`."""
         from atoll.report.figures import curves
         from atoll.report.reading import RunRecord
 
         record = RunRecord(path=self.path or Path("run"), plan=self.plan, info={}, rows=tuple(self.history))
         return curves([record], against)
+
+    def __repr__(self) -> str:
+        return f"<Result: {'; '.join(self._lines())}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: how the run ended, and its curves."""
+        from atoll.report.notebook import result_html
+
+        return result_html(self._lines(), self.plot() if self.test else None)
+
+    def _lines(self) -> list[str]:
+        rounds = self.history[-1]["round"] if self.history else 0
+        lines = [f"{self.reason} after {rounds} of {self.plan.rounds} rounds"]
+        lines += [summary(self.history[-1])] if self.history else []
+        return lines + ([f"in {self.path}"] if self.path else [])
 
 
 def run(
@@ -105,16 +120,21 @@ def run(
     resume: bool = False,
     progress: bool | Watcher = False,
     checkpoint_seconds: float = 10.0,
+    report: bool = True,
 ) -> Result:
     """Run a plan and return its result.
 
-    With `out` everything is written to that directory as the run goes; `resume=True` continues a run that was stopped
-    there, to the same bits as if it had never been. `progress=True` shows a bar.
+    With `out` everything is written to that directory as the run goes, and a page about it at the end unless `report`
+    is False; `resume=True` continues a run that was stopped there, to the same bits as if it had never been.
+    `progress=True` shows a bar.
     """
     watcher: Watcher = (Bar() if progress else Nobody()) if isinstance(progress, bool) else progress
     directory = _directory(plan, out, resume)
     try:
-        return _run(plan, directory, watcher, checkpoint_seconds)
+        result = _run(plan, directory, watcher, checkpoint_seconds)
+        if directory is not None and report and result.reason != Reason.INTERRUPTED:
+            _report(directory)
+        return result
     except BaseException as error:
         if directory is not None:
             directory.log(f"ends with an error: {type(error).__name__}: {error}")
@@ -123,6 +143,25 @@ def run(
     finally:
         if directory is not None:
             directory.close()
+
+
+def resume(path: str | Path, plan: Plan | None = None, *, progress: bool | Watcher = False) -> Result:
+    """Go on with a run that was stopped, to the same bits as if it had never been.
+
+    The plan is that of the directory unless given. It must be given where it holds functions of a script, which no
+    file can hold; it may also say that the run goes on for more rounds.
+    """
+    return run(plan or written_plan(Path(path)), out=path, resume=True, progress=progress)
+
+
+def _report(directory: RunDirectory) -> None:
+    """Write the report; a page that cannot be written takes no result away."""
+    from atoll.report.html import write_report
+
+    try:
+        write_report([directory.path])
+    except (AtollError, OSError) as error:
+        directory.log(f"no report: {error}; atoll report {directory.path} tries again")
 
 
 def _directory(plan: Plan, out: str | Path | None, resume: bool) -> RunDirectory | None:
@@ -168,7 +207,8 @@ def _run(plan: Plan, directory: RunDirectory | None, watcher: Watcher, checkpoin
     rehearse_round(plan, job, coordinator)
     rehearse_training(job)
     started = time.perf_counter()
-    engine = build_engine(engine_part, job, coordinator, state.coordinator.version if state else 0)
+    tell = getattr(watcher, "preparing", unheard)  # a user's own watcher need not have it
+    engine = build_engine(engine_part, job, coordinator, state.coordinator.version if state else 0, tell)
     setup_seconds = time.perf_counter() - started
     try:
         if directory is not None:
@@ -369,6 +409,10 @@ def partition_counts(federation: Federation, most: int = SHOWN_CLIENTS) -> dict[
 
 def _title(plan: Plan, job: Job, engine: Engine) -> str:
     settings = engine.describe()
-    how = f"{settings['name']}" + (f" x{settings['stack']}" if settings.get("stack", 1) != 1 else "")
+    how, stack = str(settings["name"]), settings.get("stack", 1)
+    if engine.num_workers:
+        how += f", {engine.num_workers} worker{'s' if engine.num_workers > 1 else ''}"
+    if stack not in (0, 1):
+        how += f", {stack} clients trained as one"
     data = job.federation.dataset.name
     return f"{plan.algorithm.name} · {model_text(plan)} · {data} · {job.federation.num_clients} clients · engine {how}"

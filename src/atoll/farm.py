@@ -138,7 +138,7 @@ def _work(cell: Cell, pipe: Connection, others: list[Connection]) -> None:
     why, refused = "", False
     try:
         resume = (cell.path / "plan.toml").exists()
-        result = run(cell.plan, out=cell.path, resume=resume, progress=_Teller(pipe))
+        result = run(cell.plan, out=cell.path, resume=resume, progress=_Teller(pipe), report=False)
         if result.reason == Reason.INTERRUPTED:
             os._exit(0)  # the parent knows
     except KeyboardInterrupt:

@@ -6,8 +6,10 @@ import json
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -291,3 +293,30 @@ def test_a_full_disk(cli: Cli, whole: Path, small_disk: Path) -> None:
     hog.unlink()
     run(plan(), out=path, resume=True)
     assert_same_end(path, whole)
+
+
+def test_in_the_background_only_a_polite_kill_stops(tmp_path: Path) -> None:
+    """As under nohup: Ctrl-C at the terminal is not for it, and SIGTERM stops it as Ctrl-C does elsewhere."""
+    command = [sys.executable, "-m", "atoll.cli.main", "run", "--rounds", "1000000", "--engine", "inline"]
+    command += ["--set", "policy.size=1", "--set", "local.steps=1", "--out", "run", "--set", "evaluation.every=0"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    child = subprocess.Popen(command, cwd=tmp_path, preexec_fn=_ignore_interrupts, **pipes)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+
+    def wait_for_rounds(more: int) -> None:
+        size = metrics.stat().st_size if metrics.exists() else 0
+        end = time.monotonic() + 120
+        while not metrics.exists() or metrics.stat().st_size < size + more:
+            assert time.monotonic() < end and child.poll() is None
+            time.sleep(0.01)
+
+    wait_for_rounds(1)
+    child.send_signal(signal.SIGINT)
+    wait_for_rounds(2000)
+    child.send_signal(signal.SIGTERM)
+    out, _ = child.communicate(timeout=120)
+    assert child.returncode == 130 and "atoll run --resume run" in out
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -73,3 +74,5 @@ def test_a_plan_without_privacy_is_told_what_to_set(cli: Any, command: str) -> N
     said = cli("privacy", command, *more)
     assert said.code == 2
     assert "the plan has no privacy" in said.err
+    advice = shlex.split(said.err.partition("e.g. with ")[2])
+    assert cli("privacy", command, *more, *advice).code == 0  # one that works as it stands

@@ -86,13 +86,15 @@ class Federation:
         """Say what is served, and what clients' samples are dealt by."""
         (self.root / "plan.toml").write_text(plan.to_toml())
 
-    def serve(self, *options: str, plan: bool = True, ready: bool = True, die_at: int = 0) -> Child:
+    def serve(
+        self, *options: str, plan: bool = True, ready: bool = True, die_at: int = 0, in_background: bool = False
+    ) -> Child:
         """Start the server, or start it again, with the plan or without; wait until it is `ready` to answer."""
         argv = ["serve", *(["plan.toml", "--name", RUN] if plan else []), "--home", str(self.home)]
         argv += ["--host", "localhost", "--port", str(self.port), "--admin-port", str(self.admin_port)]
         argv += ["--cert", str(self.certs / "server.pem"), "--key", str(self.certs / "server.key"), *options]
         argv += ["--store", self.store] if self.store else []
-        self.server = self._start(argv, "server.out", self.env, die_at)
+        self.server = self._start(argv, "server.out", self.env, die_at, in_background)
         if ready:
             self.ready()
         return self.server
@@ -140,12 +142,13 @@ class Federation:
         home: str = "",
         once: bool = True,
         die_at: int = 0,
+        in_background: bool = False,
     ) -> Child:
         """Start a client, or start it again."""
         name = home or f"c{number}"
         argv = ["join", "--home", str(self.root / name), "--app", app, *(["--once"] if once else []), *options]
         env = {PLAN: str(self.root / "plan.toml"), NUMBER: str(number)}
-        child = self._start(argv, f"{name}.out", env, die_at)
+        child = self._start(argv, f"{name}.out", env, die_at, in_background)
         if not home:
             self.clients[number] = child
         return child
@@ -229,8 +232,10 @@ class Federation:
         for child in self._all:
             child.wait(30)
 
-    def _start(self, argv: list[str], out: str, env: dict[str, str] | None = None, die_at: int = 0) -> Child:
-        child = self.nursery.start(argv, self.root / out, self.root, env, die_at)
+    def _start(
+        self, argv: list[str], out: str, env: dict[str, str], die_at: int = 0, in_background: bool = False
+    ) -> Child:
+        child = self.nursery.start(argv, self.root / out, self.root, env, die_at, in_background)
         self._all.append(child)
         return child
 

@@ -68,11 +68,21 @@ class Nursery:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def start(
-        self, argv: Sequence[str], out: Path, cwd: Path, env: Mapping[str, str] | None = None, die_at: int = 0
+        self,
+        argv: Sequence[str],
+        out: Path,
+        cwd: Path,
+        env: Mapping[str, str] | None = None,
+        die_at: int = 0,
+        in_background: bool = False,
     ) -> Child:
-        """Run `atoll` with these arguments. With `die_at` it kills itself when it changes files for that time."""
+        """Run `atoll` with these arguments. With `die_at` it kills itself when it changes files for that time.
+
+        It hears Ctrl-C as in a terminal, wherever the tests run, unless it is `in_background` as with nohup.
+        """
         assert self._process.stdin is not None
         request = {"argv": list(argv), "out": str(out), "cwd": str(cwd), "env": dict(env or {}), "die_at": die_at}
+        request["in_background"] = in_background
         with self._one_at_a_time:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
@@ -123,6 +133,7 @@ def _child(request: dict[str, Any]) -> int:
     """Be the command."""
     _die_with_parent()
     os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN if request["in_background"] else signal.default_int_handler)
     os.chdir(request["cwd"])
     os.environ.update(request["env"])
     random.seed()

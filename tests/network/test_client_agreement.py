@@ -152,6 +152,11 @@ def test_a_plan_cannot_fill_the_memory(tmp_path: Path) -> None:
         ({"model": {"name": "mlp_2nn", "hidden": "os:system"}}, "numbers and names"),
         ({"loss": "os:system"}, "no code is sent"),
         ({"data": "digits"}, "not for clients"),
+        ({"models": ["os:getcwd"]}, "not for clients"),
+        ({"public": "os:getcwd"}, "not for clients"),
+        ({"loss": ["cross_entropy"]}, "must be a text"),
+        ({"sampler": "os:getcwd", "privacy": PRIVATE}, "no code is sent"),
+        ({"policy": {"name": "cohort", "size": "os:getcwd"}, "privacy": PRIVATE}, "numbers and names"),
         ({"unheard_of": 1}, "unknown key"),
     ],
 )
@@ -161,6 +166,15 @@ def test_code_and_other_strange_things_in_a_plan_are_refused(tmp_path: Path, pla
         one.order()
         client.turn()
     assert says in one.reasons()[0]
+
+
+def test_what_only_the_server_runs_is_never_built_by_a_client(tmp_path: Path) -> None:
+    own = {"aggregator": "os:nothing", "detection": "os:nothing", "sampler": {"name": "os:nothing", "a": ["os:b"]}}
+    one = One(tmp_path)
+    with one.joined(info_of(PLAN, plan={**plan_for_clients(PLAN), **own, "server": {"samples": 5}})) as client:
+        one.order()
+        client.turn()
+    assert not one.server.refusals and len(one.server.deliveries) == 1
 
 
 def test_a_device_is_looked_at_again_before_work_begins(tmp_path: Path) -> None:

@@ -139,6 +139,23 @@ def test_polite_stops(processes: Nursery, certs: Path, tmp_path: Path) -> None:
         assert_undisturbed(made, plan, tmp_path / "alone")
 
 
+def test_in_the_background_only_a_polite_kill_stops(processes: Nursery, certs: Path, tmp_path: Path) -> None:
+    """As under nohup: what is ignored when a command starts stays ignored, and SIGTERM ends it as always."""
+    plan = PLAN.replace({"rounds": 100_000})
+    with federation(tmp_path / "f", processes, certs, plan) as made:
+        server = made.serve(*ONCE, in_background=True)
+        made.enrol(NUM)
+        clients = [made.join(number, in_background=True) for number in range(NUM)]
+        wait_for_round(made, 1)
+        for child in (server, *clients):
+            child.signal(signal.SIGINT)
+        wait_for_round(made, num_rounds(made) + 3)
+        assert [child.code for child in (server, *clients)] == [None] * (1 + NUM), made.said()
+        for child in (*clients, server):
+            child.signal(signal.SIGTERM)
+        assert [child.wait(60) for child in (*clients, server)] == [130] * NUM + [0], made.said()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 def test_two_hundred_kills_of_each(processes: Nursery, certs: Path, tmp_path: Path, store_url: str, seed: int) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
-from network.federation import federation
+from network.federation import federation, until
 from network.nursery import Nursery
 from network.operated import operated
 
 from atoll import Plan
+from atoll.cli.join import enrol
 
 
 def test_a_server_that_waits_for_the_end_can_be_ended_before(processes: Nursery, certs: Path, tmp_path: Path) -> None:
@@ -30,3 +33,46 @@ def test_sums_of_a_server_do_not_depend_on_the_number_of_cores(tmp_path: Path) -
             assert pool.submit(torch.get_num_threads).result() == 1
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_server_begins_with_as_many_clients_as_the_plan_asks_for(
+    processes: Nursery, certs: Path, tmp_path: Path
+) -> None:
+    plan = Plan(partition={"name": "iid", "num_clients": 2}, policy={"size": 2}, local={"steps": 1}, rounds=2)
+    with federation(tmp_path / "f", processes, certs, plan) as made:
+        made.serve("--once")
+        made.enrol(1)
+        made.join(0)
+        until(lambda: made.operate("GET", "/status")["clients"]["online"] == 1, 60)
+        token = made.operate("POST", "/clients/token", {"seconds": 600})["token"]
+        enrol(made.url, token, "c1", made.root / "c1", made.certs / "ca.pem")
+        assert made.operate("POST", "/clients/approve", {"names": ["c1"]})["numbers"] == [1]
+        made.join(1)
+        made.wait(60)
+        assert [len(commit["cohort"]) for commit in made.commits()] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("policy", "way_out"),
+    [({"size": 10}, "--set policy.size=2"), ({"name": "buffered", "size": 2}, "--set policy.concurrency=2")],
+    ids=["cohort", "buffered"],
+)
+def test_a_plan_for_more_clients_than_the_server_begins_with(
+    processes: Nursery, certs: Path, tmp_path: Path, policy: dict[str, Any], way_out: str
+) -> None:
+    with federation(tmp_path / "f", processes, certs, Plan(policy=policy)) as made:
+        server = made.serve("--clients", "2", ready=False)
+        assert server.wait(60) != 0
+        asked = policy.get("size") if len(policy) == 1 else 100
+        assert f"the plan's policy asks for {asked} clients, but the server is to begin with 2" in server.said
+        assert f"--clients {asked}" in server.said and way_out in server.said
+        assert server.said.count("\n") == 1 and "partition" not in server.said
+        begun = made.serve()  # without --clients it waits for them
+        assert begun.code is None and made.status()["round"] == 0
+
+
+def test_settings_without_a_plan_are_refused(processes: Nursery, certs: Path, tmp_path: Path) -> None:
+    with federation(tmp_path / "f", processes, certs, Plan()) as made:
+        server = made.serve("--set", "rounds=3", plan=False, ready=False)
+        assert server.wait(60) != 0
+        assert "--set changes a plan, but none is named" in server.said and server.said.count("\n") == 1

@@ -63,7 +63,8 @@ def test_an_estimate_of_gamma_is_not_called_solved() -> None:
 def test_progress_counts_up_to_the_end() -> None:
     told: list[tuple[str, int, int]] = []
     measure_plan(Plan(), clients=3, budget=1, progress=lambda *step: told.append(step))
-    assert {what for what, *_ in told} == {"curvature", "gradients", "minima", "drift"}
+    steps = {"steps to the minimum of all samples", "steps to a client's minimum"}
+    assert {what for what, *_ in told} == {"curvature", "gradients", "minima", "drift", *steps}
     assert [done for what, done, total in told if what == "minima"] == [1, 2, 3, 4]
     assert all(done <= total for _, done, total in told)
 

@@ -6,7 +6,7 @@ import shlex
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -34,6 +34,15 @@ Or write a plan (plan.toml), run it, and look at the report:
     atoll report runs/mine
 """
 
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"atoll {version('atoll')}")
+        raise typer.Exit
+
+
 app = typer.Typer(
     help=EXAMPLE, no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
 )
@@ -43,6 +52,15 @@ app.add_typer(privacy_app, name="privacy")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(clients_app, name="clients")
 app.add_typer(runs_app, name="runs")
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_say_version, help="Show the version and end.")
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -93,7 +111,7 @@ def _run_and_tell(plan: Plan, directory: Path, *, resume: bool, quiet: bool) -> 
 
     go_on = f"atoll run --resume {shlex.quote(str(directory))}"
     try:
-        result = run_plan(plan, out=directory, resume=resume, progress=not quiet)
+        result = run_plan(plan, out=directory, resume=resume, progress=not quiet, report=False)
     except KeyboardInterrupt:  # before the first round, or while the end was written
         kept = (directory / "plan.toml").exists()
         print(f"stopped; {f'go on with: {go_on}' if kept else 'no round was done: start again'}")
@@ -278,22 +296,15 @@ def data_measure(
     png: Annotated[Path, typer.Option(help="Where to draw the measures.")] = Path("measures.png"),
 ) -> None:
     """Measure how a plan's clients differ: labels, gradients, Gamma, client drift; and how many a round needs."""
-    from rich.progress import Progress
-
     from atoll.report.figures import save_png
     from atoll.report.measure_picture import measure_picture
     from atoll.report.measuring import as_text, measure_plan
+    from atoll.report.progress import Steps
     from atoll.rounds.planning import as_table
 
     chosen = read_plan(plan, read_settings(settings))
-    with Progress(transient=True) as bar:
-        rows: dict[str, Any] = {}
-
-        def show(what: str, done: int, total: int) -> None:
-            rows.setdefault(what, bar.add_task(what, total=total) if what not in rows else None)
-            bar.update(rows[what], completed=done)
-
-        found = measure_plan(chosen, clients=clients, budget=budget, progress=show)
+    with Steps() as progress:
+        found = measure_plan(chosen, clients=clients, budget=budget, progress=progress)
     seen = found.dissimilarity
     print(as_text(found))
     print(
@@ -318,9 +329,12 @@ def _num_bytes(text: str) -> int:
 
 def _resumed(directory: Path, source: str | None, settings: dict[str, object]) -> Plan:
     """The plan of a run that was stopped; how long it goes on and with how many workers may change."""
-    if not (directory / "plan.toml").is_file():
-        raise RunError(f"{directory} is not a run directory (no plan.toml in it): start one with --out {directory}")
-    return read_plan(str(directory / "plan.toml") if source is None else source, settings)
+    from atoll.report.record import written_plan
+
+    if source is not None:
+        return read_plan(source, settings)
+    plan = written_plan(directory)
+    return plan.replace(settings) if settings else plan
 
 
 def _slug(plan: Plan) -> str:

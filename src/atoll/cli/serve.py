@@ -25,7 +25,10 @@ def serve(
     client_ca: Annotated[
         Path | None, typer.Option(help="Ask clients for certificates too, and trust those of this authority.")
     ] = None,
-    clients: Annotated[int, typer.Option(help="Begin when so many clients are approved and there.")] = 1,
+    clients: Annotated[
+        int | None,
+        typer.Option(help="Begin when so many clients are approved and there; as many as the plan asks unless given."),
+    ] = None,
     name: Annotated[str, typer.Option(help="Name of the run; from the plan unless given.")] = "",
     store: Annotated[
         str | None, typer.Option(help="sqlite:///PATH or postgresql://USER@HOST/NAME; SQLite in the home unless given.")
@@ -43,6 +46,11 @@ def serve(
     """
     if (cert is None) != (key is None):
         raise RunError("--cert and --key belong together: give both, e.g. of atoll certs")
+    if plan is None and settings:
+        raise RunError(
+            "--set changes a plan, but none is named, and the runs of the home keep theirs: name the plan, "
+            "or leave --set out"
+        )
     chosen = read_plan(plan, read_settings(settings)) if plan is not None else None
     from atoll.network.hub import Hub
     from atoll.network.serving import locked

@@ -215,6 +215,8 @@ class Policy(NamedTuple):
     """How much work counts that is so many versions late."""
     mixes: bool = False
     """Whether the model is mixed with the one client's model, rather than moved by what that client changed."""
+    min_clients: int = 1
+    """Fewer registered clients than this cannot run it."""
 
 
 class Population(NamedTuple):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import Annotated
 
 from atoll.core.options import Count, at_least
-from atoll.engine.base import Engine, InProcess, Workers, rehearse, stack_size, worker_count
+from atoll.engine.base import COMPILING, Engine, InProcess, Workers, rehearse, stack_size, unheard, worker_count
 from atoll.engine.processes import Processes
 from atoll.train.job import Job
 from atoll.train.trainer import Trainer
@@ -21,7 +22,11 @@ WORTH_COMPILING = 120.0
 
 
 def auto(
-    job: Job, cohort: Count = 10, workers: Workers | None = None, rounds: Annotated[int, at_least(0)] = 1
+    job: Job,
+    cohort: Count = 10,
+    workers: Workers | None = None,
+    rounds: Annotated[int, at_least(0)] = 1,
+    tell: Callable[[str], None] = unheard,
 ) -> Engine:
     """Time a few steps one by one and stacked, take the faster way, and use as many processes as there are cores.
 
@@ -32,6 +37,7 @@ def auto(
     trainer, seconds = _faster(job, cohort)
     steps = sum(job.num_steps(client) for client in range(min(cohort, job.federation.num_clients)))
     if trainer.stack and rounds * steps * seconds / num_workers > WORTH_COMPILING:
+        tell(COMPILING)
         trainer = _compiled(job, trainer, seconds)
     if num_workers > 1 and cohort > max(1, trainer.stack) and hasattr(os, "fork"):
         return Processes(job, trainer, num_workers)

@@ -31,11 +31,23 @@ def silent(num_clients: int) -> None:
     """Show nothing."""
 
 
+COMPILING = "compiling the training step, once: this may take a minute"
+
+
+def unheard(what: str) -> None:
+    """Tell nobody what takes long while an engine is built."""
+
+
 class Engine(ABC):
     """What a driver needs: train a cohort, evaluate a model, close."""
 
     def __init__(self, job: Job, trainer: Trainer) -> None:
         self.job, self.trainer = job, trainer
+
+    @property
+    def num_workers(self) -> int:
+        """How many worker processes there are; 0 where this process does everything."""
+        return 0
 
     @abstractmethod
     def describe(self) -> dict[str, object]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from atoll.core.aggregator import Aggregator
 from atoll.core.coordinator import Coordinator, CoordinatorState, Policy, Sampler
 from atoll.core.devices import INSTANT, Devices
@@ -9,7 +11,7 @@ from atoll.core.eligibility import Eligibility
 from atoll.core.errors import PlanError
 from atoll.core.parts import Part
 from atoll.core.plan import Plan
-from atoll.engine.base import Engine
+from atoll.engine.base import Engine, unheard
 from atoll.train.federation import Federation
 from atoll.train.job import Job
 from atoll.train.secure import check_cohort
@@ -55,10 +57,15 @@ def build_devices(plan: Plan) -> Devices:
     return INSTANT
 
 
-def build_engine(part: Part, job: Job, coordinator: Coordinator, done: int = 0) -> Engine:
-    """The engine of a plan, told how many clients can be trained together and how many rounds are left."""
+def build_engine(
+    part: Part, job: Job, coordinator: Coordinator, done: int = 0, tell: Callable[[str], None] = unheard
+) -> Engine:
+    """The engine of a plan, told how many clients can be trained together and how many rounds are left.
+
+    `tell` is called with what takes long.
+    """
     asked = coordinator.policy.num_wanted(CoordinatorState(), coordinator.num_clients)
     goal = coordinator.policy.goal(coordinator.num_clients)
     cohort = max(goal, asked // 4) if coordinator.policy.keeps_tasks else min(asked, goal)  # many are trained before
-    engine: Engine = part.build("engine", job, cohort=cohort, rounds=coordinator.rounds - done)
+    engine: Engine = part.build("engine", job, cohort=cohort, rounds=coordinator.rounds - done, tell=tell)
     return engine

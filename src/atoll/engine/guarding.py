@@ -32,6 +32,10 @@ ALWAYS = ("round", "round_seconds", "seconds", "test")
 COUNTS = ("clients", "bytes_up", "bytes_down", "failed", "rejected", "abandoned")
 """What is told if who takes part is no secret."""
 NOT_PRIVATE = "NOT PRIVATE: noise from the plan's seed"
+NO_PRIVACY = (
+    "the plan has no privacy: set it, e.g. with --set sampler=poisson "
+    "--set 'privacy={name=\"central\", clip=0.5, sigma=1.0, delta=1e-5}'"
+)
 
 
 class Guard:
@@ -141,7 +145,7 @@ def private_parts(plan: Plan, job: Job, coordinator: Coordinator) -> tuple[Mecha
     """The mechanism of a plan and what it is exposed to, of no attempt yet; refuses parts that do not fit."""
     mechanism = job.mechanism
     if plan.privacy is None or mechanism is None:
-        raise PlanError('the plan has no privacy: set it, e.g. privacy = {name = "central", clip = 1.0, sigma = 1.0}')
+        raise PlanError(NO_PRIVACY)
     exposure = exposure_of(plan, job, coordinator)
     mechanism.event(exposure._replace(attempts=1))
     _check_parts(plan, job, mechanism, exposure.cohort)

@@ -9,7 +9,7 @@ from typing import Any
 from atoll.core.errors import PlanError
 from atoll.core.plan import Plan
 from atoll.core.privacy import Exposure, Mechanism
-from atoll.engine.guarding import planned, statement_of
+from atoll.engine.guarding import NO_PRIVACY, planned, statement_of
 from atoll.privacy.accounting import ACCOUNTANTS, Accountant, calibrated, knows, spent
 
 ROWS = 12
@@ -45,7 +45,7 @@ def calibrated_plan(plan: Plan, epsilon: float) -> Calibrated:
     if plan.rounds < 1:
         raise PlanError("a plan of no rounds spends nothing: set rounds")
     if plan.privacy is None:
-        raise PlanError("the plan has no privacy: set it, e.g. --set privacy.name=central --set privacy.clip=1.0")
+        raise PlanError(NO_PRIVACY)
 
     def with_noise(sigma: float) -> Plan:
         return plan.replace({"privacy.sigma": sigma})

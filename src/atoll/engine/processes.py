@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -18,7 +18,17 @@ from torch import Tensor
 from atoll.core.errors import AtollError, PlanError, RunError, TrainingError
 from atoll.core.messages import Broadcast, State, Task
 from atoll.core.options import Count
-from atoll.engine.base import Engine, Stack, Workers, rehearse, settings_of, stack_size, worker_count
+from atoll.engine.base import (
+    COMPILING,
+    Engine,
+    Stack,
+    Workers,
+    rehearse,
+    settings_of,
+    stack_size,
+    unheard,
+    worker_count,
+)
 from atoll.engine.pipes import grouped, joined, receive, send
 from atoll.train.exchange import Report, Work
 from atoll.train.job import Job
@@ -26,7 +36,12 @@ from atoll.train.trainer import Trainer, explained
 
 
 def processes(
-    job: Job, cohort: Count = 10, workers: Workers | None = None, stack: Stack | None = None, compile: bool = False
+    job: Job,
+    cohort: Count = 10,
+    workers: Workers | None = None,
+    stack: Stack | None = None,
+    compile: bool = False,
+    tell: Callable[[str], None] = unheard,
 ) -> Engine:
     """Share groups of clients out to worker processes, one a core unless `workers` says otherwise.
 
@@ -38,6 +53,8 @@ def processes(
         raise PlanError('engine "processes" needs fork, which this system lacks: use engine = "vectorised"')
     trainer = Trainer(job, stack=stack_size(job, cohort) if stack is None else stack, compile=compile)
     if trainer.stack > 1:
+        if trainer.compile:
+            tell(COMPILING)
         with explained():
             rehearse(trainer, 1)
     return Processes(job, trainer, num_workers)
@@ -61,6 +78,11 @@ class Processes(Engine):
             there.close()
             self._pipes.append(here)
             self._workers.append(worker)
+
+    @property
+    def num_workers(self) -> int:
+        """How many worker processes there are."""
+        return len(self._workers)
 
     def describe(self) -> dict[str, object]:
         """Name and settings."""

@@ -1,12 +1,17 @@
-"""The plan that clients are sent, and what a client insists on. It is data: names from the catalogue, and numbers."""
+"""The plan that clients are sent, and what a client insists on. It is data: names and numbers, never code.
+
+What only the server runs may be the operator's own code, which clients never build. What clients run is in the
+catalogue, or is the client's own under the name that the plan uses.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
+from atoll.core.algorithm import Algorithm, add_delta, nothing
 from atoll.core.coordinator import Sampler
 from atoll.core.errors import PlanError
 from atoll.core.parts import Part, members
@@ -17,17 +22,25 @@ from atoll.network.protocol import RunInfo
 
 NOT_SENT = ("name", "data", "partition", "devices", "attack", "attackers", "stop", "engine")
 """What is the server's own business, or a simulation's."""
-FAMILIES = {
-    "algorithm": "algorithms",
-    "policy": "rounds",
-    "sampler": "rounds.samplers",
-    "aggregator": "aggregators",
-    "privacy": "privacy.mechanisms",
-    "detection": "detection",
-    "contribution": "contribution",
-}
+SERVER_ONLY = ("aggregator", "detection", "contribution", "server")
+"""What clients are told, and never build: it may be the operator's own code."""
+ACCOUNTED = {"policy": "rounds", "sampler": "rounds.samplers"}
+"""What only the server runs too, but by which clients of a private run reckon what they spend."""
 CHAINS = {"uplink": "transforms", "downlink": "transforms"}
-NO_MODELS: Mapping[str, Callable[..., Any]] = MappingProxyType({})
+Functions = Mapping[str, Callable[..., Any]]
+NO_FUNCTIONS: Functions = MappingProxyType({})
+
+
+class OwnParts(NamedTuple):
+    """What a client knows beside the catalogue, by the names that plans use, with or without the module's."""
+
+    models: Functions = NO_FUNCTIONS
+    algorithms: Functions = NO_FUNCTIONS
+    losses: Functions = NO_FUNCTIONS
+
+    def loss(self, name: str) -> Callable[..., Any] | None:
+        """The client's own loss of this name; None for one of the catalogue."""
+        return _own(self.losses, name, "loss", "losses", "train.losses")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,28 +72,48 @@ def plan_for_clients(plan: Plan) -> dict[str, Any]:
     _must_be_real(plan)
     plain = {key: value for key, value in plan.to_dict().items() if key not in NOT_SENT}
     plain["evaluation"] = {"holdout": plan.evaluation.holdout}
+    if ":" in plan.algorithm.name and _clients_do_fedavg(plan.algorithm.build("algorithms")):
+        plain["algorithm"] = Part("fedavg").to_dict()  # the rest of it is the server's
     _must_be_plain(plain)
     return plain
 
 
-def read_plan(plain: dict[str, Any], models: Mapping[str, Callable[..., Any]] = NO_MODELS) -> Plan:
-    """The plan that a server sent, if all of its parts are in the catalogue: nothing else is imported.
-
-    `models` are the client's own, by the names that plans call them.
-    """
+def read_plan(plain: dict[str, Any], own: OwnParts) -> Plan:
+    """The part of a server's plan that a client runs, in the catalogue or its own: nothing else is imported."""
     _must_be_plain(plain)
-    model = Part.of(plain.get("model", "logistic"), where="model")
-    if model.name in models:
-        plain = {**plain, "model": Part(models[model.name], **model.options)}
-    elif model.name not in members("models"):
-        raise PlanError(
-            f"the plan's model '{model.name}' is neither in the catalogue nor among this client's own: let the app "
-            f"supply it, e.g. models={{'{model.name}': factory}}"
-        )
-    unknown = [key for key in NOT_SENT if key in plain]
+    unknown = [key for key in (*NOT_SENT, "models", "public") if key in plain]
     if unknown:
         raise PlanError(f"the server's plan says {unknown[0]}, which is not for clients: ask the operator")
-    return Plan.read(plain)
+    left_out = {*SERVER_ONLY, *(field for field in ACCOUNTED if field in plain and _names_code(plain[field]))}
+    plain = {key: value for key, value in plain.items() if key not in left_out}
+    must_name_no_code({key: plain[key] for key in plain if key not in ("model", "algorithm", "loss")}, "the plan")
+    for field, known, default in (("model", own.models, "logistic"), ("algorithm", own.algorithms, "fedavg")):
+        part = Part.of(plain.get(field, default), where=field)
+        function = _own(known, part.name, field, f"{field}s", f"{field}s")
+        if function is not None:
+            plain[field] = Part(function, **part.options)
+            plain[field].name = part.name
+    plan = Plan.read(plain)
+    own.loss(plan.loss)
+    return plan
+
+
+def _own(known: Functions, name: str, field: str, argument: str, family: str) -> Callable[..., Any] | None:
+    """The client's own part of this name; None for one of the catalogue. Whatever is neither is refused."""
+    short = name.rpartition(":")[2]
+    function = known.get(name) or known.get(short)
+    if function is None and name not in members(family):
+        raise PlanError(
+            f"the plan's {field} '{name}' is neither in the catalogue nor among this client's own, and no code is sent "
+            f"over a network: let the app supply it, e.g. {argument}={{'{short}': ...}}"
+        )
+    return function
+
+
+def _clients_do_fedavg(algorithm: Algorithm) -> bool:
+    """Whether an algorithm leaves all slots of clients as they are, so that it is the server's alone."""
+    rest = algorithm._replace(init_server=nothing, server_step=add_delta, needs_updates=False, server_lr=1.0)
+    return rest == Algorithm()
 
 
 def why_not(floors: Floors, info: RunInfo, plan: Plan, mechanism: Mechanism | None, num_steps: int) -> str | None:
@@ -96,7 +129,8 @@ def why_not(floors: Floors, info: RunInfo, plan: Plan, mechanism: Mechanism | No
             return "the run's noise comes from its seed, which protects nobody"
         if info.epsilon > floors.max_epsilon:
             return f"the run may spend epsilon {info.epsilon:g}, this client allows {floors.max_epsilon:g}"
-    if floors.algorithms and plan.algorithm.name not in floors.algorithms:
+    name = plan.algorithm.name
+    if floors.algorithms and not {name, name.rpartition(":")[2]} & set(floors.algorithms):
         return f"the algorithm is {plan.algorithm.name}, this client runs {', '.join(floors.algorithms)} only"
     if info.num_bytes > floors.max_model_bytes:
         return f"the model has {info.num_bytes:,} bytes, this client allows {floors.max_model_bytes:,}"
@@ -140,11 +174,14 @@ def _must_be_real(plan: Plan) -> None:
 
 
 def _must_be_plain(plain: dict[str, Any]) -> None:
-    """Refuse parts that are not in the catalogue: what they mean is code, and code is not sent."""
-    for field, family in FAMILIES.items():
-        if field in plain:
+    """Refuse code where clients would have to run it; their own model, algorithm and loss are looked for later."""
+    for field, default in (("model", "logistic"), ("algorithm", "fedavg")):
+        must_name_no_code(Part.of(plain.get(field, default), where=field).options, field)
+    if "privacy" in plain:
+        _check_part(Part.of(plain["privacy"], where="privacy"), "privacy", "privacy.mechanisms")
+    for field, family in ACCOUNTED.items():
+        if field in plain and ("privacy" in plain or not _names_code(plain[field])):
             _check_part(Part.of(plain[field], where=field), field, family)
-    must_name_no_code(Part.of(plain.get("model", "logistic"), where="model").options, "model")
     for field, family in CHAINS.items():
         for part in plain.get(field, []):
             _check_part(Part.of(part, where=field), field, family)
@@ -153,8 +190,6 @@ def _must_be_plain(plain: dict[str, Any]) -> None:
     _check_part(Part.of(local.get("schedule", "constant")), "local.schedule", "train.schedules")
     if "secagg" in plain:
         _check_part(Part.of(plain["secagg"].get("scheme", "pairwise")), "secagg.scheme", "secagg.schemes")
-    if plain.get("loss", "cross_entropy") not in members("train.losses"):
-        raise PlanError(f"loss '{plain['loss']}' is not in the catalogue: no code is sent over a network")
 
 
 def _check_part(part: Part, field: str, family: str) -> None:
@@ -168,8 +203,16 @@ def _check_part(part: Part, field: str, family: str) -> None:
 
 def must_name_no_code(value: Any, field: str) -> None:
     """Refuse `module:function` however deep it is: whoever sends options must not choose what is called with them."""
+    if (code := _code_in(value)) is not None:
+        raise PlanError(f"{field}: over a network options are numbers and names from the catalogue, got {code!r}")
+
+
+def _names_code(value: Any) -> bool:
+    return _code_in(value) is not None
+
+
+def _code_in(value: Any) -> str | None:
+    """The first `module:function` in plain data, however deep it is."""
     if isinstance(value, dict | list):
-        for inner in value.values() if isinstance(value, dict) else value:
-            must_name_no_code(inner, field)
-    elif isinstance(value, str) and ":" in value:
-        raise PlanError(f"{field}: over a network options are numbers and names from the catalogue, got {value!r}")
+        return next(filter(None, map(_code_in, value.values() if isinstance(value, dict) else value)), None)
+    return value if isinstance(value, str) and ":" in value else None

@@ -6,13 +6,12 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from atoll.core.errors import DataError
 from atoll.data.dataset import Array, Dataset
-from atoll.network.agreement import NO_MODELS, Floors
+from atoll.network.agreement import NO_FUNCTIONS, Floors, Functions, OwnParts
 
 IDLE_LOAD = 0.5
 """A device with less work waiting than this for each of its processors is idle."""
@@ -44,8 +43,12 @@ class ClientApp:
     scale: float = 1.0
     shift: float = 0.0
     tokens: bool = False
-    models: Mapping[str, Callable[..., Any]] = field(default_factory=lambda: NO_MODELS)
+    models: Functions = field(default_factory=lambda: NO_FUNCTIONS)
     """Models of its own by the names that plans call them, each a function as in the catalogue."""
+    algorithms: Functions = field(default_factory=lambda: NO_FUNCTIONS)
+    """Algorithms of its own likewise: each returns an `Algorithm`, of which the client's slots are used."""
+    losses: Functions = field(default_factory=lambda: NO_FUNCTIONS)
+    """Losses of its own likewise: each is the function `(outputs, targets) -> one number a sample` itself."""
     floors: Floors = field(default_factory=Floors)
     attributes: Callable[[], Mapping[str, bool | float]] = device_attributes
     """What the device says of itself before it takes work: idle, charging, unmetered, battery, memory."""
@@ -53,7 +56,16 @@ class ClientApp:
     def __post_init__(self) -> None:
         for name in ("train_x", "train_y"):  # how numbers lie in memory must not change what is computed
             object.__setattr__(self, name, np.ascontiguousarray(getattr(self, name)))
+        for kind, functions in self.own_parts._asdict().items():
+            for name, function in functions.items():
+                if not callable(function):
+                    raise DataError(f"{kind}['{name}'] of the app is {function!r}: give the function that makes it")
         self.dataset()
+
+    @property
+    def own_parts(self) -> OwnParts:
+        """What plans may name beside the catalogue."""
+        return OwnParts(self.models, self.algorithms, self.losses)
 
     def told(self) -> dict[str, bool | float]:
         """What the device says of itself now."""

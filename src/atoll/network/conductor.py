@@ -127,7 +127,7 @@ class Conductor:
     def _can_begin(self, run: Run) -> bool:
         if run.parts is None:
             known = self.roll.clients.values()
-            return len(known) >= self._wanted and all(client.num_samples for client in known)
+            return len(known) >= max(self._wanted, run.min_clients) and all(client.num_samples for client in known)
         policy, machine = run.parts.coordinator.policy, run.machine
         if machine.in_flight or len(machine.arrived) >= policy.goal(run.parts.coordinator.num_clients):
             return True  # somebody is waited for, or enough are here

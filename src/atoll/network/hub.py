@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from atoll.core.coordinator import Command, Finish, Halt, Phase, Reason
-from atoll.core.errors import RunError
+from atoll.core.coordinator import Command, Finish, Halt, Phase, Policy, Reason
+from atoll.core.errors import PlanError, RunError
 from atoll.core.plan import Plan
 from atoll.network.blobs import place_of
 from atoll.network.clerk import Draft
@@ -37,7 +37,7 @@ class Hub:
         store: Store,
         *,
         objects: str | None = None,
-        num_clients: int = 1,
+        num_clients: int | None = None,
         max_samples: int = 10_000_000,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -50,7 +50,8 @@ class Hub:
         self.gate, self.metrics = Gate(store, now), Metrics()
         self.on_shut_down: Callable[[], None] = lambda: None
         self._wanted, self._started = num_clients, now()
-        self.conductor = Conductor(home, place_of(home, objects), store, self.key, self.metrics, num_clients, now)
+        place = place_of(home, objects)
+        self.conductor = Conductor(home, place, store, self.key, self.metrics, num_clients or 1, now)
         self._clerk, self._runs, self._store = self.conductor.clerk, self.conductor.runs, store
         self.desk = Desk(self.conductor, self.metrics, max_samples, lambda id: self.revoke(id, Status.QUARANTINED))
 
@@ -165,7 +166,14 @@ class Hub:
     def _new_run(self, run: str, plan: Plan) -> Run:
         if not is_run_name(run):
             raise RunError(f"a run is called by small letters, digits and hyphens, at most 64 of them: got {run!r}")
-        num = max(self._wanted, len(self.conductor.roll.clients), 1)
+        policy: Policy = plan.policy.build("rounds")
+        num = max(self._wanted or policy.min_clients, len(self.conductor.roll.clients))
+        if policy.min_clients > num:
+            raise PlanError(
+                f"the plan's policy asks for {policy.min_clients} clients, but the server is to begin with {num}: "
+                f"start it with --clients {policy.min_clients} or without --clients, or change the plan, e.g. by "
+                f"--set policy.{'concurrency' if policy.keeps_tasks else 'size'}={num}"
+            )
         build_parts(plan, [1000] * num, None)  # refuse early what is wrong
         return Run(run, plan, self.conductor.home, self.conductor.place, self.conductor.ring)
 

@@ -98,6 +98,7 @@ class Run:
         uploads.sweep()
         self.objects, self.uploads = Objects(objects), Uploads(uploads)
         self.told_plan = plan_for_clients(plan)
+        self.min_clients: int = plan.policy.build("rounds").min_clients
         self.plan_hash = plan_hash(self.told_plan)
         self.status = RUNNING
         self.parts: Parts | None = None

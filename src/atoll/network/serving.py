@@ -67,7 +67,8 @@ async def _serve(hub: Hub, face: Server, pairs: list[tuple[Any, socket.socket]],
             server.should_exit = True
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, hub.shut_down)
+        if number != signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            loop.add_signal_handler(number, hub.shut_down)
 
     def end_soon() -> None:
         loop.call_soon_threadsafe(end)

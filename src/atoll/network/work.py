@@ -179,14 +179,15 @@ class Work:
 
 def agree(app: ClientApp, floors: Floors, info: RunInfo, number: int, home: RunHome, secret: bytes) -> Work:
     """Look at a run and build what it takes; a plan that is weaker than the floors raises Unwilling."""
-    plan, dataset = read_plan(info.plan, app.models), app.dataset()
+    parts = app.own_parts
+    plan, dataset = read_plan(info.plan, parts), app.dataset()
     info = msgspec.structs.replace(info, num_bytes=max(info.num_bytes, _model_bytes(plan, dataset)))
     if info.num_bytes > floors.max_model_bytes:  # before it is built
         raise Unwilling(why_not(floors, info, plan, None, 0) or "the model is too large")
     indices = np.arange(dataset.num_train)
     partition = drawn(max(info.num_clients, number + 1), dataset.num_train, lambda client: indices)
     federation = Federation(dataset, partition, seed=plan.seed, holdout=plan.evaluation.holdout)
-    job = build_job(plan, federation, secret=secret)
+    job = build_job(plan, federation, secret=secret, loss=parts.loss(plan.loss))
     if job.mechanism is not None:
         job = replace(job, exposure=exposure_of(plan, job, build_coordinator(plan, federation)))
     if floors.max_epsilon is not None and job.mechanism is not None and info.epsilon is not None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
+    from atoll.report.notebook import Picture
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 THEME = {
@@ -87,11 +89,12 @@ def _style() -> Iterator[None]:
         yield
 
 
-def _figure(width: float, height: float) -> Figure:
+def _figure(width: float, height: float) -> Picture:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), facecolor="white", layout="constrained")
+    from atoll.report.notebook import Picture
+
+    figure = Picture(figsize=(width, height), facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)  # type: ignore[union-attr,call-arg]
     return figure
@@ -116,7 +119,7 @@ def _class_label(name: str) -> str:
     return "␣" if name == " " else plain(name, 16)
 
 
-def curves(records: Sequence[RunRecord], against: Against = "round") -> Figure:
+def curves(records: Sequence[RunRecord], against: Against = "round") -> Picture:
     """Test accuracy and loss of several runs, one colour a run; the training loss is the thin dotted line."""
     with _style():
         from matplotlib.ticker import MaxNLocator, PercentFormatter

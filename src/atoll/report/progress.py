@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Protocol
+import time
+from typing import Any, Literal, Protocol
 
 from atoll.report.reading import human_bytes, human_seconds, privacy_text
 
 
 class Watcher(Protocol):
-    """Somebody who looks on. Every method may do nothing."""
+    """Somebody who looks on. Every method may do nothing.
+
+    One that also has `preparing(what)` is told what takes long before the first round.
+    """
 
     def begin(self, title: str, done: int, rounds: int) -> None:
         """A run starts, or goes on after `done` rounds."""
@@ -41,27 +45,48 @@ class Nobody:
 
 
 class Bar:
-    """A progress bar on a terminal (or in a notebook), or a line now and then where there is none."""
+    """A progress bar on a terminal or in a notebook, or a line now and then where output is piped."""
 
     LINES = 10
-    """How many lines a whole run prints where there is no terminal."""
+    """So many lines a whole run prints to a pipe, if its rounds are short."""
+    SECONDS = 10.0
+    """After so many seconds a pipe gets a line with the next client or round that is done."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-
-        self._console = Console(stderr=True)
-        self._live = self._console.is_terminal or self._console.is_jupyter
+        self._screen, self._console = screen()
         self._progress: Any = None
-        self._best = 0.0
+        self._cell: Any = None
+        if self._screen == "notebook":
+            from atoll.report.notebook import CellOutput
+
+            self._cell = CellOutput()
+        self._said_at = time.monotonic()
+        self._row: dict[str, Any] = {"round": 0}
+        self._rounds, self._text = 0, ""
+        if self._screen != "pipe":
+            self.preparing("setting up")
+
+    def preparing(self, what: str) -> None:
+        """Say what is done before the first round: a bar would stand still."""
+        if self._cell is not None:
+            self._cell.show(0.0, what, now=True)
+        elif self._screen == "terminal":
+            self._console.print(what, end="\r", markup=False, highlight=False)
+        else:
+            self._say(what)
 
     def begin(self, title: str, done: int, rounds: int) -> None:
         """Show an empty bar."""
+        self._rounds, self._row, self._text = rounds, {"round": done}, title
+        if self._screen == "pipe":
+            self._say(f"{title}: {rounds - done} rounds")
+            return
+        if self._cell is not None:
+            self._show(done, now=True)
+            return
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self._title, self._rounds, self._row = title, rounds, {"round": done}
-        if not self._live:
-            print(f"{title}: {rounds - done} rounds", file=sys.stderr, flush=True)
-            return
+        self._console.print(" " * (self._console.width - 1), end="\r")
         self._progress = Progress(
             TextColumn("[bold]round {task.completed:.0f}/{task.total:.0f}"),
             BarColumn(bar_width=20),
@@ -76,22 +101,88 @@ class Bar:
 
     def clients(self, done: int, total: int) -> None:
         """Move within the round."""
-        if self._live:
-            self._progress.update(self._task, completed=self._row["round"] + done / max(total, 1) * 0.99)
+        within = self._row["round"] + done / max(total, 1) * 0.99
+        if self._progress is not None:
+            self._progress.update(self._task, completed=within)
+        elif self._cell is not None:
+            self._show(within)
+        elif self._is_late():
+            self._say(f"round {self._row['round'] + 1}/{self._rounds}  {done} of {total} clients")
 
     def round(self, row: dict[str, Any]) -> None:
         """Show the numbers of a round."""
-        self._row = row
-        text = summary(row)
-        if self._live:
-            self._progress.update(self._task, completed=row["round"], numbers=text)
-        elif row["round"] % max(1, self._rounds // self.LINES) == 0 or row["round"] == self._rounds:
-            print(f"round {row['round']}/{self._rounds}  {text}", file=sys.stderr, flush=True)
+        self._row, self._text = row, summary(row)
+        number, last = row["round"], row["round"] == self._rounds
+        if self._progress is not None:
+            self._progress.update(self._task, completed=number, numbers=self._text)
+        elif self._cell is not None:
+            self._show(number, now=last)
+        elif last or number % max(1, self._rounds // self.LINES) == 0 or self._is_late():
+            self._say(f"round {number}/{self._rounds}  {self._text}")
 
     def end(self) -> None:
         """Leave the terminal as it was."""
         if self._progress is not None:
             self._progress.stop()
+        elif self._cell is not None:
+            self._show(self._row["round"], now=True)
+
+    def _show(self, done: float, *, now: bool = False) -> None:
+        text = f"round {self._row['round']}/{self._rounds}  {self._text}"
+        self._cell.show(done / max(self._rounds, 1), text, now=now)
+
+    def _is_late(self) -> bool:
+        return time.monotonic() - self._said_at >= self.SECONDS
+
+    def _say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+        self._said_at = time.monotonic()
+
+
+class Steps:
+    """Progress of work that has a few named steps: bars on a terminal, a line a step and now and then on a pipe."""
+
+    SECONDS = 10.0
+
+    def __init__(self) -> None:
+        from rich.progress import Progress
+
+        self._screen, console = screen()
+        self._bars: Any = Progress(transient=True, console=console) if self._screen == "terminal" else None
+        self._tasks: dict[str, Any] = {}
+        self._said_at = 0.0
+
+    def __enter__(self) -> Steps:
+        if self._bars is not None:
+            self._bars.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Say that so much of a step is done."""
+        begins = what not in self._tasks
+        if self._bars is not None:
+            if begins:
+                self._tasks[what] = self._bars.add_task(what, total=total)
+            self._bars.update(self._tasks[what], completed=done, total=total)
+            return
+        self._tasks[what] = None
+        if begins or time.monotonic() - self._said_at >= self.SECONDS:
+            print(f"{what}: {done} of {total}", file=sys.stderr, flush=True)
+            self._said_at = time.monotonic()
+
+
+def screen() -> tuple[Literal["terminal", "notebook", "pipe"], Any]:
+    """Return what standard error is, and a console that writes to it."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if console.is_jupyter:
+        return "notebook", console
+    return ("terminal" if console.is_terminal else "pipe"), console
 
 
 def summary(row: dict[str, Any]) -> str:
@@ -124,11 +215,10 @@ class CellsBar:
         self._num_cells = num_cells
         if not self._shown:
             return
-        from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        console = Console(stderr=True)
-        if not (console.is_terminal or console.is_jupyter):
+        kind, console = screen()
+        if kind != "terminal":
             print(f"{num_cells} cells to run", file=sys.stderr, flush=True)
             return
         self._progress = Progress(

@@ -247,6 +247,35 @@ def _explained(path: Path) -> Iterator[None]:
         ) from error
 
 
+def written_plan(path: Path) -> Plan:
+    """Return the plan in a run's directory; refuse one that names functions of a script, which only that can find."""
+    file = path / "plan.toml"
+    if not file.is_file():
+        raise RunError(f"{path} is not a run directory (no plan.toml in it): start one with --out {path}")
+    plan = Plan.from_toml(file.read_text())
+    for field, name in _names(plan.to_dict()):
+        module, _, function = name.partition(":")
+        if module == "__main__" or "<" in function:
+            raise RunError(
+                f"the {field} of {path} is {name}, a function of the script that began this run, which cannot be found "
+                f"from here: go on in that script with atoll.resume({str(path)!r}, plan); or put the function into a "
+                f'module, name it in the plan as {field} = "module:function", and begin anew'
+            )
+    return plan
+
+
+def _names(table: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, str]]:
+    """Every `module:function` of a plan, and the field that it stands in."""
+    for key, value in table.items():
+        field = where if key == "name" else f"{where}.{key}".lstrip(".")
+        if isinstance(value, Mapping):
+            yield from _names(value, field)
+        elif isinstance(value, list):
+            yield from (pair for each in value if isinstance(each, Mapping) for pair in _names(each, field))
+        elif isinstance(value, str) and ":" in value and field:
+            yield field, value
+
+
 def next_free(base: Path, name: str) -> Path:
     """The first of base/name-1, base/name-2, ... that does not exist."""
     number = 1

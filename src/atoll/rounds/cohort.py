@@ -43,4 +43,5 @@ def cohort(
     def num_wanted(state: CoordinatorState, num_clients: int) -> int:
         return min(num_clients, math.ceil(goal(num_clients) * over_selection))
 
-    return Policy(num_wanted, goal, min_reports=min_reports, deadline=deadline)
+    least = max(size or 1, min_reports)
+    return Policy(num_wanted, goal, min_reports=min_reports, deadline=deadline, min_clients=least)

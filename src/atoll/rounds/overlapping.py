@@ -29,7 +29,7 @@ def keep_busy(concurrency: int, size: int, staleness: Callable[[int], float], *,
             )
         return size
 
-    return Policy(num_wanted, goal, keeps_tasks=True, staleness=staleness, mixes=mixes)
+    return Policy(num_wanted, goal, keeps_tasks=True, staleness=staleness, mixes=mixes, min_clients=concurrency)
 
 
 def staleness_rule(name: Staleness, a: float, b: float) -> Callable[[int], float]:

@@ -151,14 +151,18 @@ class Job:
         return self.attack is not None and client in self.attackers and version in self.attack_rounds
 
 
-def build_job(plan: Plan, federation: Federation | None = None, *, secret: bytes | None = None) -> Job:
+def build_job(
+    plan: Plan, federation: Federation | None = None, *, secret: bytes | None = None, loss: Loss | None = None
+) -> Job:
     """Build every part of a plan; parts refuse options that cannot be right.
 
-    `secret` is what a run that goes on used before; without it there is a fresh one.
+    `secret` is what a run that goes on used before; without it there is a fresh one. `loss` is what the plan's loss
+    means to a client that has one of its own by that name; nothing is imported for it then.
     """
     federation = federation or build_federation(plan)
     algorithm: Algorithm = plan.algorithm.build("algorithms")
-    model = build_model(plan, federation)
+    loss = loss or find("train.losses", plan.loss)
+    model = build_model(plan, federation, loss=loss)
     spec = spec_of(model, buffers=plan.local.buffers)
     local = _settle(plan.local, algorithm, plan.algorithm.name)
     aggregator: Aggregator = plan.aggregator.build("aggregators", seed=plan.seed)
@@ -177,7 +181,6 @@ def build_job(plan: Plan, federation: Federation | None = None, *, secret: bytes
     mechanism: Mechanism | None = (
         plan.privacy.build("privacy.mechanisms", exposure=exposed(plan, local, federation)) if plan.privacy else None
     )
-    loss: Loss = find("train.losses", plan.loss)
     layers = private_layers(algorithm, federation, model, spec, loss) if mechanism and mechanism.steps else ()
     if mechanism is not None and mechanism.test_noise:
         secret = derived(plan.seed.to_bytes(32, "big"), "test noise")
@@ -283,8 +286,8 @@ def _output_shape(kind: Job) -> tuple[int, ...]:
     return tuple(outputs.shape[1:])
 
 
-def build_model(plan: Plan, federation: Federation, part: Part | None = None) -> nn.Module:
-    """Make the model, or another of the plan's, with seeded first weights.
+def build_model(plan: Plan, federation: Federation, part: Part | None = None, loss: Loss | None = None) -> nn.Module:
+    """Make the model, or another of the plan's, with seeded first weights, and try it with the plan's loss.
 
     A factory gets `input_shape` and `num_classes` if it names them.
     """
@@ -304,17 +307,17 @@ def build_model(plan: Plan, federation: Federation, part: Part | None = None) ->
         if next(model.parameters(), None) is None:
             raise PlanError(f"model '{part.name}' has no parameters: there is nothing to train")
         model.train()
-        _try_model(model, part.name, plan.loss, federation)  # what is lazy draws its first weights here
+        loss = loss or find("train.losses", plan.loss)
+        _try_model(model, part.name, plan.loss, loss, federation)  # what is lazy draws its first weights here
     return model
 
 
-def _try_model(model: nn.Module, name: str, loss_name: str, federation: Federation) -> None:
+def _try_model(model: nn.Module, name: str, loss_name: str, loss: Loss, federation: Federation) -> None:
     """Run two samples through the model and the loss, so that misfits are named before training starts."""
     dtype = next(model.parameters()).dtype
     x = federation.features(federation.train_x[:2])
     x = x.to(dtype) if x.dtype.is_floating_point else x
     y = federation.train_y[:2]
-    loss = find("train.losses", loss_name)
     try:
         with as_before(model), torch.no_grad():
             outputs = model.eval()(x)

@@ -8,6 +8,7 @@ whose gradient counts as 0. What an algorithm adds to the loss, and attacks, pla
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -201,9 +202,14 @@ def gamma(
     smooth, params_D = _smooth(job), params_D.double()
     parts = [job.federation.train_indices(client) for client in clients]
     weights = [1.0, *-shares(job, clients)]
-    value, norms = 0.0, []
+    value, norms = 0.0, list[float]()
     for weight, indices_S in zip(weights, [np.concatenate(parts), *parts], strict=True):
-        lowest, norm = _minimum(smooth, params_D, indices_S, budget, tolerance)
+        what = "steps to a client's minimum" if norms else "steps to the minimum of all samples"
+
+        def stepped(num_steps: int, what: str = what) -> None:
+            progress(what, num_steps, budget)
+
+        lowest, norm = _minimum(smooth, params_D, indices_S, budget, tolerance, stepped)
         value += weight * lowest
         norms.append(norm)
         progress("minima", len(norms), len(weights))
@@ -217,8 +223,16 @@ def gamma(
     )
 
 
-def _minimum(smooth: Smooth, params_D: Tensor, indices_S: Array, budget: int, tolerance: float) -> tuple[float, float]:
-    """The loss that L-BFGS comes down to, and the gradient norm there."""
+def _minimum(
+    smooth: Smooth,
+    params_D: Tensor,
+    indices_S: Array,
+    budget: int,
+    tolerance: float,
+    stepped: Callable[[int], None],
+) -> tuple[float, float]:
+    """The loss that L-BFGS comes down to, and the gradient norm there; `stepped` hears how many steps are done."""
+    num_steps = itertools.count(1)
 
     def slope(at_D: Array) -> tuple[float, Array]:
         loss, grad_D = smooth.slope(torch.from_numpy(at_D), indices_S)
@@ -227,7 +241,14 @@ def _minimum(smooth: Smooth, params_D: Tensor, indices_S: Array, budget: int, to
     largest = tolerance / math.sqrt(len(params_D))  # of one entry: then the norm is within the tolerance
     remembered = min(50, max(5, 2_000_000 // len(params_D)))  # steps: many help, as far as memory goes
     options = {"maxiter": budget, "maxfun": 20 * budget, "maxcor": remembered, "gtol": largest, "ftol": 0.0}
-    found = minimize(slope, params_D.numpy(), jac=True, method="L-BFGS-B", options=options)
+    found = minimize(
+        slope,
+        params_D.numpy(),
+        jac=True,
+        method="L-BFGS-B",
+        options=options,
+        callback=lambda at_D: stepped(next(num_steps)),
+    )
     return float(found.fun), float(np.linalg.norm(found.jac))
 
 

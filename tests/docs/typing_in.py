@@ -1,0 +1,135 @@
+"""Somebody who types in what a page says, line by line, in real processes and a directory of their own.
+
+Nothing of the text is edited. What is changed is changed everywhere alike, by the tables below: the host that stands
+for the reader's own, words in capitals that stand for what an earlier command printed, options that make it shorter.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+from docs.reading import ROOT, Block, Command, blocks, commands_in
+from network.federation import free_port, until
+from network.nursery import Child, Nursery
+
+from atoll.core.errors import PlanError
+from atoll.core.plan import Plan
+
+SHORTER = {
+    "run": ["--set", "rounds=2"],
+    "matrix": ["--set", "rounds=1"],
+    "serve": ["--set", "rounds=2"],
+    "data measure": ["--clients", "3", "--budget", "2"],
+}
+"""Options that are added to a command, so that it takes seconds; those of the text count where both say something."""
+HOST = "atoll.example"
+GOES_ON = ("serve", "join")
+"""Commands that do not end by themselves."""
+AT_EACH_CLIENT = ("enrol", "join")
+SECONDS = 300.0
+
+
+class Reader:
+    """Types in commands. The operator and the first hospital sit at `directory`, the second in a directory below."""
+
+    def __init__(self, directory: Path, nursery: Nursery, *, small: bool) -> None:
+        self.directory, self.nursery, self.small = directory, nursery, small
+        self.port, self.started = free_port(), list[Child]()
+        self.printed: dict[str, str] = {}
+        """The last output of each command, such as `clients token`."""
+        self._num = 0
+        for place in (directory, directory / "hospital-b"):
+            place.mkdir(parents=True, exist_ok=True)
+            for name in ("hospital.py", "plan.toml"):
+                text = (ROOT / "examples" / "hospitals" / name).read_text()
+                (place / name).write_text(self._with_small_data(text))
+        (directory / "recipes").symlink_to(ROOT / "recipes")
+
+    def read(self, page: Path) -> list[str]:
+        """Type in all of a page's blocks, in order; what was typed."""
+        typed = []
+        for block in blocks(page):
+            self._note_plan(block)
+            for command in commands_in(block):
+                if command.text.startswith("atoll "):
+                    self.type(command)
+                    typed.append(command.text)
+        return typed
+
+    def type(self, command: Command) -> str:
+        """Run a command as it stands in the text; what it printed."""
+        words = shlex.split(command.text)[1:]
+        name = " ".join(words[: 2 if words[0] in ("clients", "runs", "data", "privacy", "ledger") else 1])
+        if name.startswith("ledger"):
+            self.wait_for_the_end()
+        for letter in "ab" if name in AT_EACH_CLIENT else "a":
+            place = self.directory if letter == "a" else self.directory / "hospital-b"
+            self._run(command, name, [self._filled(word, letter) for word in words], place)
+        return self.printed[name]
+
+    def wait_for_the_end(self) -> None:
+        """Wait until the federation's run is over, and both hospitals have the model."""
+        homes = [self.directory / "atoll-client", self.directory / "hospital-b" / "atoll-client"]
+        ends = [home / "runs" / self.run_name() / "model.safetensors" for home in homes]
+        until(lambda: all(path.exists() for path in ends) or self._fallen(), SECONDS, f"{ends}\n{self.said()}")
+        assert not self._fallen(), self.said()
+
+    def run_name(self) -> str:
+        """The name of the only run of the server."""
+        return next((self.directory / "atoll-server" / "runs").iterdir()).name
+
+    def stop(self) -> None:
+        """End what still goes on."""
+        for child in self.started:
+            child.kill()
+
+    def said(self) -> str:
+        """All that was printed."""
+        return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted(self.directory.glob("*.out")))
+
+    def _run(self, command: Command, name: str, words: list[str], place: Path) -> None:
+        words += SHORTER.get(name, [])
+        words += ["--port", str(self.port)] if name == "serve" else []
+        self._num += 1
+        out = self.directory / f"{self._num:02} {name}.out"
+        child = self.nursery.start(words, out, place)
+        if name in GOES_ON:
+            self.started.append(child)
+            until(lambda: name != "serve" or "serving" in child.said or child.code is not None, SECONDS, name)
+            assert child.code is None, f"{command}\n{child.said}"
+        else:
+            assert child.wait(SECONDS) == 0, f"{command}\n{' '.join(words)}\n{child.said}"
+        self.printed[name] = child.said
+
+    def _filled(self, word: str, letter: str) -> str:
+        """A word as this reader must type it."""
+        if self.small:
+            word = self._with_small_data(word)
+        if "TOKEN" in word:
+            word = word.replace("TOKEN", self.type(Command("", "atoll clients token")).split()[-1])
+        if "NAME" in word:
+            word = word.replace("NAME", self.run_name())
+        if word == "HEX":
+            word = re.findall(r"[0-9a-f]{64}", self.printed["status"])[0]
+        if word == "ca.pem":
+            word = str(self.directory / "certs" / "ca.pem")  # which the operator has given to everybody
+        word = word.replace(f"{HOST}:8443", f"127.0.0.1:{self.port}").replace(HOST, "127.0.0.1")
+        return word.replace("hospital-a", f"hospital-{letter}").replace("client_a", f"client_{letter}")
+
+    def _note_plan(self, block: Block) -> None:
+        """What a page says a plan is, commands below it mean by plan.toml."""
+        if block.language == "toml":
+            try:
+                Plan.from_toml(block.text)
+            except PlanError:
+                return
+            (self.directory / "plan.toml").write_text(self._with_small_data(block.text))
+
+    def _with_small_data(self, text: str) -> str:
+        """MNIST is downloaded, so that the digits that come with Atoll take its place in a `small` reading."""
+        return re.sub(r"\bmnist\b", "digits", text) if self.small else text
+
+    def _fallen(self) -> list[Child]:
+        return [child for child in self.started if child.code is not None]
