@@ -52,10 +52,18 @@ class Server(Section):
     lr: float | None = None
     """Its step size; 1 unless the algorithm has one of its own."""
     samples: int | None = None
-    """Samples of the training set, picked by seed, for rules that compare, detection by loss and contribution."""
+    """Samples that the server looks at itself, picked by seed: for rules that compare, detection by loss and
+    contribution."""
+    source: Literal["clients", "public"] | None = None
+    """Where they come from: copies of clients' training samples, as if unset, or the plan's `public` samples."""
 
     def check(self) -> None:
-        """Refuse a server that cannot move."""
+        """Refuse a server that cannot move, and samples from somewhere that are none."""
+        if self.source is not None and self.samples is None:
+            raise PlanError(
+                f'server.source is "{self.source}", but the server has no samples: set server.samples, e.g. to 100, '
+                "or leave server.source out"
+            )
         if self.samples is not None and self.samples < 1:
             raise PlanError(f"server.samples must be at least 1, got {self.samples}; leave it out for none")
         if self.lr is not None and not self.lr > 0:

@@ -168,6 +168,12 @@ def exposure_of(plan: Plan, job: Job, coordinator: Coordinator) -> Exposure:
 def _check_parts(plan: Plan, job: Job, mechanism: Mechanism, cohort: int) -> None:
     """Refuse algorithms and rules that look at more than the mechanism protects."""
     name, algorithm = f"privacy {plan.privacy.name if plan.privacy else ''}", plan.algorithm.name
+    if plan.server.samples is not None and plan.server.source != "public":
+        raise PlanError(
+            f"{name} does not cover server.samples, which are copies of clients' samples that the server looks at "
+            'without noise: take them from samples that no client holds, with server.source = "public" and '
+            'public = {name = "held_out", fraction = 0.05}, or leave them out'
+        )
     if job.algorithm.needs_loss:
         raise PlanError(
             f"{name}: {algorithm} weighs clients by the loss on their data, which is not protected: use fedavg"
