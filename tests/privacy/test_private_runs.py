@@ -144,7 +144,7 @@ def test_what_is_told_is_what_the_guarantee_covers(tmp_path: Path, kind: str) ->
     for row in result.history:
         assert not hidden & set(row)
         assert set(row) == (always if kind in ("central", "adaptive") else always | counts)
-        assert set(row["privacy"]) == {"epsilon", "delta", "unit", "accountant"}
+        assert set(row["privacy"]) == {"epsilon", "delta", "unit", "relation", "accountant"}
     spent = [row["privacy"]["epsilon"] for row in result.history]
     assert spent == sorted(spent)
     assert spent[0] > 0

@@ -79,6 +79,12 @@ def plan_ahead(
     print(f"{'rounds':>8}" + "".join(f"{f'epsilon ({kind})':>16}" for kind in found.epsilons))
     for row, rounds in enumerate(found.rounds):
         print(f"{rounds:>8,}" + "".join(f"{column[row]:>16.4g}" for column in found.epsilons.values()))
+    if found.largest is not None:
+        one = found.largest
+        print(
+            f"the largest is that of client {one.client}, whose samples are drawn with probability {one.rate:.4g} in "
+            f"each of {one.steps:,} steps a round"
+        )
     if found.last_round is not None and found.last_round < chosen.rounds:
         print(f"the budget of {found.statement['budget']:g} ends the run after round {found.last_round}")
     records = [read_run(path) for path in runs or []]

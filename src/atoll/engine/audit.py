@@ -80,7 +80,7 @@ class CanaryTrainer(Trainer):
         """Let canaries that are in send their Dirac; those that are out send nothing, or zeros if that is the claim."""
         mechanism = self.job.mechanism
         assert mechanism is not None
-        sending = [task for task in tasks if self.inside_M[task.client] or mechanism.zeroed]
+        sending = list(tasks)
         silent = [Report(task.client, 0, 0, 0.0, 0.0, 0, True) for task in tasks if task not in set(sending)]
         if not sending:
             return Work({}, silent, {})

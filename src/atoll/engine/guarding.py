@@ -14,7 +14,7 @@ from atoll.core.coordinator import Coordinator, CoordinatorState
 from atoll.core.errors import AtollError, PlanError
 from atoll.core.messages import Aggregate, State, Task, Update
 from atoll.core.plan import Plan
-from atoll.core.privacy import IN_TURN, Exposure, Mechanism, Release
+from atoll.core.privacy import IN_TURN, RELATION, Exposure, Mechanism, Release
 from atoll.core.secagg import Secagg
 from atoll.engine.build import build_coordinator
 from atoll.privacy.accounting import Spent, spent
@@ -93,12 +93,15 @@ class Guard:
         """What may be told of a round, and what has been spent."""
         known = ALWAYS if self.mechanism.hides_cohort else ALWAYS + COUNTS
         cost = self.spent(attempts)
-        price = {
+        price: dict[str, Any] = {
             "epsilon": _upwards(cost.epsilon),
             "delta": cost.delta,
             "unit": cost.unit,
+            "relation": RELATION,
             "accountant": cost.accountant,
         }
+        if cost.largest is not None and len(self._exposure.groups) > 1:
+            price["client"] = cost.largest.client
         if self.mechanism.test_noise:
             price["warning"] = NOT_PRIVATE
         return {**{name: row[name] for name in known if name in row}, "privacy": price}
@@ -112,6 +115,7 @@ def statement_of(mechanism: Mechanism) -> dict[str, Any]:
     """What the guarantee of a mechanism means, as plain data."""
     return {
         "unit": mechanism.unit,
+        "relation": RELATION,
         "neighbours": mechanism.neighbours,
         "delta": mechanism.delta,
         "budget": mechanism.epsilon,
@@ -143,6 +147,7 @@ def private_parts(plan: Plan, job: Job, coordinator: Coordinator) -> tuple[Mecha
     if plan.privacy is None or mechanism is None:
         raise PlanError('the plan has no privacy: set it, e.g. privacy = {name = "central", clip = 1.0, sigma = 1.0}')
     exposure = exposure_of(plan, job, coordinator)
+    check_delta(mechanism, exposure)
     mechanism.event(exposure._replace(attempts=1))
     _check_parts(plan, job, mechanism, exposure.cohort)
     _check_rounds(plan, coordinator, mechanism)
@@ -163,6 +168,16 @@ def exposure_of(plan: Plan, job: Job, coordinator: Coordinator) -> Exposure:
     wanted = coordinator.policy.num_wanted(CoordinatorState(), num_clients)
     rate = min(1.0, wanted / num_clients) if sampler.rate is None else sampler.rate
     return exposed(plan, job.local, job.federation)._replace(scheme=sampler.scheme, rate=rate, attempts=0)
+
+
+def check_delta(mechanism: Mechanism, exposure: Exposure) -> None:
+    """Refuse a delta with which one of those who are hidden could be given away outright."""
+    num = exposure.num_clients if mechanism.unit == "client" else exposure.num_samples
+    if mechanism.delta * num >= 1:
+        raise PlanError(
+            f"privacy.delta is {mechanism.delta:g}, but {num:,} {mechanism.unit}s are to be hidden: a delta of one "
+            f"over their number allows to give one of them away; set it below {1 / num:.2g}"
+        )
 
 
 def _check_parts(plan: Plan, job: Job, mechanism: Mechanism, cohort: int) -> None:

@@ -77,7 +77,7 @@ class Federation:
         return held if len(held) else indices
 
     def _picked(self, num: int, source: str) -> np.ndarray:
-        """The samples that the server keeps a copy of; public ones, which no client holds, are put behind the others."""
+        """The samples that the server keeps a copy of; public ones, which no client holds, go behind the others."""
         public = _labelled(self.public) if num and source == "public" else None
         most, kind = (len(self.train_y), "training") if public is None else (len(public.x), "public")
         if num > most:
