@@ -79,16 +79,16 @@ def outlook(plan: Plan) -> Outlook:
     return Outlook(
         rounds=rounds,
         epsilons=epsilons,
-        last_round=_last_round(mechanism, exposure, total),
+        last_round=None if mechanism.epsilon is None else last_round(mechanism, exposure, total),
         statement=statement_of(mechanism),
         largest=spent(mechanism, exposure).largest if len(exposure.groups) > 1 else None,
     )
 
 
-def _last_round(mechanism: Mechanism, exposure: Exposure, total: int) -> int | None:
+def last_round(mechanism: Mechanism, exposure: Exposure, total: int) -> int:
     """The last round that the budget pays for; it may be none, or the last of all."""
     if mechanism.epsilon is None:
-        return None
+        return total
     low, high = 0, total
     while low < high:
         middle = (low + high + 1) // 2

@@ -23,9 +23,11 @@ from atoll.core.wire import packed_size, pieces, unpack_parts
 from atoll.data.dataset import Dataset
 from atoll.data.index import drawn
 from atoll.engine.build import build_coordinator
-from atoll.engine.guarding import exposure_of
+from atoll.engine.guarding import check_delta, exposure_of
+from atoll.engine.planning import last_round
 from atoll.network.agreement import Floors, read_plan, why_not
 from atoll.network.app import ClientApp
+from atoll.network.budget import cost_of
 from atoll.network.home import RunHome
 from atoll.network.objects import ObjectError, manifest_of
 from atoll.network.protocol import Order, Ref, RunInfo
@@ -88,13 +90,9 @@ class Work:
         return Task(self.number, order.version, order.attempt, order.share, order.work, order.clip)
 
     def must_be_allowed(self, order: Order) -> None:
-        """Refuse an attempt that would spend more privacy than this client allows, whatever the server says."""
-        most = self.floors.max_epsilon
-        if most is None or self.job.mechanism is None:
-            return
-        cost = _epsilon(self.job, order.attempt + 1)
-        if cost > most:
-            raise Unwilling(f"attempt {order.attempt} would bring epsilon to {cost:.3g}, this client allows {most:g}")
+        """Charge an attempt, or refuse one that would spend more privacy over all runs than this client allows."""
+        if self.job.mechanism is not None and not self.job.mechanism.test_noise:
+            self.home.budget.charge(cost_of(self.job, order.attempt + 1), self.floors.max_epsilon)
 
     def heard(self, order: Order, fetch: Fetch) -> Broadcast:
         """The broadcast of an order: from what was heard before and the news since, or whole."""
@@ -185,6 +183,7 @@ def agree(app: ClientApp, floors: Floors, info: RunInfo, number: int, home: RunH
     job = build_job(plan, federation, secret=secret)
     if job.mechanism is not None:
         job = replace(job, exposure=exposure_of(plan, job, build_coordinator(plan, federation)))
+        check_delta(job.mechanism, job.exposure)
     if floors.max_epsilon is not None and job.mechanism is not None and info.epsilon is not None:
         own = _epsilon(job, max(1, plan.rounds))
         budget = job.mechanism.epsilon
@@ -192,6 +191,9 @@ def agree(app: ClientApp, floors: Floors, info: RunInfo, number: int, home: RunH
     reason = why_not(floors, info, plan, job.mechanism, job.num_steps(number))
     if reason is not None:
         raise Unwilling(reason)
+    if job.mechanism is not None and job.exposure is not None and floors.max_epsilon is not None:
+        rounds = last_round(job.mechanism, job.exposure, max(1, plan.rounds))
+        home.budget.must_pay(cost_of(job, rounds), floors.max_epsilon)
     home.agreed(info)
     return Work(plan=plan, job=job, floors=floors, number=number, home=home)
 

@@ -99,7 +99,7 @@ def _epsilon(mechanism: Mechanism, exposure: Exposure, accountant: Accountant | 
             return found, "pld"
         if accountant == "pld":
             raise PlanError("loss distributions are not known for this mechanism: use Renyi divergences")
-    return _by_rdp(event, delta), "rdp"
+    return by_rdp(event, delta), "rdp"
 
 
 def quick_bounds(sigma: float, exposures: list[Exposure], delta: float) -> np.ndarray:
@@ -205,7 +205,7 @@ def _composed(settings: tuple[float, float, int], attempts: int) -> Any:
     return _composed(settings, attempts - 1).compose(_once(settings))
 
 
-def _by_rdp(event: Any, delta: float) -> float:
+def by_rdp(event: Any, delta: float) -> float:
     """Epsilon by Renyi divergences; an order that the library leaves out, with a warning, only makes it larger."""
     import dp_accounting as dp
     from dp_accounting.rdp import RdpAccountant
