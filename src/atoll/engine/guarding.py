@@ -76,6 +76,14 @@ class Guard:
         """Whether clients protect themselves, so that what they send counts as released."""
         return self.mechanism.at_client is not None or self.mechanism.steps is not None
 
+    @property
+    def seals_updates(self) -> bool:
+        """Whether records may not name updates: the server sees them before anything protects them.
+
+        A hash of an update, or how many samples it is of, would tell others what the noise is to hide.
+        """
+        return self.mechanism.hides_cohort or (self.mechanism.on_grid is not None and self.job.secure is None)
+
     def aggregated(self, folded: State, memory: State, attempt: int, own: Update | None) -> tuple[Aggregate, State]:
         """Charge an attempt, and make of its updates what may be seen."""
         if self.mechanism.release is None:

@@ -117,7 +117,7 @@ class Work:
         _, before = self.home.state()
         trained = self.trainer.train_one(task, sent, before)
         update = protected(job, [task], trained.update.alone())
-        if not bool(finite(update).all()) or not math.isfinite(trained.loss):
+        if not self._is_usable(update, trained.loss):
             raise TrainingError("the update holds NaN or Inf: lower local.lr, or check this client's data")
         payload, memory = encoded(job, task, update.rows(0), before)
         if job.secure is not None:
@@ -126,6 +126,14 @@ class Work:
         if job.mechanism is not None:  # nothing but the update is protected
             samples, loss = samples if job.mechanism.at_client is None else 1, 0.0
         return Made(pieces(payload, compress=True), samples, loss, float(update.weight[0]), trained.state | memory)
+
+    def _is_usable(self, update: Update, loss: float) -> bool:
+        """Whether an update is worth sending; where that would tell of what is protected, any is."""
+        mechanism = self.job.mechanism
+        if mechanism is None:
+            return bool(finite(update).all()) and math.isfinite(loss)
+        counts_as_none = self.job.secure is not None and mechanism.on_grid is not None  # see _addend
+        return counts_as_none or bool(finite(update).all())
 
     def _addend(self, task: Task, update: Update, payload: Payload) -> Payload:
         """What is left of an update at the uplink's other end; with this client's share of noise, where that is due."""
