@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import dp_accounting as dp
 import pytest
+import torch
 from network.test_client_agreement import PLAN, PRIVATE, One, info_of
 
 from atoll.core.errors import RunError
+from atoll.core.messages import Update
 from atoll.network.agreement import Floors
 from atoll.network.budget import Budget, Cost, Overspent
 from atoll.network.client import Client, Voice
@@ -32,9 +35,14 @@ def work_for(one: One, client: Client, *runs: str, attempts: int = 3) -> list[st
     return one.reasons()
 
 
-def gaussian(sigma: float, attempts: int, unit: str = "client") -> Cost:
-    event = as_plain(dp.SelfComposedDpEvent(dp.GaussianDpEvent(sigma), attempts))
-    return Cost(attempts=attempts, unit=unit, delta=1e-5, event=event)
+def pay(budget: Budget, attempts: int, most: float | None, unit: str = "client") -> None:
+    """Charge so many Gaussians of deviation 5."""
+    event = as_plain(dp.SelfComposedDpEvent(dp.GaussianDpEvent(5.0), attempts))
+
+    def cost(done: int) -> Cost:
+        return Cost(attempts=attempts, done=done, unit=unit, delta=1e-5, event=event)
+
+    budget.charge(attempts - 1, cost, most)
 
 
 def test_max_epsilon_is_over_all_runs(tmp_path: Path) -> None:
@@ -69,31 +77,31 @@ def test_what_was_spent_is_on_disk_before_work_and_is_charged_once(tmp_path: Pat
     path = tmp_path / "budget.jsonl"
     budget = Budget(path, "server", "run")
     for attempts in (1, 2, 2, 1):
-        budget.charge(gaussian(5.0, attempts), None)
+        pay(budget, attempts, None)
     assert len(path.read_bytes().splitlines()) == 2
     with path.open("ab") as file:
         file.write(b'{"server": "cut')
-    Budget(path, "server", "run").charge(gaussian(5.0, 3), 2.0)
+    pay(Budget(path, "server", "run"), 3, 2.0)
     assert [json.loads(line)["cost"]["attempts"] for line in path.read_bytes().splitlines()] == [1, 2, 3]
     path.write_bytes(b"nonsense\n")
     with pytest.raises(RunError, match="damaged"):
-        budget.charge(gaussian(5.0, 4), 2.0)
+        pay(budget, 4, 2.0)
 
 
 def test_homes_share_a_file_and_servers_with_equal_names_are_told_apart(tmp_path: Path) -> None:
     path = tmp_path / "shared.jsonl"
     for server in ("a", "b"):
-        Budget(path, server, "run").charge(gaussian(5.0, 3), 2.5)
+        pay(Budget(path, server, "run"), 3, 2.5)
     with pytest.raises(Overspent, match="with what 2 other runs spent"):
-        Budget(path, "c", "run").charge(gaussian(5.0, 6), 2.5)
+        pay(Budget(path, "c", "run"), 6, 2.5)
 
 
 def test_runs_that_protect_others_cannot_be_added_up(tmp_path: Path) -> None:
     path = tmp_path / "budget.jsonl"
-    Budget(path, "a", "one").charge(gaussian(5.0, 1), 2.0)
+    pay(Budget(path, "a", "one"), 1, 2.0)
     with pytest.raises(Overspent, match="protects each sample"):
-        Budget(path, "a", "two").charge(gaussian(5.0, 1, unit="sample"), 2.0)
-    Budget(path, "a", "two").charge(gaussian(5.0, 1, unit="sample"), None)
+        pay(Budget(path, "a", "two"), 1, 2.0, unit="sample")
+    pay(Budget(path, "a", "two"), 1, None, unit="sample")
 
 
 def test_events_of_all_kinds_are_composed_and_not_their_epsilons() -> None:
@@ -163,3 +171,24 @@ def test_epsilons_that_mean_nothing_are_refused(tmp_path: Path, privacy: dict[st
         one.server.orders[0] = [Order("run", 0, 0, one.server.put(b"nothing"))]
         client.turn()
     assert says in one.reasons()[0]
+
+
+def test_a_server_that_asks_out_of_turn_is_charged_for_each_time(tmp_path: Path) -> None:
+    """In turn, one of five clients a round, a client may be asked once in five attempts, and not five times."""
+    plan = PLAN.replace({"privacy": PRIVATE, "rounds": 5, "sampler": "round_robin", "policy": {"size": 1}})
+    one = One(tmp_path, plan, Floors(max_epsilon=1.2))
+    with one.joined() as client:
+        refused = work_for(one, client, "run", attempts=5)
+    assert len(one.server.deliveries) == 2  # of which each costs as much as five rounds should
+    assert "would bring epsilon to 1.33" in refused[0]
+
+
+@pytest.mark.parametrize(("privacy", "told"), [(None, True), (PRIVATE, False), ({**PRIVATE, "name": "sample"}, False)])
+def test_a_loss_that_is_no_number_is_only_told_where_nothing_is_protected(
+    tmp_path: Path, privacy: dict[str, Any] | None, told: bool
+) -> None:
+    work = One(tmp_path, PLAN.replace({"privacy": privacy})).work
+    zeros = Update(torch.zeros(1, work.job.spec.num_params), torch.ones(1), {})
+    assert work._is_usable(zeros, math.nan) != told
+    assert work._is_usable(zeros, 1.0)
+    assert not work._is_usable(zeros._replace(delta_D=zeros.delta_D + math.inf), 1.0)

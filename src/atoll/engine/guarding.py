@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from atoll.core.coordinator import Coordinator, CoordinatorState
+from atoll.core.coordinator import Coordinator, CoordinatorState, Pick, Population, Sampler
 from atoll.core.errors import AtollError, PlanError
 from atoll.core.messages import Aggregate, State, Task, Update
 from atoll.core.plan import Plan
@@ -140,13 +140,27 @@ def guarded(plan: Plan, job: Job, coordinator: Coordinator, ledger: Ledger) -> t
         policy = policy._replace(min_reports=mechanism.min_reports(policy.goal(coordinator.num_clients)))
     job = replace(job, exposure=exposure)
     guard = Guard(job, mechanism, exposure, ledger)
-    coordinator = replace(coordinator, policy=policy, secret_rng=lambda attempt: guard.rng("cohort", attempt))
+    sampler = in_strict_turn() if coordinator.sampler.scheme == IN_TURN else coordinator.sampler
+    coordinator = replace(
+        coordinator, policy=policy, sampler=sampler, secret_rng=lambda attempt: guard.rng("cohort", attempt)
+    )
     if not guard.allows(0):
         raise PlanError(
             f"privacy.epsilon of {mechanism.epsilon} does not pay for one round, which takes "
             f"{_upwards(guard.spent(1).epsilon):g}: raise it or privacy.sigma, or ask a smaller share of the clients"
         )
     return job, coordinator, guard
+
+
+def in_strict_turn() -> Sampler:
+    """Ask clients in turn, and nobody in place of one who is not free: a stand-in is asked more often than counted."""
+
+    def sample(rng: np.random.Generator, num: int, population: Population) -> list[Pick]:
+        start, all_of_them = population.attempt * num, population.num_clients
+        turn = ((start + step) % all_of_them for step in range(min(num, all_of_them)))
+        return [Pick(client) for client in turn if population.free(client)]
+
+    return Sampler(sample, scheme=IN_TURN)
 
 
 def private_parts(plan: Plan, job: Job, coordinator: Coordinator) -> tuple[Mechanism, Exposure]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from atoll.core.errors import AtollError, RunError
+from atoll.core.privacy import IN_TURN
 from atoll.network.blobs import room_in, sync_names
 from atoll.privacy.composing import as_event, as_plain, spent_together
 from atoll.train.job import Job
@@ -32,6 +33,8 @@ class Cost(msgspec.Struct, frozen=True):
     """What a run has cost so far."""
 
     attempts: int
+    done: int
+    """How many of them this client worked for."""
     unit: str
     """Whose presence is hidden: clients' or samples'."""
     delta: float
@@ -46,12 +49,16 @@ class Line(msgspec.Struct, frozen=True):
     cost: Cost
 
 
-def cost_of(job: Job, attempts: int) -> Cost:
-    """What so many attempts of a private run cost this client."""
+def cost_of(job: Job, attempts: int, done: int = 0) -> Cost:
+    """What so many attempts of a private run cost this client, which worked for some of them.
+
+    Where clients are asked in turn, a server that asks one more often than that makes it pay for each time.
+    """
     mechanism, exposure = job.mechanism, job.exposure
     assert mechanism is not None and exposure is not None
-    event = mechanism.event(exposure._replace(attempts=attempts))
-    return Cost(attempts=attempts, unit=mechanism.unit, delta=mechanism.delta, event=as_plain(event))
+    counted = max(attempts, done * exposure.in_a_row) if exposure.scheme == IN_TURN else attempts
+    event = mechanism.event(exposure._replace(attempts=counted))
+    return Cost(attempts=attempts, done=done, unit=mechanism.unit, delta=mechanism.delta, event=as_plain(event))
 
 
 class Budget:
@@ -60,15 +67,19 @@ class Budget:
     def __init__(self, path: Path, server: str, run: str) -> None:
         self.path, self._who = path, (server, run)
 
-    def charge(self, cost: Cost, most: float | None) -> None:
-        """Charge what this run has cost with its next piece of work, or raise Overspent if that is too much in all."""
+    def charge(self, attempt: int, cost: Callable[[int], Cost], most: float | None) -> None:
+        """Charge what this run has cost with its next piece of work, or raise Overspent if that is too much in all.
+
+        `cost` says what it is, for the number of attempts that were worked for. An attempt is charged once.
+        """
         with self._locked() as descriptor:
             costs = self._read()
             before = costs.get(self._who)
-            if before is not None and before.attempts >= cost.attempts:
+            if before is not None and before.attempts > attempt:
                 return
-            self._check({**costs, self._who: cost}, most, f"attempt {cost.attempts - 1}")
-            self._append(descriptor, Line(*self._who, cost))
+            cost_now = cost(1 if before is None else before.done + 1)
+            self._check({**costs, self._who: cost_now}, most, f"attempt {attempt}")
+            self._append(descriptor, Line(*self._who, cost_now))
 
     def must_pay(self, cost: Cost, most: float | None) -> None:
         """Raise Overspent if what other runs have cost so far, and all of this one, would be too much."""

@@ -28,8 +28,8 @@ def rejected_of(rows: Iterable[TaskRow], left_out: Iterable[Task] = ()) -> list[
 def told(guard: Guard | None, attempt: int, people: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """Who took part, as a record says it.
 
-    Where a guarantee rests on nobody's knowing that, or updates are protected by the server only, no more than a seal is
-    told: with the run's secret the server can open it to an auditor, and cannot say then that it was somebody else.
+    Where a guarantee rests on nobody's knowing that, or only the server protects updates, no more than a seal is told:
+    with the run's secret the server can open it to an auditor, and cannot say then that it was somebody else.
     """
     if guard is None or not guard.seals_updates:
         return dict(people)

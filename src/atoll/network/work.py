@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import msgspec
@@ -92,7 +92,8 @@ class Work:
     def must_be_allowed(self, order: Order) -> None:
         """Charge an attempt, or refuse one that would spend more privacy over all runs than this client allows."""
         if self.job.mechanism is not None and not self.job.mechanism.test_noise:
-            self.home.budget.charge(cost_of(self.job, order.attempt + 1), self.floors.max_epsilon)
+            cost = partial(cost_of, self.job, order.attempt + 1)
+            self.home.budget.charge(order.attempt, cost, self.floors.max_epsilon)
 
     def heard(self, order: Order, fetch: Fetch) -> Broadcast:
         """The broadcast of an order: from what was heard before and the news since, or whole."""
