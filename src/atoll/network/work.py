@@ -191,8 +191,9 @@ def agree(app: ClientApp, floors: Floors, info: RunInfo, number: int, home: RunH
     federation = Federation(dataset, partition, seed=plan.seed, holdout=plan.evaluation.holdout)
     job = build_job(plan, federation, secret=secret)
     if job.mechanism is not None:
-        job = replace(job, exposure=exposure_of(plan, job, build_coordinator(plan, federation)))
-        check_delta(job.mechanism, job.exposure)
+        exposure = exposure_of(plan, job, build_coordinator(plan, federation))
+        check_delta(job.mechanism, exposure)
+        job = replace(job, exposure=exposure)
     if floors.max_epsilon is not None and job.mechanism is not None and info.epsilon is not None:
         own = _epsilon(job, max(1, plan.rounds))
         budget = job.mechanism.epsilon
