@@ -241,6 +241,19 @@ def test_a_thousand_sizes_make_few_groups_that_hide_nobody() -> None:
         assert max(one.rate * math.sqrt(one.steps) for one in groups) <= 1.011 * worst
 
 
+def test_epsilon_of_ragged_clients_never_falls_and_is_the_largest() -> None:
+    """Whoever spends most after some rounds, and whichever groups are spared a closer look."""
+    rng = np.random.default_rng(4)
+    size_C = rng.integers(15, 400, 200)
+    groups = most_exposed(10 / size_C, -(-size_C // 10))
+    exposure = Exposure("all", 1.0, 1, groups[0].rate, groups[0].steps, groups=groups)
+    mechanism = sample(clip=1.0, sigma=2.0, delta=1e-6)
+    found = [spent(mechanism, exposure._replace(attempts=number)).epsilon for number in range(1, 8)]
+    assert found == sorted(found)
+    whole = exposure._replace(attempts=7)
+    assert found[-1] == max(spent(mechanism, one).epsilon for one in whole.each_group())
+
+
 def test_quick_bounds_are_never_below_the_accountants() -> None:
     exposures = [Exposure("all", 1.0, 7, rate, steps) for rate, steps in ((0.5, 2), (0.01, 300), (1.0, 5), (1e-3, 9))]
     for sigma, delta in ((0.7, 1e-5), (3.0, 1e-9)):

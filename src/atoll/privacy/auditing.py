@@ -76,9 +76,14 @@ def detectable(claimed: float, num_inside: int, num_outside: int, confidence: fl
 
 
 def canaries_for(claimed: float, share: float, outside: float, confidence: float, seen: float = 1.0) -> int:
-    """How many canaries find out noise of this share of the claimed, with `outside` entries for each; at most MOST."""
+    """How many canaries find out noise of this share of the claimed, with `outside` entries for each.
+
+    If MOST do not find it out, a few are enough to say so.
+    """
     num = LEAST
-    while num < MOST and not reached_mu(seen * claimed / share, num, int(num * outside), confidence) > claimed:
+    while not reached_mu(seen * claimed / share, num, int(num * outside), confidence) > claimed:
+        if num >= MOST:
+            return 4 * LEAST
         num *= 2
     return num
 
