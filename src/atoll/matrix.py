@@ -31,6 +31,9 @@ from atoll.report.progress import CellsBar
 from atoll.train.federation import build_federation
 from atoll.train.job import build_job
 
+NO_SAMPLES: dict[str, object] = {"server.samples": None, "server.source": None}
+"""What a plan loses whose rule does not look at samples of the server's own."""
+
 
 class Pair(NamedTuple):
     """One cell of the matrix: what stands in its row and column, and the plan that is run for it."""
@@ -181,7 +184,7 @@ def _pair(
     settings: dict[str, object] = {"seed": seed, "aggregator": rule.to_dict(), "name": name}
     try:
         if not _looks_at_samples(base, rule, seed):
-            settings["server.samples"] = None
+            settings |= NO_SAMPLES
         if attack == NO_ATTACK:
             settings["attackers"] = {}
         else:
@@ -225,7 +228,7 @@ def _with_engine(plan: Plan, out: Path) -> Plan:
     What `auto` finds fastest is measured once and kept in matrix.json, so that all cells work alike, also later.
     """
     unused = not _looks_at_samples(plan, plan.aggregator, plan.seed)
-    plain = plan.replace({"server.samples": None}) if unused else plan
+    plain = plan.replace(NO_SAMPLES) if unused else plan
     federation = build_federation(plain)
     job = build_job(plain, federation)  # what is wrong with every cell is said once
     name, options = plan.engine.name, plan.engine.options

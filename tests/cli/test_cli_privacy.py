@@ -36,7 +36,7 @@ def test_calibrate_finds_what_plan_then_confirms(cli: Any, plan: Path, tmp_path:
     assert shown.code == 0
     last = next(line.split() for line in shown.out.splitlines() if line.split()[:1] == ["12"])
     assert 4.99 < float(last[1]) <= 5.0 <= float(last[2])
-    assert "add or remove one client" in shown.out
+    assert "one client with all its samples, or nobody in its place" in shown.out
     assert "ends the run" not in shown.out
     assert png.read_bytes()[:4] == b"\x89PNG"
 
@@ -50,7 +50,13 @@ def test_run_tells_epsilon_and_the_report_states_it(cli: Any, plan: Path, tmp_pa
     assert "NOT PRIVATE: noise from the plan's seed" in said.out
     assert "epsilon" in said.err
     page = (out / "report.html").read_text()
-    for text in ("Epsilon spent", "add or remove one client", "NOT PRIVATE", "alt=&quot;Privacy", "budget: epsilon 5"):
+    for text in (
+        "Epsilon spent",
+        "one client with all its samples, or nobody in its place",
+        "NOT PRIVATE",
+        "alt=&quot;Privacy",
+        "budget: epsilon 5",
+    ):
         assert text in page or text.replace("&quot;", '"') in page
     shown = cli("privacy", "plan", plan, out, "--set", "rounds=30", "--png", tmp_path / "price.png")
     assert shown.code == 0
@@ -61,7 +67,12 @@ def test_run_tells_epsilon_and_the_report_states_it(cli: Any, plan: Path, tmp_pa
 def test_audit_passes_and_fails(cli: Any, plan: Path) -> None:
     said = cli("privacy", "audit", plan)
     assert said.code == 0
-    assert "epsilon is at least" in said.out
+    assert int(re.search(r"noise below (\d+) % of the claimed would be found out", said.out)[1]) >= 50  # type: ignore[index]
+    spends = re.search(r"spend epsilon ([\d.]+) at least, claimed are ([\d.]+) at most", said.out)
+    assert 0 < float(spends[1]) < float(spends[2])  # type: ignore[index]
+    few = cli("privacy", "audit", plan, "--canaries", "5", "--set", "privacy.sigma=4.0")
+    assert few.code == 0
+    assert "half the claimed size would NOT be found out" in few.out
     bad = "privacy={name='privacy.breaking:no_noise', clip=1.0, sigma=1.0, delta=1e-4}"
     broken = cli("privacy", "audit", plan, "--set", bad)
     assert broken.code == 5

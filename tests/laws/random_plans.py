@@ -15,7 +15,7 @@ from atoll.core.parts import Part, members
 
 Options = dict[str, Any]
 
-NOISE = {"clip": 0.5, "sigma": 2.0, "delta": 1e-3, "test_noise": True}
+NOISE = {"clip": 0.5, "sigma": 2.0, "delta": 1e-5, "test_noise": True}
 FEW_BYZANTINE = [{"f": 1}, {"f": 1}, {"f": 2}]
 ROBUST = [{"f": 1, "rule": rule} for rule in ("mean", "median")]
 
@@ -68,7 +68,7 @@ OPTIONS: dict[tuple[str, str], list[Options]] = {
     ("privacy.mechanisms", "ftrl"): [NOISE],
     ("privacy.mechanisms", "local"): [NOISE],
     ("privacy.mechanisms", "sample"): [NOISE],
-    ("privacy.mechanisms", "proportional"): [{"noise": 3.0, "epsilon": 50.0, "delta": 1e-3, "test_noise": True}],
+    ("privacy.mechanisms", "proportional"): [{"noise": 3.0, "epsilon": 50.0, "delta": 1e-5, "test_noise": True}],
     ("train.optimizers", "sgd"): [{}, {"momentum": 0.9}, {"momentum": 0.5, "nesterov": True, "weight_decay": 1e-3}],
     ("secagg.schemes", "pairwise"): [{}, {"server": "curious", "dropouts": 0.4}],
 }

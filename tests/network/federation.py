@@ -147,6 +147,7 @@ class Federation:
         """Start a client, or start it again."""
         name = home or f"c{number}"
         argv = ["join", "--home", str(self.root / name), "--app", app, *(["--once"] if once else []), *options]
+        argv += [] if "--runs" in options else ["--all-runs"]
         env = {PLAN: str(self.root / "plan.toml"), NUMBER: str(number)}
         child = self._start(argv, f"{name}.out", env, die_at, in_background)
         if not home:

@@ -15,6 +15,7 @@ from atoll.network.admin import open_admin
 from atoll.network.app import ClientApp
 from atoll.network.client import Client, Voice
 from atoll.network.connection import Connection
+from atoll.network.consent import every_run
 from atoll.network.gate import enrolment
 from atoll.network.home import Home
 from atoll.network.home import Server as HomeServer
@@ -78,7 +79,9 @@ def client_of(hub: Hub, url: str, path: Path, app: ClientApp) -> threading.Threa
     def work() -> None:
         quiet = Voice(lambda text: None, lambda text: None)
         with Connection(url, home.key, server_key=home.server().server_key, say=quiet.say) as connection:
-            Client(app, home, connection, quiet, sleep=lambda seconds: time.sleep(min(seconds, 0.01))).run(once=True)
+            Client(
+                app, home, connection, quiet, sleep=lambda seconds: time.sleep(min(seconds, 0.01)), consent=every_run
+            ).run(once=True)
         home.close()
 
     return threading.Thread(target=work)

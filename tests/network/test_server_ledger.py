@@ -103,6 +103,18 @@ def test_where_privacy_rests_on_it_nobody_learns_who_took_part(tmp_path: Path) -
     store.close()
 
 
+@pytest.mark.parametrize("name", ["ftrl", "distributed"])
+def test_updates_that_only_the_server_protects_are_not_named(tmp_path: Path, name: str) -> None:
+    """A hash of a plain update, or its number of samples, would tell every client what the noise is to hide."""
+    plan = Plan(**{**PRIVATE, "sampler": "round_robin", "privacy": {**PRIVATE["privacy"], "name": name}})
+    _, lines, key = trained(tmp_path, plan)
+    assert isinstance(audit(lines, key), Findings)
+    commits = [record for record, _ in map(read, lines) if record.kind == "commit"]
+    assert len(commits) == 4
+    assert all(record.body["cohort"] == [] and len(record.body["sealed"]) == 64 for record in commits)
+    assert not any(word in line for line in lines for word in ("num_samples", '"object"'))
+
+
 def test_a_run_that_is_ended_while_a_version_is_made_ends_with_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

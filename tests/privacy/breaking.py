@@ -1,4 +1,4 @@
-"""Mechanisms that claim what `central` claims, and do not keep it."""
+"""Mechanisms that claim what those of Atoll claim, and do not keep it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,17 @@ from atoll.core.messages import Update
 from atoll.core.privacy import Mechanism, Sent
 from atoll.privacy.grid import LEVELS, bounded
 from atoll.privacy.mechanisms.central import central
+from atoll.privacy.mechanisms.distributed import distributed
+from atoll.privacy.mechanisms.ftrl import ftrl
+from atoll.privacy.mechanisms.local import local
+from atoll.privacy.mechanisms.sample import sample
+
+ALL = {"central": central, "distributed": distributed, "ftrl": ftrl, "local": local, "sample": sample}
+
+
+def less_noise(of: str, share: float, clip: float, sigma: float, delta: float) -> Mechanism:
+    """Claims sigma, and adds a share of it."""
+    return ALL[of](clip, share * sigma, delta)._replace(event=ALL[of](clip, sigma, delta).event)
 
 
 def no_noise(clip: float, sigma: float, delta: float) -> Mechanism:

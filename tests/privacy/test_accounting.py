@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll import Plan
+from atoll import Plan, run
 from atoll.core.errors import PlanError
 from atoll.core.privacy import Exposure
 from atoll.engine.guarding import planned
-from atoll.privacy.accounting import calibrated, spent
+from atoll.engine.planning import calibrated_plan, outlook
+from atoll.privacy.accounting import calibrated, quick_bounds, spent
+from atoll.privacy.groups import most_exposed
 from atoll.privacy.mechanisms.central import central
 from atoll.privacy.mechanisms.distributed import concentrated
 from atoll.privacy.mechanisms.ftrl import ftrl
 from atoll.privacy.mechanisms.local import local
+from atoll.privacy.mechanisms.sample import sample
 
 
 def cost(plan: Plan, accountant: Any = None) -> float:
@@ -198,3 +203,131 @@ def test_mechanisms_refuse_settings_that_do_not_fit(
     )
     with pytest.raises(PlanError, match=says):
         planned(plan)
+
+
+def sample_plan(sizes: list[int], **privacy: Any) -> Plan:
+    return Plan(
+        data={"name": "privacy.watching:ragged", "sizes": sizes},
+        partition="natural",
+        local={"epochs": 1, "batch_size": 10},
+        rounds=10,
+        privacy={"name": "sample", "clip": 1.0, "sigma": 1.2, "delta": 1e-5, **privacy},
+    )
+
+
+def test_each_client_is_accounted_for_by_its_own_rate_and_steps() -> None:
+    """Not by the rate of the smallest with the steps of the largest, whom nobody is like."""
+    mechanism, exposure = planned(sample_plan([20, 35, 60, 400]))
+    alone = [cost(sample_plan([size])) for size in (20, 35, 60, 400)]
+    found = spent(mechanism, exposure)
+    assert found.epsilon == pytest.approx(max(alone), rel=1e-12)
+    assert found.largest is not None
+    assert found.largest == (0.5, 2, 0)
+    nobody = exposure._replace(sample_rate=0.5, steps=40, groups=())
+    assert spent(mechanism, nobody).epsilon > 3 * found.epsilon
+    assert [spent(mechanism, exposure, kind).epsilon >= found.epsilon for kind in ("pld", "rdp")] == [True, True]
+
+
+def test_a_thousand_sizes_make_few_groups_that_hide_nobody() -> None:
+    rng = np.random.default_rng(3)
+    for low, high in ((11, 3000), (10_000, 11_000), (2000, 30_000)):
+        size_C = rng.integers(low, high, 1000)
+        rate_C, steps_C = 10 / size_C, -(-size_C // 10)
+        groups = most_exposed(rate_C, steps_C)
+        assert len(groups) <= 24
+        for rate, steps in zip(rate_C, steps_C, strict=True):
+            assert any(one.rate >= rate and one.steps >= steps for one in groups)
+        worst = (rate_C * np.sqrt(steps_C)).max()
+        assert max(one.rate * math.sqrt(one.steps) for one in groups) <= 1.011 * worst
+
+
+def test_epsilon_of_ragged_clients_never_falls_and_is_the_largest() -> None:
+    """Whoever spends most after some rounds, and whichever groups are spared a closer look."""
+    rng = np.random.default_rng(4)
+    size_C = rng.integers(15, 400, 200)
+    groups = most_exposed(10 / size_C, -(-size_C // 10))
+    exposure = Exposure("all", 1.0, 1, groups[0].rate, groups[0].steps, groups=groups)
+    mechanism = sample(clip=1.0, sigma=2.0, delta=1e-6)
+    found = [spent(mechanism, exposure._replace(attempts=number)).epsilon for number in range(1, 8)]
+    assert found == sorted(found)
+    whole = exposure._replace(attempts=7)
+    assert found[-1] == max(spent(mechanism, one).epsilon for one in whole.each_group())
+
+
+def test_quick_bounds_are_never_below_the_accountants() -> None:
+    exposures = [Exposure("all", 1.0, 7, rate, steps) for rate, steps in ((0.5, 2), (0.01, 300), (1.0, 5), (1e-3, 9))]
+    for sigma, delta in ((0.7, 1e-5), (3.0, 1e-9)):
+        mechanism = sample(clip=1.0, sigma=sigma, delta=delta)
+        bounds = quick_bounds(sigma, exposures, delta)
+        for bound, exposure in zip(bounds, exposures, strict=True):
+            assert bound >= spent(mechanism, exposure, "rdp").epsilon * (1 - 1e-9)
+
+
+def test_rows_and_outlook_name_the_client_that_spends_most() -> None:
+    plan = sample_plan([40, 20, 300]).replace({"rounds": 2, "engine": "inline"})
+    result = run(plan)
+    assert result.history[-1]["privacy"] | {"epsilon": 0} == {
+        "epsilon": 0,
+        "delta": 1e-5,
+        "unit": "sample",
+        "relation": "zero-out",
+        "accountant": "pld",
+        "client": 1,
+    }
+    assert result.history[-1]["privacy"]["epsilon"] == pytest.approx(cost(plan), abs=2e-6)
+    shown = outlook(plan)
+    assert shown.largest == (0.5, 2, 1)
+    assert "an empty one in its place" in shown.statement["neighbours"]
+
+
+def test_zero_out_costs_what_adding_or_removing_does() -> None:
+    """The library is asked for the relation that is stated, and gives the numbers of the usual one."""
+    import dp_accounting as dp
+    from dp_accounting.pld import PLDAccountant
+    from dp_accounting.rdp import RdpAccountant
+
+    mechanism, exposure = planned(sample_plan([50, 50]))
+    event = mechanism.event(exposure)
+    relations = dp.NeighboringRelation
+    for accountant, kind in ((RdpAccountant, "rdp"), (PLDAccountant, "pld")):
+        both = [
+            accountant(neighboring_relation=relation).compose(event).get_epsilon(1e-5)
+            for relation in (relations.ADD_OR_REMOVE_ONE, relations.REPLACE_SPECIAL)
+        ]
+        assert both[0] == both[1]
+        assert spent(mechanism, exposure, kind).epsilon == pytest.approx(both[1], rel=2e-3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["central", "ftrl", "local", "distributed", "sample"])
+@pytest.mark.parametrize(("delta", "says"), [(0.5, "got 0.5"), (0.006, "set it below"), (1e-301, "got 1e-301")])
+def test_a_delta_that_means_nothing_is_refused(name: str, delta: float, says: str) -> None:
+    with pytest.raises(PlanError, match=says):
+        planned(hiding(name, delta=delta))
+
+
+def hiding(name: str, **privacy: Any) -> Plan:
+    """A plan with 200 clients, and more samples than that."""
+    samplers = {"central": "poisson", "ftrl": "round_robin", "distributed": "round_robin"}
+    return Plan(
+        partition={"name": "iid", "num_clients": 200},
+        policy={"size": 40},
+        sampler=samplers.get(name, "uniform"),
+        rounds=3,
+        privacy={"name": name, "clip": 1.0, "sigma": 1.0, "delta": 1e-5, **privacy},
+    )
+
+
+@pytest.mark.parametrize("name", ["central", "ftrl", "local", "distributed", "sample"])
+def test_extreme_noise_and_delta_are_answered(name: str) -> None:
+    """With a finite number, by Renyi divergences where loss distributions would give infinity, or never end."""
+    base, tiny = cost(hiding(name)), cost(hiding(name, delta=1e-300))
+    assert base < tiny < math.inf
+    if name != "distributed":  # whose grid is too coarse for it, which it says
+        quiet = spent(*planned(hiding(name, sigma=1e-3)))
+        assert 1e5 < quiet.epsilon < 1e9
+        assert outlook(hiding(name, sigma=1e-3)).epsilons["rdp"][-1] >= quiet.epsilon
+
+
+def test_calibration_says_when_no_noise_is_enough() -> None:
+    with pytest.raises(PlanError, match="no sigma up to 1e"):
+        calibrated_plan(hiding("local", delta=1e-300), 1e-9)

@@ -145,7 +145,7 @@ def test_what_is_told_is_what_the_guarantee_covers(tmp_path: Path, kind: str) ->
     for row in result.history:
         assert not hidden & set(row)
         assert set(row) == (always if kind in ("central", "adaptive") else always | counts)
-        assert set(row["privacy"]) == {"epsilon", "delta", "unit", "accountant"}
+        assert set(row["privacy"]) == {"epsilon", "delta", "unit", "relation", "accountant"}
     spent = [row["privacy"]["epsilon"] for row in result.history]
     assert spent == sorted(spent)
     assert spent[0] > 0
@@ -363,3 +363,16 @@ def test_devices_that_fail_or_are_late_count_as_nothing() -> None:
     result = run(plan_of(devices=fleet, policy={"size": 6, "deadline": 30.0}, rounds=4))
     assert [row["round"] for row in result.history] == [1, 2, 3, 4]
     assert result.history[-1]["privacy"] == run(plan_of(rounds=4)).history[-1]["privacy"]
+
+
+def test_nobody_fills_in_for_a_client_that_is_not_free_where_clients_are_asked_in_turn() -> None:
+    """Or who fills in would be asked more often than the accountant counts."""
+    plan = plan_of("ftrl")
+    federation = build_federation(plan)
+    job = build_job(plan, federation)
+    _, coordinator, _ = guarded(plan, job, build_coordinator(plan, federation), Ledger(job.secret))
+    asked = []
+    for attempt in range(5):
+        population = Population(30, lambda client: client not in (7, 8), lambda: np.ones(30), {}, attempt)
+        asked += [pick.client for pick in coordinator.sampler.sample(np.random.default_rng(0), 6, population)]
+    assert sorted(asked) == [client for client in range(30) if client not in (7, 8)]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +23,13 @@ def changing() -> Dataset:
     """Digits that are others when somebody has said so."""
     dataset = digits()
     return replace(dataset, train_x=dataset.train_x[::-1].copy()) if CHANGED["now"] else dataset
+
+
+def ragged(sizes: list[int]) -> Dataset:
+    """Data whose owners have so many samples each."""
+    x, owners = np.zeros((sum(sizes), 4), np.float32), np.repeat(np.arange(len(sizes)), sizes)
+    y = np.arange(len(x)) % 2
+    return Dataset(name="ragged", train_x=x, train_y=y, test_x=x, test_y=y, num_classes=2, owners=owners)
 
 
 class Wide(nn.Module):

@@ -122,7 +122,7 @@ def test_coded_algorithms_learn_as_without_codec() -> None:
     ("change", "way_out"), [({}, "local.buffers"), ({"model": "logistic", "algorithm": "fednova"}, "fedavg")]
 )
 def test_noise_on_statistics_and_numbers_is_refused(privacy: str, change: dict[str, Any], way_out: str) -> None:
-    noise = {"name": privacy, "clip": 1.0, "sigma": 1.0, "delta": 1e-3}
+    noise = {"name": privacy, "clip": 1.0, "sigma": 1.0, "delta": 1e-5}
     plan = PLAN.replace({"privacy": noise, "sampler": "poisson" if privacy == "central" else "uniform", **change})
     with pytest.raises(PlanError, match=way_out):
         run(plan)

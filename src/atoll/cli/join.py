@@ -60,6 +60,14 @@ def join(
         Path | None,
         typer.Option(help="Keys of all clients as JSON, number to key in hexadecimal; the server's word unless given."),
     ] = None,
+    runs: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,...", help="Take part in these runs only; the first that there is unless given."),
+    ] = None,
+    all_runs: Annotated[bool, typer.Option("--all-runs", help="Take part in every run that the floors allow.")] = False,
+    budget: Annotated[
+        Path | None, typer.Option(help="File of what was spent of max_epsilon, to be shared by homes; the home's own.")
+    ] = None,
     cert: CertOption = None,
     key: KeyOption = None,
     once: Annotated[bool, typer.Option("--once", help="End when all runs are over.")] = False,
@@ -69,20 +77,30 @@ def join(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is like Ctrl-C
     from atoll.network.client import Client, Voice
     from atoll.network.connection import Connection, tls_context
+    from atoll.network.consent import asked_for, every_run
     from atoll.network.home import Home
 
-    kept = Home.open(home)
+    if runs is not None and all_runs:
+        raise PlanError("--runs and --all-runs contradict each other: leave one out")
+    names = [name.strip() for name in (runs or "").split(",") if name.strip()]
+    consent = every_run if all_runs else asked_for(names, _ask if sys.stdin.isatty() else None)
+    kept = Home.open(home, budget)
     try:
         server, own, asked = kept.server(), _app(app), _floors(floors)
         voice = Voice((lambda text: None) if quiet else _say, _warn)
         tls = tls_context(Path(server.authority) if server.authority else None, cert, key)
         with Connection(server.url, kept.key, tls, server_key=server.server_key, say=_warn) as connection:
-            Client(own, kept, connection, voice, asked, _peers(peers)).run(once=once)
+            Client(own, kept, connection, voice, asked, _peers(peers), consent=consent).run(once=once)
     except KeyboardInterrupt:
         print("stopped; everything is kept: the same command goes on", file=sys.stderr)
         raise typer.Exit(130) from None
     finally:
         kept.close()
+
+
+def _ask(question: str) -> bool:
+    """Ask the owner, who sits at a terminal."""
+    return typer.confirm(_printable(question), default=False)
 
 
 def _say(text: str) -> None:

@@ -38,24 +38,49 @@ def calibrate(
 def audit(
     plan: PlanArgument = None,
     settings: SetOption = None,
-    canaries: Annotated[int, typer.Option(help="Clients that try to be seen; more can show more.")] = 5000,
+    canaries: Annotated[
+        int | None,
+        typer.Option(
+            help="Clients, or samples, that try to be seen; as many as find out half the noise unless given.", min=1
+        ),
+    ] = None,
 ) -> None:
-    """Let canary clients try to be seen in what a plan's own mechanism releases: a lower bound on epsilon."""
+    """Let canaries try to be seen in what a plan's own mechanism releases, and say what would have been found out."""
     from atoll.core.errors import RunError
     from atoll.engine.audit import audit_plan
+    from atoll.privacy.auditing import CHANCE
 
     found = audit_plan(read_plan(plan, read_settings(settings)), canaries)
-    shown = found.found
+    counts, claim = found.counts, found.claim
     print(
-        f"{found.num_canaries} canaries, {found.rounds} rounds, {shown.num_right} of {shown.num_guesses} guesses right"
+        f"{counts.inside:,} canaries, of which {counts.missed:,} were missed; "
+        f"{counts.mistaken:,} of {counts.outside:,} entries without one were mistaken for one"
     )
-    print(f"epsilon is at least {shown.epsilon:.3f} (at 95 % confidence and delta {found.delta:g})")
-    print(f"claimed is {found.claimed:.3f} for these rounds and this delta")
-    print(f"had nothing been hidden, {found.most_shown:.2f} would have been shown")
+    print(
+        f"the noise is at most {_size(found.mu)} clips, claimed are {_size(claim.mu)} "
+        f"(at {100 * found.confidence:g} % confidence)"
+    )
+    if claim.rate < 1:
+        print(f"the chance to be drawn is at least {found.rate:.4g}, claimed is {claim.rate:.4g}")
+    print(
+        f"{found.rounds} rounds then spend epsilon {found.epsilon:.3f} at least, claimed are {found.claimed:.3f} at "
+        f"most (delta {found.delta:g})"
+    )
+    if found.detects:
+        print(
+            f"noise below {100 * found.detects:.0f} % of the claimed would be found out {100 * CHANCE:g} times in 100"
+        )
+    if found.detects < 0.5:
+        print("noise of half the claimed size would NOT be found out for sure: ask for more with --canaries")
     if not found.passed:
         raise RunError(
             "the mechanism gives away more than it claims: it is broken, or runs otherwise than it is accounted for"
         )
+
+
+def _size(mu: float) -> str:
+    """The deviation of the noise for this mu, in clips."""
+    return f"{1 / mu:.4g}" if mu > 0 else "any number of"
 
 
 @privacy_app.command("plan")
@@ -79,6 +104,12 @@ def plan_ahead(
     print(f"{'rounds':>8}" + "".join(f"{f'epsilon ({kind})':>16}" for kind in found.epsilons))
     for row, rounds in enumerate(found.rounds):
         print(f"{rounds:>8,}" + "".join(f"{column[row]:>16.4g}" for column in found.epsilons.values()))
+    if found.largest is not None:
+        one = found.largest
+        print(
+            f"the largest is that of client {one.client}, whose samples are drawn with probability {one.rate:.4g} in "
+            f"each of {one.steps:,} steps a round"
+        )
     if found.last_round is not None and found.last_round < chosen.rounds:
         print(f"the budget of {found.statement['budget']:g} ends the run after round {found.last_round}")
     records = [read_run(path) for path in runs or []]

@@ -47,7 +47,18 @@ class Server(Section, key="server"):
     lr: Positive | None = None
     """Its step size; 1 unless the algorithm has one of its own."""
     samples: Annotated[int, at_least(1, "leave it out for none")] | None = None
-    """Samples of the training set, picked by seed, for rules that compare, detection by loss and contribution."""
+    """Samples that the server looks at itself, picked by seed: for rules that compare, detection by loss and
+    contribution."""
+    source: Literal["clients", "public"] | None = None
+    """Where they come from: copies of clients' training samples, as if unset, or the plan's `public` samples."""
+
+    def check(self) -> None:
+        """Refuse a source of samples that are none."""
+        if self.source is not None and self.samples is None:
+            raise PlanError(
+                f'server.source is "{self.source}", but the server has no samples: set server.samples, e.g. to 100, '
+                "or leave server.source out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

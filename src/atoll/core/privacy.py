@@ -15,6 +15,17 @@ from atoll.core.messages import Aggregate, State, Update
 from atoll.core.params import ParamSpec
 
 
+class Draws(NamedTuple):
+    """How often a task draws each sample of a client."""
+
+    rate: float
+    """The chance of a sample to be in the batch of a step."""
+    steps: int
+    """The steps of one task."""
+    client: int
+    """A client of whom this is true."""
+
+
 class Exposure(NamedTuple):
     """What has run, or will, as an accountant must know it."""
 
@@ -25,11 +36,19 @@ class Exposure(NamedTuple):
     attempts: int
     """How often something was released, or may have been."""
     sample_rate: float
-    """The chance of a sample to be in the batch of a step, for the client where it is largest."""
+    """The chance of a sample to be in the batch of a step, for the client that is accounted for."""
     steps: int
-    """The steps of one task, for the client where there are most."""
+    """The steps of one task, for the same client."""
     num_clients: int = 0
     """How many are registered; their number is no secret."""
+    num_samples: int = 0
+    """How many samples all clients train on together; their number is no secret."""
+    groups: tuple[Draws, ...] = ()
+    """The clients that may be the ones to account for; none where all are alike."""
+
+    def each_group(self) -> list[Exposure]:
+        """Return what each group of clients is exposed to."""
+        return [self._replace(sample_rate=one.rate, steps=one.steps, groups=(one,)) for one in self.groups] or [self]
 
     @property
     def cohort(self) -> int:
@@ -47,6 +66,12 @@ class Exposure(NamedTuple):
         return -(-self.attempts // self.in_a_row) if self.scheme == IN_TURN else self.attempts
 
 
+RELATION = "zero-out"
+"""How neighbours differ: by one client, or sample, in whose place is one that counts for nothing.
+
+How many there are is the same for both, so that it may be told, and may set rates, weights and denominators (Kairouz
+et al. 2021, arXiv:2103.00039; dp-accounting calls it REPLACE_SPECIAL). Where each is drawn by a coin of its own, what
+is released has the same two distributions as if one were added or removed, and so the same epsilon."""
 IN_TURN = "in turn"
 """The scheme of samplers that ask everybody before they ask anybody again."""
 
@@ -94,7 +119,7 @@ class Mechanism(NamedTuple):
     unit: Literal["client", "sample"]
     """Whose presence is hidden."""
     neighbours: str
-    """Which two data sets cannot be told apart, such as "add or remove one client"."""
+    """Which two data sets cannot be told apart, in words. They are neighbours by RELATION."""
     delta: float
     epsilon: float | None
     """The budget: a run stops before the round that would exceed it; None for no limit."""
@@ -104,8 +129,6 @@ class Mechanism(NamedTuple):
     """Private steps of the local loop."""
     assumptions: tuple[str, ...] = ()
     """What must hold for the guarantee to hold, in plain words."""
-    zeroed: bool = False
-    """Whether neighbours differ by data that count as none, in place of a client or sample that is missing."""
     test_noise: bool = False
     """Whether all randomness comes from the plan's seed: to test and to repeat, never to protect."""
     clip: float = 0.0

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from atoll.core.coordinator import Coordinator, CoordinatorState
+from atoll.core.coordinator import Coordinator, CoordinatorState, Pick, Population, Sampler
 from atoll.core.errors import AtollError, PlanError
 from atoll.core.messages import Aggregate, State, Task, Update
 from atoll.core.plan import Plan
-from atoll.core.privacy import IN_TURN, Exposure, Mechanism, Release
+from atoll.core.privacy import IN_TURN, RELATION, Exposure, Mechanism, Release
 from atoll.core.secagg import Secagg
 from atoll.engine.build import build_coordinator
 from atoll.privacy.accounting import Spent, spent
@@ -80,6 +80,14 @@ class Guard:
         """Whether clients protect themselves, so that what they send counts as released."""
         return self.mechanism.at_client is not None or self.mechanism.steps is not None
 
+    @property
+    def seals_updates(self) -> bool:
+        """Whether records may not name updates: the server sees them before anything protects them.
+
+        A hash of an update, or how many samples it is of, would tell others what the noise is to hide.
+        """
+        return self.mechanism.hides_cohort or (self.mechanism.on_grid is not None and self.job.secure is None)
+
     def aggregated(self, folded: State, memory: State, attempt: int, own: Update | None) -> tuple[Aggregate, State]:
         """Charge an attempt, and make of its updates what may be seen."""
         if self.mechanism.release is None:
@@ -97,12 +105,15 @@ class Guard:
         """What may be told of a round, and what has been spent."""
         known = ALWAYS if self.mechanism.hides_cohort else ALWAYS + COUNTS
         cost = self.spent(attempts)
-        price = {
+        price: dict[str, Any] = {
             "epsilon": _upwards(cost.epsilon),
             "delta": cost.delta,
             "unit": cost.unit,
+            "relation": RELATION,
             "accountant": cost.accountant,
         }
+        if cost.largest is not None and len(self._exposure.groups) > 1:
+            price["client"] = cost.largest.client
         if self.mechanism.test_noise:
             price["warning"] = NOT_PRIVATE
         return {**{name: row[name] for name in known if name in row}, "privacy": price}
@@ -116,6 +127,7 @@ def statement_of(mechanism: Mechanism) -> dict[str, Any]:
     """What the guarantee of a mechanism means, as plain data."""
     return {
         "unit": mechanism.unit,
+        "relation": RELATION,
         "neighbours": mechanism.neighbours,
         "delta": mechanism.delta,
         "budget": mechanism.epsilon,
@@ -132,7 +144,10 @@ def guarded(plan: Plan, job: Job, coordinator: Coordinator, ledger: Ledger) -> t
         policy = policy._replace(min_reports=mechanism.min_reports(policy.goal(coordinator.num_clients)))
     job = replace(job, exposure=exposure)
     guard = Guard(job, mechanism, exposure, ledger)
-    coordinator = replace(coordinator, policy=policy, secret_rng=lambda attempt: guard.rng("cohort", attempt))
+    sampler = in_strict_turn() if coordinator.sampler.scheme == IN_TURN else coordinator.sampler
+    coordinator = replace(
+        coordinator, policy=policy, sampler=sampler, secret_rng=lambda attempt: guard.rng("cohort", attempt)
+    )
     if not guard.allows(0):
         raise PlanError(
             f"privacy.epsilon of {mechanism.epsilon} does not pay for one round, which takes "
@@ -141,12 +156,24 @@ def guarded(plan: Plan, job: Job, coordinator: Coordinator, ledger: Ledger) -> t
     return job, coordinator, guard
 
 
+def in_strict_turn() -> Sampler:
+    """Ask clients in turn, and nobody in place of one who is not free: a stand-in is asked more often than counted."""
+
+    def sample(rng: np.random.Generator, num: int, population: Population) -> list[Pick]:
+        start, all_of_them = population.attempt * num, population.num_clients
+        turn = ((start + step) % all_of_them for step in range(min(num, all_of_them)))
+        return [Pick(client) for client in turn if population.free(client)]
+
+    return Sampler(sample, scheme=IN_TURN)
+
+
 def private_parts(plan: Plan, job: Job, coordinator: Coordinator) -> tuple[Mechanism, Exposure]:
     """The mechanism of a plan and what it is exposed to, of no attempt yet; refuses parts that do not fit."""
     mechanism = job.mechanism
     if plan.privacy is None or mechanism is None:
         raise PlanError(NO_PRIVACY)
     exposure = exposure_of(plan, job, coordinator)
+    check_delta(mechanism, exposure)
     mechanism.event(exposure._replace(attempts=1))
     _check_parts(plan, job, mechanism, exposure.cohort)
     _check_rounds(plan, coordinator, mechanism)
@@ -169,9 +196,25 @@ def exposure_of(plan: Plan, job: Job, coordinator: Coordinator) -> Exposure:
     return exposed(plan, job.local, job.federation)._replace(scheme=sampler.scheme, rate=rate, attempts=0)
 
 
+def check_delta(mechanism: Mechanism, exposure: Exposure) -> None:
+    """Refuse a delta with which one of those who are hidden could be given away outright."""
+    num = exposure.num_clients if mechanism.unit == "client" else exposure.num_samples
+    if mechanism.delta * num >= 1:
+        raise PlanError(
+            f"privacy.delta is {mechanism.delta:g}, but {num:,} {mechanism.unit}s are to be hidden: a delta of one "
+            f"over their number allows to give one of them away; set it below {1 / num:.2g}"
+        )
+
+
 def _check_parts(plan: Plan, job: Job, mechanism: Mechanism, cohort: int) -> None:
     """Refuse algorithms and rules that look at more than the mechanism protects."""
     name, algorithm = f"privacy {plan.privacy.name if plan.privacy else ''}", plan.algorithm.name
+    if plan.server.samples is not None and plan.server.source != "public":
+        raise PlanError(
+            f"{name} does not cover server.samples, which are copies of clients' samples that the server looks at "
+            'without noise: take them from samples that no client holds, with server.source = "public" and '
+            'public = {name = "held_out", fraction = 0.05}, or leave them out'
+        )
     if job.algorithm.needs_loss:
         raise PlanError(
             f"{name}: {algorithm} weighs clients by the loss on their data, which is not protected: use fedavg"

@@ -8,7 +8,7 @@ from typing import Any
 
 from atoll.core.errors import PlanError
 from atoll.core.plan import Plan
-from atoll.core.privacy import Exposure, Mechanism
+from atoll.core.privacy import Draws, Exposure, Mechanism
 from atoll.engine.guarding import NO_PRIVACY, planned, statement_of
 from atoll.privacy.accounting import ACCOUNTANTS, Accountant, calibrated, knows, spent
 
@@ -36,6 +36,8 @@ class Outlook:
     last_round: int | None
     """The last round that the budget pays for, where there is one."""
     statement: dict[str, Any]
+    largest: Draws | None
+    """The client whose samples spend that, where clients differ."""
 
 
 def calibrated_plan(plan: Plan, epsilon: float) -> Calibrated:
@@ -77,15 +79,16 @@ def outlook(plan: Plan) -> Outlook:
     return Outlook(
         rounds=rounds,
         epsilons=epsilons,
-        last_round=_last_round(mechanism, exposure, total),
+        last_round=None if mechanism.epsilon is None else last_round(mechanism, exposure, total),
         statement=statement_of(mechanism),
+        largest=spent(mechanism, exposure).largest if len(exposure.groups) > 1 else None,
     )
 
 
-def _last_round(mechanism: Mechanism, exposure: Exposure, total: int) -> int | None:
+def last_round(mechanism: Mechanism, exposure: Exposure, total: int) -> int:
     """The last round that the budget pays for; it may be none, or the last of all."""
     if mechanism.epsilon is None:
-        return None
+        return total
     low, high = 0, total
     while low < high:
         middle = (low + high + 1) // 2

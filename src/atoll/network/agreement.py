@@ -52,7 +52,7 @@ class Floors(Section, key="floors"):
     secagg: bool = False
     """Whether updates must be added in secret."""
     max_epsilon: float | None = None
-    """The whole run must be private, and spend no more than this."""
+    """Runs must be private, and this client's samples spend no more than this in all of them, on all servers."""
     algorithms: tuple[str, ...] = ()
     """The only algorithms that it runs; all if empty."""
     max_model_bytes: int = 1 << 32
@@ -127,6 +127,8 @@ def why_not(floors: Floors, info: RunInfo, plan: Plan, mechanism: Mechanism | No
             return f"the run is not private, this client asks for an epsilon of at most {floors.max_epsilon:g}"
         if mechanism.test_noise:
             return "the run's noise comes from its seed, which protects nobody"
+        if mechanism.steps is not None and mechanism.steps.share:
+            return "the run's clip follows this client's own gradient, whose length nothing protects"
         if info.epsilon > floors.max_epsilon:
             return f"the run may spend epsilon {info.epsilon:g}, this client allows {floors.max_epsilon:g}"
     name = plan.algorithm.name

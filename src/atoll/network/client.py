@@ -18,6 +18,7 @@ from atoll.network.adding import Adding
 from atoll.network.agreement import Floors, at_work
 from atoll.network.app import ClientApp
 from atoll.network.connection import Connection, Declined
+from atoll.network.consent import Consent, asked_for
 from atoll.network.home import Home, Pending, RunHome
 from atoll.network.objects import Manifest, manifest_of
 from atoll.network.protocol import (
@@ -64,10 +65,12 @@ class Client:
         floors: Floors | None = None,
         peers: Mapping[int, bytes] | None = None,
         sleep: Callable[[float], None] = time.sleep,
+        consent: Consent | None = None,
     ) -> None:
         self._app, self._home, self._connection, self._voice, self._sleep = app, home, connection, voice, sleep
         self._floors = app.floors if floors is None else floors
         self._given = peers
+        self._consent = asked_for() if consent is None else consent
         self._server_key = home.server().server_key
         self._works: dict[str, Work] = {}
         self._unwilling: dict[str, str] = {}
@@ -129,6 +132,7 @@ class Client:
             raise Unwilling(self._unwilling[run])
         if run not in self._works:
             info = self._connection.ask("GET", f"/v1/runs/{run}", RunInfo)
+            self._must_agree(run, info)
             number, secret = self._connection.welcome().number, self._home.secret(run)
             try:
                 self._works[run] = agree(self._app, self._floors, info, number, self._home.run(run), secret)
@@ -140,6 +144,14 @@ class Client:
             self._voice.say(f"{run}: agreed; {self._works[run].job.spec.num_params:,} parameters")
             self._read_ledger(run, self._works[run].home)  # whoever else has this key is found out before work is done
         return self._works[run]
+
+    def _must_agree(self, run: str, info: RunInfo) -> None:
+        """Refuse a run that the owner has not agreed to, now or before."""
+        before = self._home.runs()
+        reason = None if run in before else self._consent(info, before)
+        if reason is not None:
+            self._unwilling[run] = reason
+            raise Unwilling(reason)
 
     def _deliver(self, work: Work, order: Order) -> None:
         """Train, unless that was done before, and deliver until the server says that the update is safe."""

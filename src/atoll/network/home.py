@@ -27,6 +27,8 @@ from atoll.core.messages import State
 from atoll.core.tensor_file import tensor_file
 from atoll.ledger import chain
 from atoll.network.blobs import Disk, room_in, sync_names, written
+from atoll.network.budget import NAME as BUDGET
+from atoll.network.budget import Budget
 from atoll.network.identity import load_key, make_key
 from atoll.network.objects import Objects
 from atoll.network.protocol import Delivery, RunInfo
@@ -83,8 +85,8 @@ class Talk(msgspec.Struct, frozen=True):
 class Home:
     """The directory of a client, for one process at a time."""
 
-    def __init__(self, path: Path, lock: IO[str]) -> None:
-        self.path, self._lock = path, lock
+    def __init__(self, path: Path, lock: IO[str], budget: Path | None = None) -> None:
+        self.path, self._lock, self._budget = path, lock, budget or path / BUDGET
         self.key: Ed25519PrivateKey = load_key(path / "key")
         with _readable(path / "secret"):
             self._secret = (path / "secret").read_bytes()
@@ -103,11 +105,11 @@ class Home:
         return cls(path, lock)
 
     @classmethod
-    def open(cls, path: Path) -> Home:
-        """The home of an enrolled client."""
+    def open(cls, path: Path, budget: Path | None = None) -> Home:
+        """The home of an enrolled client; `budget` is the file of what it has spent, its own unless given."""
         if not (path / "server.json").exists():
             raise RunError(f"{path} is not the home of an enrolled client: run atoll enrol --home {path} first")
-        return cls(path, _locked(path))
+        return cls(path, _locked(path), budget)
 
     def close(self) -> None:
         """Let another process use it."""
@@ -148,14 +150,15 @@ class Home:
 
     def run(self, name: str) -> RunHome:
         """What the client remembers of a run."""
-        return RunHome(self.path / "runs" / name)
+        return RunHome(self.path / "runs" / name, Budget(self._budget, self.server().server_key.hex(), name))
 
 
 class RunHome:
     """What a client remembers of one run."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, budget: Budget | None = None) -> None:
         path.mkdir(parents=True, exist_ok=True)
+        self.budget = budget or Budget(path.parent / BUDGET, "", path.name)
         self.path, self.objects = path, Objects(Disk(path / "objects", durable=False))
         """`objects` are those that were fetched: they can be had again."""
         self.objects.sweep()

@@ -28,10 +28,10 @@ def rejected_of(rows: Iterable[TaskRow], left_out: Iterable[Task] = ()) -> list[
 def told(guard: Guard | None, attempt: int, people: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """Who took part, as a record says it.
 
-    Where a guarantee rests on nobody's knowing that, only a seal is told: with the run's secret the server can open it
-    to an auditor, and cannot say then that it was somebody else.
+    Where a guarantee rests on nobody's knowing that, or only the server protects updates, no more than a seal is told:
+    with the run's secret the server can open it to an auditor, and cannot say then that it was somebody else.
     """
-    if guard is None or not guard.mechanism.hides_cohort:
+    if guard is None or not guard.seals_updates:
         return dict(people)
     text = json.dumps(people, sort_keys=True, separators=(",", ":")).encode()
     seal = hmac.digest(derived(guard.ledger.secret, "seal", attempt), text, "sha256").hex()

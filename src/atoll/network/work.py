@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import msgspec
@@ -23,9 +23,11 @@ from atoll.core.wire import packed_size, pieces, unpack_parts
 from atoll.data.dataset import Dataset
 from atoll.data.index import drawn
 from atoll.engine.build import build_coordinator
-from atoll.engine.guarding import exposure_of
+from atoll.engine.guarding import check_delta, exposure_of
+from atoll.engine.planning import last_round
 from atoll.network.agreement import Floors, read_plan, why_not
 from atoll.network.app import ClientApp
+from atoll.network.budget import cost_of
 from atoll.network.home import RunHome
 from atoll.network.objects import ObjectError, manifest_of
 from atoll.network.protocol import Order, Ref, RunInfo
@@ -89,13 +91,10 @@ class Work:
         return Task(self.number, order.version, order.attempt, order.share, order.work, order.clip)
 
     def must_be_allowed(self, order: Order) -> None:
-        """Refuse an attempt that would spend more privacy than this client allows, whatever the server says."""
-        most = self.floors.max_epsilon
-        if most is None or self.job.mechanism is None:
-            return
-        cost = _epsilon(self.job, order.attempt + 1)
-        if cost > most:
-            raise Unwilling(f"attempt {order.attempt} would bring epsilon to {cost:.3g}, this client allows {most:g}")
+        """Charge an attempt, or refuse one that would spend more privacy over all runs than this client allows."""
+        if self.job.mechanism is not None and not self.job.mechanism.test_noise:
+            cost = partial(cost_of, self.job, order.attempt + 1)
+            self.home.budget.charge(order.attempt, cost, self.floors.max_epsilon)
 
     def heard(self, order: Order, fetch: Fetch) -> Broadcast:
         """The broadcast of an order: from what was heard before and the news since, or whole."""
@@ -120,7 +119,7 @@ class Work:
         _, before = self.home.state()
         trained = self.trainer.train_one(task, sent, before)
         update = protected(job, [task], trained.update.alone())
-        if not bool(finite(update).all()) or not math.isfinite(trained.loss):
+        if not self._is_usable(update, trained.loss):
             raise TrainingError("the update holds NaN or Inf: lower local.lr, or check this client's data")
         payload, memory = encoded(job, task, update.rows(0), before)
         if job.secure is not None:
@@ -129,6 +128,14 @@ class Work:
         if job.mechanism is not None:  # nothing but the update is protected
             samples, loss = samples if job.mechanism.at_client is None else 1, 0.0
         return Made(pieces(payload, compress=True), samples, loss, float(update.weight[0]), trained.state | memory)
+
+    def _is_usable(self, update: Update, loss: float) -> bool:
+        """Whether an update is worth sending; where that would tell of what is protected, any is."""
+        mechanism = self.job.mechanism
+        if mechanism is None:
+            return bool(finite(update).all()) and math.isfinite(loss)
+        counts_as_none = self.job.secure is not None and mechanism.on_grid is not None  # see _addend
+        return counts_as_none or bool(finite(update).all())
 
     def _addend(self, task: Task, update: Update, payload: Payload) -> Payload:
         """What is left of an update at the uplink's other end; with this client's share of noise, where that is due."""
@@ -189,7 +196,9 @@ def agree(app: ClientApp, floors: Floors, info: RunInfo, number: int, home: RunH
     federation = Federation(dataset, partition, seed=plan.seed, holdout=plan.evaluation.holdout)
     job = build_job(plan, federation, secret=secret, loss=parts.loss(plan.loss))
     if job.mechanism is not None:
-        job = replace(job, exposure=exposure_of(plan, job, build_coordinator(plan, federation)))
+        exposure = exposure_of(plan, job, build_coordinator(plan, federation))
+        check_delta(job.mechanism, exposure)
+        job = replace(job, exposure=exposure)
     if floors.max_epsilon is not None and job.mechanism is not None and info.epsilon is not None:
         own = _epsilon(job, max(1, plan.rounds))
         budget = job.mechanism.epsilon
@@ -197,6 +206,9 @@ def agree(app: ClientApp, floors: Floors, info: RunInfo, number: int, home: RunH
     reason = why_not(floors, info, plan, job.mechanism, job.num_steps(number))
     if reason is not None:
         raise Unwilling(reason)
+    if job.mechanism is not None and job.exposure is not None and floors.max_epsilon is not None:
+        rounds = last_round(job.mechanism, job.exposure, max(1, plan.rounds))
+        home.budget.must_pay(cost_of(job, rounds), floors.max_epsilon)
     home.agreed(info)
     return Work(plan=plan, job=job, floors=floors, number=number, home=home)
 

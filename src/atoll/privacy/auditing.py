@@ -1,85 +1,101 @@
-"""A lower bound on epsilon from guesses: how many of many coins an adversary can tell, and what that proves.
+"""A lower bound on what a Gaussian mechanism gives away, from canaries that are seen or missed.
 
-Steinke, Nasr and Jagielski 2023 (arXiv:2305.08846): each of m canaries is in or out by a fair coin; the adversary sees
-what is released, and guesses some of the coins. Under (epsilon, delta) the number of right guesses is hardly more than
-that of so many coins that come up right with probability e^epsilon / (1 + e^epsilon).
+A canary moves what is released by a known length if it is in. Who guesses "in" beyond half of that length errs in two
+ways: canaries are missed, and entries without one are taken for one. Under mu-Gaussian privacy (Dong, Roth and Su 2019,
+arXiv:1905.02383) the rates a and b of both obey b >= Phi(Phi^-1(1 - a) - mu), so that bounds on them give one on mu
+(Nasr et al. 2023, arXiv:2302.07956). This takes far fewer canaries than a bound on epsilon alone, and one mu tells all
+epsilons of a Gaussian mechanism.
 """
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
+from torch import Tensor
+
+LEAST, MOST = 1 << 10, 1 << 18
+"""Canaries that are looked for by default, at least and at most."""
+CHANCE = 0.95
+"""With what probability an audit finds what it says that it can find."""
 
 
-class Found(NamedTuple):
-    """What an audit has shown."""
+class Counts(NamedTuple):
+    """How often canaries were missed, and how often one was seen where none is."""
 
-    epsilon: float
-    """At least this much is given away, at the confidence that was asked for."""
-    num_guesses: int
-    num_right: int
+    inside: int = 0
+    missed: int = 0
+    outside: int = 0
+    mistaken: int = 0
+
+    def __add__(self, other: object) -> Counts:
+        """Both together."""
+        assert isinstance(other, Counts)
+        return Counts(*(left + right for left, right in zip(self, other, strict=True)))
 
 
-def p_value(num_canaries: int, num_guesses: int, num_right: int, epsilon: float, delta: float) -> float:
-    """The chance, at most, of so many right guesses if the mechanism were (epsilon, delta)-private (theorem 5.2).
+def most_likely(num_hits: int, num: int, confidence: float) -> float:
+    """The largest probability with which so few hits of so many are not ruled out (Clopper and Pearson 1934).
 
-    >>> p_value(100, 100, 50, 0.0, 0.0) > 0.5
-    True
+    >>> round(most_likely(0, 100, 0.95), 4)
+    0.0295
     """
-    from scipy.stats import binom
+    from scipy.stats import beta
 
-    chance = 1 / (1 + math.exp(-epsilon))
-    tail = float(binom.sf(num_right - 1, num_guesses, chance))
-    if delta == 0 or num_right == 0:
-        return min(1.0, tail)
-    fewer = np.cumsum(binom.pmf(np.arange(num_right - 1, -1, -1), num_guesses, chance))
-    alpha = float((fewer / np.arange(1, num_right + 1)).max())
-    return min(1.0, tail + 2 * num_canaries * delta * alpha)
+    return 1.0 if num_hits >= num else float(beta.ppf(confidence, num_hits + 1, num - num_hits))
 
 
-def least_epsilon(num_canaries: int, num_guesses: int, num_right: int, delta: float, p: float) -> float:
-    """The largest epsilon that so many right guesses rule out at this p-value; 0 if they rule out none."""
-    if p_value(num_canaries, num_guesses, num_right, 0.0, delta) >= p:
-        return 0.0
-    low, high = 0.0, 1.0
-    while p_value(num_canaries, num_guesses, num_right, high, delta) < p and high < 64:
-        low, high = high, 2 * high
-    while high - low > 1e-4:
-        middle = (low + high) / 2
-        low, high = (
-            (middle, high) if p_value(num_canaries, num_guesses, num_right, middle, delta) < p else (low, middle)
-        )
-    return low
+def least_mu(counts: Counts, confidence: float) -> float:
+    """The mu that a mechanism must have at least, at this confidence, to be seen so well; 0 if nothing is shown."""
+    from scipy.stats import norm
+
+    each = (1 + confidence) / 2
+    missed = most_likely(counts.missed, counts.inside, each)
+    mistaken = most_likely(counts.mistaken, counts.outside, each)
+    return max(0.0, -float(norm.ppf(missed)) - float(norm.ppf(mistaken)))
 
 
-def audited(score_M: np.ndarray, inside_M: np.ndarray, delta: float, confidence: float = 0.95) -> Found:
-    """The best lower bound from scores that are higher for canaries that are in.
+def reached_mu(mu: float, num_inside: int, num_outside: int, confidence: float) -> float:
+    """The bound that is found with a probability of CHANCE if mu is the truth."""
+    from scipy.stats import binom, norm
 
-    The highest scores are guessed to be in, with or without the lowest to be out, for several numbers of guesses; the
-    p-value is shared out among all that are tried.
+    rate, each = float(norm.cdf(-mu / 2)), (1 + CHANCE) / 2
+    missed, mistaken = (int(binom.ppf(each, num, rate)) for num in (num_inside, num_outside))
+    return least_mu(Counts(num_inside, missed, num_outside, mistaken), confidence)
+
+
+def detectable(claimed: float, num_inside: int, num_outside: int, confidence: float, seen: float = 1.0) -> float:
+    """The largest share of the claimed noise that would be found out, with a probability of CHANCE; 0 if none would.
+
+    `seen` is how much of its length a canary shows.
     """
-    num = len(score_M)
-    inside_M = inside_M[np.argsort(-score_M, kind="stable")]
-    counts, p = _tried(num, confidence)
-    found = []
-    for count in counts:
-        high, low = int(inside_M[:count].sum()), int((~inside_M[num - count :]).sum())
-        found.append(Found(least_epsilon(num, count, high, delta, p), count, high))
-        found.append(Found(least_epsilon(num, 2 * count, high + low, delta, p), 2 * count, high + low))
-    return max(found)
-
-
-def most_shown(num_canaries: int, num_seen: float, delta: float, confidence: float = 0.95) -> float:
-    """The largest epsilon that can be proved if so many of the canaries that are in are seen beyond doubt."""
-    counts, p = _tried(num_canaries, confidence)
-    return max(
-        (least_epsilon(num_canaries, count, count, delta, p) for count in counts if count <= num_seen), default=0.0
+    shares = [step / 100 for step in range(99, 0, -1)]
+    return next(
+        (s for s in shares if reached_mu(seen * claimed / s, num_inside, num_outside, confidence) > claimed), 0.0
     )
 
 
-def _tried(num: int, confidence: float) -> tuple[list[int], float]:
-    """How many of the highest scores are guessed, in turn, and the p-value of each of the two ways to guess."""
-    counts = sorted({max(1, num >> power) for power in range(1, 9)})
-    return counts, (1 - confidence) / (2 * len(counts))
+def canaries_for(claimed: float, share: float, outside: float, confidence: float, seen: float = 1.0) -> int:
+    """How many canaries find out noise of this share of the claimed, with `outside` entries for each.
+
+    If MOST do not find it out, a few are enough to say so.
+    """
+    num = LEAST
+    while not reached_mu(seen * claimed / share, num, int(num * outside), confidence) > claimed:
+        if num >= MOST:
+            return 4 * LEAST
+        num *= 2
+    return num
+
+
+def count_seen(score_D: Tensor, entries_M: np.ndarray, seen: float = 1.0) -> Counts:
+    """Guess, by scores in clips, which entries have a canary, and compare with those that do."""
+    guessed_D = (score_D > seen / 2).numpy()
+    inside_D = np.zeros(len(guessed_D), dtype=bool)
+    inside_D[entries_M] = True
+    return Counts(
+        inside=int(inside_D.sum()),
+        missed=int((inside_D & ~guessed_D).sum()),
+        outside=int((~inside_D).sum()),
+        mistaken=int((~inside_D & guessed_D).sum()),
+    )

@@ -24,8 +24,14 @@ LEVELS = 1 << 24
 """Steps of the grid to a clip where nothing limits them: every whole number up to here is a float32."""
 MARGIN = 1 - 2.0**-20
 """What scaling is short by: more than its float errors add up to, each of them below 2^-24."""
+LEAST_DELTA, LARGEST_DELTA = 1e-300, 0.01
+"""What an accountant can compute with, and what can still be called the chance of a failure."""
 LONGEST = 1e30
 """Longer updates count as none: beyond, factors leave the range of float32."""
+CLIENT_DATA = (
+    "one client's data, or none in its place (zero-out): how many clients there are is the same, and no secret"
+)
+"""The neighbours of mechanisms that do not hide who takes part."""
 BIT = "privacy.within"
 """The extra entry that says whether an update was within the clip."""
 
@@ -127,9 +133,10 @@ def check_noise(name: str, delta: float, epsilon: float | None, **lengths: float
     for option, value in lengths.items():
         if not 1e-6 <= value <= 1e6:
             raise PlanError(f"{name}: {option} must be in [1e-6, 1e6], got {value}; 1 is a usual value")
-    if not 0 < delta < 1:
+    if not LEAST_DELTA <= delta <= LARGEST_DELTA:
         raise PlanError(
-            f"{name}: delta is a probability in (0, 1), got {delta}; less than one over those who are hidden is usual"
+            f"{name}: delta is a probability in [{LEAST_DELTA:g}, {LARGEST_DELTA:g}], and less than one over the "
+            f"number of those who are hidden: got {delta}; 1e-5 is usual"
         )
     if epsilon is not None and not 0 < epsilon < math.inf:
         raise PlanError(f"{name}: epsilon must be above 0, got {epsilon}; leave it out for no limit")

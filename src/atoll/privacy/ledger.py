@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.errors import DiskFull, RunError
+from atoll.core.privacy import RELATION
 from atoll.privacy.noise import derived
 
 NAME = "privacy.ledger"
@@ -37,7 +38,7 @@ class Ledger:
     def begin(cls, secret: bytes, identity: str, path: Path | None = None) -> Ledger:
         """A new ledger for the plan of this identity."""
         if path is not None:
-            head = {"atoll privacy ledger": FORMAT, "plan": identity, "secret": secret.hex()}
+            head = {"atoll privacy ledger": FORMAT, "plan": identity, "relation": RELATION, "secret": secret.hex()}
             beside = path.with_name(f".{path.name}.new")
             beside.unlink(missing_ok=True)
             with _explained(path):

@@ -31,6 +31,7 @@ class Federation:
         seed: int = 0,
         holdout: float = 0.0,
         server_samples: int = 0,
+        server_source: str = "clients",
         public: Public | None = None,
         num_added: int = 0,
     ) -> None:
@@ -41,6 +42,7 @@ class Federation:
         self.added = range(self.num_clients - num_added, self.num_clients)
         """Clients that only attack: nothing is measured on them."""
         self.train_x, self.train_y = _tensor(dataset.train_x), _tensor(dataset.train_y)
+        """The clients' samples; after them those that the server took from the public ones, if it did."""
         self.test_x, self.test_y = _tensor(dataset.test_x), _tensor(dataset.test_y)
         self._seed, self.holdout = seed, holdout
         sizes = partition.sizes()
@@ -50,7 +52,7 @@ class Federation:
                 f"client {empty} has no samples, and {int((sizes < 1).sum())} of {self.num_clients} are empty: "
                 "use fewer clients (partition.num_clients), a milder skew, or min_samples = 1"
             )
-        self._server_indices = self._picked(server_samples)
+        self._server_indices = self._picked(server_samples, server_source)
         self.max_samples = max(int(sizes.max()), server_samples)
         self.num_samples = lru_cache(maxsize=100_000)(self._num_samples)
 
@@ -74,12 +76,19 @@ class Federation:
         held = self._shuffled(indices, client)[self.num_samples(client) :] if self.holdout else indices
         return held if len(held) else indices
 
-    def _picked(self, num: int) -> np.ndarray:
-        """The samples that the server keeps a copy of."""
-        most = len(self.train_y)
+    def _picked(self, num: int, source: str) -> np.ndarray:
+        """The samples that the server keeps a copy of; public ones, which no client holds, go behind the others."""
+        public = _labelled(self.public) if num and source == "public" else None
+        most, kind = (len(self.train_y), "training") if public is None else (len(public.x), "public")
         if num > most:
-            raise PlanError(f"server.samples is {num} but there are only {most} training samples: lower it")
-        return np.sort(generator(self._seed, "server samples").choice(most, size=num, replace=False))
+            raise PlanError(f"server.samples is {num} but there are only {most} {kind} samples: lower it")
+        picked = np.sort(generator(self._seed, "server samples").choice(most, size=num, replace=False))
+        if public is None:
+            return picked
+        assert public.y is not None
+        held, own = len(self.train_y), [torch.from_numpy(each[picked]) for each in (public.x, public.y)]
+        self.train_x, self.train_y = torch.cat([self.train_x, own[0]]), torch.cat([self.train_y, own[1]])
+        return np.arange(held, held + num)
 
     def _shuffled(self, indices: np.ndarray, client: int) -> np.ndarray:
         return generator(self._seed, "holdout", client).permutation(indices)
@@ -93,6 +102,17 @@ class Federation:
         assert self.public is not None
         raw = torch.from_numpy(self.public.x[indices])
         return raw.long() if self.dataset.tokens else _scaled(raw, self.public.scale, self.public.shift)
+
+
+def _labelled(public: Public | None) -> Public:
+    """The public samples, if there are any and their labels are known."""
+    if public is None or public.y is None:
+        lack = "the plan has none" if public is None else f"{public.name} comes without labels"
+        raise PlanError(
+            f'server.source is "public", but {lack}: set public = {{name = "held_out", fraction = 0.05}}, which takes '
+            "labelled samples away from all clients"
+        )
+    return public
 
 
 def _with_added(dataset: Dataset, partition: Partition, num: int, seed: int) -> Partition:
@@ -135,6 +155,7 @@ def build_federation(plan: Plan) -> Federation:
         seed=plan.seed,
         holdout=plan.evaluation.holdout,
         server_samples=plan.server.samples or 0,
+        server_source=plan.server.source or "clients",
         public=public,
         num_added=(plan.attackers.added or 0) if plan.attack else 0,
     )

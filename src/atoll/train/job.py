@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +27,7 @@ from atoll.core.plan import Attackers, Local, Plan
 from atoll.core.privacy import Exposure, Mechanism, SampleSteps
 from atoll.core.seeds import derive, generator
 from atoll.core.transform import Chain, chain
+from atoll.privacy.groups import most_exposed
 from atoll.privacy.noise import derived, fresh_secret
 from atoll.train.attributes import as_before
 from atoll.train.clipping import Layer, private_layers
@@ -218,14 +220,22 @@ def build_job(
 
 
 def exposed(plan: Plan, local: Local, federation: Federation) -> Exposure:
-    """What a whole plan exposes of a sample in the client where that is most, if every round asks every client."""
-    sizes = federation.partition.sizes()
-    sizes = sizes - (plan.evaluation.holdout * sizes).astype(int)
-    least, most = int(sizes.min()), int(sizes.max())
-    size = local.batch_size if isinstance(local.batch_size, int) else most
-    steps = local.steps or (local.epochs or 1) * -(-most // min(size, most))
-    num_clients = federation.num_clients
-    return Exposure("every round", 1.0, max(1, plan.rounds), min(size, least) / least, steps, num_clients)
+    """What a whole plan exposes of a sample, by the clients where that is most, if every round asks every client."""
+    size_C = federation.partition.sizes()
+    size_C = size_C - (plan.evaluation.holdout * size_C).astype(int)
+    batch_C = np.minimum(local.batch_size, size_C) if isinstance(local.batch_size, int) else size_C
+    steps_C = np.full_like(size_C, local.steps) if local.steps else (local.epochs or 1) * -(-size_C // batch_C)
+    groups = most_exposed(batch_C / size_C, steps_C)
+    return Exposure(
+        scheme="every round",
+        rate=1.0,
+        attempts=max(1, plan.rounds),
+        sample_rate=groups[0].rate,
+        steps=groups[0].steps,
+        num_clients=federation.num_clients,
+        num_samples=int(size_C.sum()),
+        groups=groups,
+    )
 
 
 def _uplink(plan: Plan) -> Chain:

@@ -114,7 +114,8 @@ def central(
 
     return Mechanism(
         unit="client",
-        neighbours="add or remove one client, with all its samples",
+        neighbours="one client with all its samples, or nobody in its place (zero-out): how many clients there are is "
+        "the same, and no secret",
         delta=delta,
         epsilon=epsilon,
         event=event,

@@ -10,7 +10,7 @@ import torch
 from atoll.core.errors import PlanError
 from atoll.core.messages import Aggregate, State, Update, stack
 from atoll.core.privacy import IN_TURN, Exposure, Mechanism, Release, Sent
-from atoll.privacy.grid import check_noise, noisy_share, packed, unpacked
+from atoll.privacy.grid import CLIENT_DATA, check_noise, noisy_share, packed, unpacked
 
 FIXED = (IN_TURN, "fixed-size without replacement")
 """The schemes that ask a known number of clients, each once."""
@@ -22,7 +22,7 @@ FAR = 12.0
 ASSUMPTIONS = (
     "only the sum of a round is seen: put the plan behind secagg, without which it is added up in the open",
     "at least the cohort less `dropouts` clients answer honestly with their share of the noise, or nothing is released",
-    "that a client took part, and when, is not hidden",
+    "that a client took part, and when, and how many samples it has, is not hidden",
     "the sum of the shares is accounted for as in Kairouz, Liu and Steinke 2021",
 )
 
@@ -90,12 +90,11 @@ def distributed(
 
     return Mechanism(
         unit="client",
-        neighbours="one client's data, or none in its place",
+        neighbours=CLIENT_DATA,
         delta=delta,
         epsilon=epsilon,
         event=event,
         assumptions=ASSUMPTIONS,
-        zeroed=True,
         test_noise=test_noise,
         clip=clip,
         on_grid=on_grid,

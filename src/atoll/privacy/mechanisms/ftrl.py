@@ -9,7 +9,7 @@ import numpy as np
 from atoll.core.errors import PlanError
 from atoll.core.messages import Aggregate, State, Update
 from atoll.core.privacy import IN_TURN, Exposure, Mechanism, Release, Sent
-from atoll.privacy.grid import LEVELS, bounded, check_noise, packed, unpacked
+from atoll.privacy.grid import CLIENT_DATA, LEVELS, bounded, check_noise, packed, unpacked
 from atoll.privacy.noise import derived, discrete_gaussian
 
 ASSUMPTIONS = (
@@ -73,12 +73,11 @@ def ftrl(
 
     return Mechanism(
         unit="client",
-        neighbours="one client's data, or none in its place",
+        neighbours=CLIENT_DATA,
         delta=delta,
         epsilon=epsilon,
         event=event,
         assumptions=ASSUMPTIONS,
-        zeroed=True,
         test_noise=test_noise,
         clip=clip,
         on_grid=on_grid,

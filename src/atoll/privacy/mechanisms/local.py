@@ -8,11 +8,11 @@ import torch
 
 from atoll.core.messages import Update, stack
 from atoll.core.privacy import Exposure, Mechanism, Sent
-from atoll.privacy.grid import LEVELS, check_noise, noisy_share
+from atoll.privacy.grid import CLIENT_DATA, LEVELS, check_noise, noisy_share
 
 ASSUMPTIONS = (
     "nobody is trusted but the client itself: all that leaves it is its clipped update with its own noise",
-    "that a client took part, and when, is not hidden",
+    "that a client took part, and when, and how many samples it has, is not hidden",
     "the noise is an exact discrete Gaussian on a grid of clip / 2^24, accounted for as the Gaussian of its sigma, "
     "from which it differs by less than the accountant rounds up",
 )
@@ -46,12 +46,11 @@ def local(clip: float, sigma: float, delta: float, epsilon: float | None = None,
 
     return Mechanism(
         unit="client",
-        neighbours="one client's data, or none in its place",
+        neighbours=CLIENT_DATA,
         delta=delta,
         epsilon=epsilon,
         event=event,
         assumptions=ASSUMPTIONS,
-        zeroed=True,
         test_noise=test_noise,
         clip=clip,
         at_client=at_client,

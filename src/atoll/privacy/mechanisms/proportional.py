@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 from atoll.core.privacy import Exposure, Mechanism, SampleSteps
+from atoll.privacy.accounting import quick_bounds
 from atoll.privacy.grid import check_noise
 from atoll.privacy.mechanisms.sample import ASSUMPTIONS, sampled_gaussian
 
-NEIGHBOURS = "add or remove one sample of one client, as long as the lengths of its mean gradients stay what they are"
+NEIGHBOURS = (
+    "one sample of one client, or an empty one in its place that counts for nothing (zero-out), as long as the lengths "
+    "of its mean gradients stay what they are"
+)
 OPEN = (
     "NOT PROTECTED: the length of each client's mean gradient at each step. It sets the noise, so that it can be read "
     "off what is released, and one sample can change it; epsilon is that of the rest, for those who know the lengths"
@@ -50,9 +55,15 @@ def least_sigma(exposure: Exposure, epsilon: float, delta: float) -> float:
     import dp_accounting  # it takes a second to import
     from dp_accounting.rdp import RdpAccountant
 
+    groups = exposure.each_group()
+
+    def event(sigma: float) -> Any:
+        """What the client runs that spends most."""
+        return sampled_gaussian(groups[int(quick_bounds(sigma, groups, delta).argmax())], sigma)
+
     found: float = dp_accounting.calibrate_dp_mechanism(
         RdpAccountant,
-        lambda sigma: sampled_gaussian(exposure, sigma),
+        event,
         epsilon,
         delta,
         dp_accounting.LowerEndpointAndGuess(0.01, 1.0),

@@ -7,9 +7,13 @@ from typing import Any
 from atoll.core.privacy import Exposure, Mechanism, SampleSteps
 from atoll.privacy.grid import check_noise
 
-NEIGHBOURS = "add or remove one sample of one client"
+NEIGHBOURS = (
+    "one sample of one client, or an empty one in its place that counts for nothing (zero-out): how many samples each "
+    "client holds is the same, and no secret"
+)
 ASSUMPTIONS = (
-    "how many samples each client holds is no secret: it sets the chance of a sample and the client's weight",
+    "how many samples each client holds is no secret: it sets the chance of a sample, the number of steps and the "
+    "client's weight",
     "no sample is held by two clients: what a sample costs is counted within its client",
     "a client may be in every attempt: nothing is gained from drawing clients at random",
 )
