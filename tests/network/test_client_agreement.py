@@ -76,15 +76,27 @@ class One:
     @cached_property
     def work(self) -> Work:
         """What a willing client would make of the plan."""
-        return agree(self.app, Floors(), info_of(self.plan), 0, RunHome(self.path / "willing"), bytes(32))
+        return agree(
+            self.app, Floors(min_survivors=2), info_of(self.plan), 0, RunHome(self.path / "willing"), bytes(32)
+        )
 
     def reasons(self) -> list[str]:
         return [reason for _, _, reason in self.server.refusals]
 
 
+def test_what_a_version_is_made_of_is_what_the_plan_says(tmp_path: Path) -> None:
+    one = One(tmp_path, floors=Floors(min_cohort=3))
+    with one.joined(info_of(PLAN, cohort=5)) as client:  # whatever the server says: one report is enough for the plan
+        one.order()
+        client.turn()
+    assert one.reasons() == ["a version is made of 1 clients, this client asks for at least 3"]
+
+
 FLOORS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"min_cohort": 6}, {}, "at least 6"),
     ({"secagg": True}, {}, "secure aggregation"),
+    ({"min_survivors": 4}, {"secagg": {}}, "a sum of 3 updates would be opened"),
+    ({"min_survivors": 3}, {"secagg": {"min_survivors": 2}}, "a sum of 2 updates would be opened"),
     ({"max_epsilon": 1.0}, {}, "not private"),
     ({"algorithms": ["fedprox"]}, {}, "fedprox only"),
     ({"max_model_bytes": 50}, {}, "allows 50"),
@@ -111,7 +123,7 @@ def test_a_plan_that_is_weaker_than_the_floors_is_refused(
 
 def test_a_plan_that_meets_the_floors_is_worked_for(tmp_path: Path) -> None:
     floors = Floors(min_cohort=5, algorithms=["fedavg"], max_model_bytes=10_000, max_local_steps=3, hours=[0, 24])
-    one = One(tmp_path, PLAN, floors)
+    one = One(tmp_path, PLAN.replace({"policy.min_reports": 5}), floors)
     with one.joined() as client:
         one.order()
         client.turn()

@@ -131,7 +131,15 @@ class Client:
             info = self._connection.ask("GET", f"/v1/runs/{run}", RunInfo)
             number, secret = self._connection.welcome().number, self._home.secret(run)
             try:
-                self._works[run] = agree(self._app, self._floors, info, number, self._home.run(run), secret)
+                self._works[run] = agree(
+                    self._app,
+                    self._floors,
+                    info,
+                    number,
+                    self._home.run(run),
+                    secret,
+                    keys_known=self._given is not None,
+                )
             except RunError:
                 raise
             except AtollError as error:

@@ -16,9 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from atoll.core.coordinator import Coordinator
 from atoll.core.errors import AtollError, PlanError, TrainingError
 from atoll.core.messages import Broadcast, Payload, State, Task, Update, stack
 from atoll.core.plan import Plan
+from atoll.core.privacy import Mechanism
 from atoll.core.wire import packed_size, pieces, unpack_parts
 from atoll.data.dataset import Dataset
 from atoll.data.index import drawn
@@ -66,6 +68,10 @@ class Work:
     number: int
     """The client's number in plans."""
     home: RunHome
+    min_cohort: int = 1
+    """Of how many clients a version is made at least, by the plan."""
+    keys_known: bool = False
+    """Whether the owner gave the keys of the others: then the server must not be trusted with them."""
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -173,8 +179,20 @@ class Work:
         return vector_V
 
 
-def agree(app: ClientApp, floors: Floors, info: RunInfo, number: int, home: RunHome, secret: bytes) -> Work:
-    """Look at a run and build what it takes; a plan that is weaker than the floors raises Unwilling."""
+def agree(
+    app: ClientApp,
+    floors: Floors,
+    info: RunInfo,
+    number: int,
+    home: RunHome,
+    secret: bytes,
+    *,
+    keys_known: bool = False,
+) -> Work:
+    """Look at a run and build what it takes; a plan that is weaker than the floors raises Unwilling.
+
+    What is compared with the floors follows from the plan, wherever it can: the server could say anything.
+    """
     plan, dataset = read_plan(info.plan, app.models), app.dataset()
     info = msgspec.structs.replace(info, num_bytes=max(info.num_bytes, _model_bytes(plan, dataset)))
     if info.num_bytes > floors.max_model_bytes:  # before it is built
@@ -183,17 +201,30 @@ def agree(app: ClientApp, floors: Floors, info: RunInfo, number: int, home: RunH
     partition = drawn(max(info.num_clients, number + 1), dataset.num_train, lambda client: indices)
     federation = Federation(dataset, partition, seed=plan.seed, holdout=plan.evaluation.holdout)
     job = build_job(plan, federation, secret=secret)
+    coordinator = build_coordinator(plan, federation)
+    min_cohort = _min_cohort(coordinator, job.mechanism)
+    info = msgspec.structs.replace(info, cohort=min(info.cohort, min_cohort))
     if job.mechanism is not None:
-        job = replace(job, exposure=exposure_of(plan, job, build_coordinator(plan, federation)))
+        job = replace(job, exposure=exposure_of(plan, job, coordinator))
     if floors.max_epsilon is not None and job.mechanism is not None and info.epsilon is not None:
         own = _epsilon(job, max(1, plan.rounds))
         budget = job.mechanism.epsilon
         info = msgspec.structs.replace(info, epsilon=max(info.epsilon, own if budget is None else min(own, budget)))
-    reason = why_not(floors, info, plan, job.mechanism, job.num_steps(number))
+    reason = why_not(floors, info, plan, job.mechanism, job.num_steps(number), keys_known=keys_known)
     if reason is not None:
         raise Unwilling(reason)
     home.agreed(info)
-    return Work(plan=plan, job=job, floors=floors, number=number, home=home)
+    return Work(
+        plan=plan, job=job, floors=floors, number=number, home=home, min_cohort=min_cohort, keys_known=keys_known
+    )
+
+
+def _min_cohort(coordinator: Coordinator, mechanism: Mechanism | None) -> int:
+    """Return how many clients a version is made of at least."""
+    policy = coordinator.policy
+    if mechanism is None or mechanism.min_reports is None:
+        return max(1, policy.min_reports)
+    return max(1, mechanism.min_reports(policy.goal(coordinator.num_clients)))
 
 
 def _epsilon(job: Job, attempts: int) -> float:

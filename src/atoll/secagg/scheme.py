@@ -14,7 +14,7 @@ import numpy as np
 
 from atoll.core.errors import PlanError
 from atoll.secagg.encoding import Encoding
-from atoll.secagg.wire import Invite
+from atoll.secagg.wire import Invite, Mode
 
 BATCH = 64
 
@@ -35,7 +35,7 @@ class Session(NamedTuple):
     encoding: Encoding
     vector: Callable[[int], np.ndarray]
     """A client -> its integers (L,), unsigned as `encoding` has them."""
-    least: int = 2
+    least: int = 3
     """A sum of fewer clients is not opened."""
 
 
@@ -78,6 +78,8 @@ class Scheme(NamedTuple):
     """Refuse a cohort of this size, with the way out."""
     invite: Callable[[Session], Invite] | None = None
     """What the clients of a network are invited to; None where a scheme is for simulations only."""
+    mode: Mode | None = None
+    """What the server may do without seeing an update; None where a scheme is for simulations only."""
 
 
 @contextmanager

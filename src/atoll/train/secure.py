@@ -180,4 +180,9 @@ def check_cohort(settings: Secagg, num_clients: int) -> None:
         )
     scheme: Scheme = settings.scheme.build("secagg.schemes")
     scheme.check(smallest)
+    if smallest < settings.least:
+        raise PlanError(
+            f"{settings.groups} groups of {num_clients} clients leave {smallest} in a group, and no sum of fewer than "
+            f"{settings.least} is opened: lower secagg.groups, raise policy.size, or lower secagg.min_survivors"
+        )
     Secure(settings, scheme).encoding(largest)
