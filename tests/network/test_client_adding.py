@@ -46,6 +46,8 @@ class Sum:
         self.tasks = [Task(number, 0, 0) for number in range(3)]
         self.sent = Broadcast(torch.full_like(self.job.first_D, 0.01), {})
         self.model = self.server.put(pack(Payload(self.sent.packed())))
+        self.server.add_run(self.server.infos[RUN], self.sent.params_D)
+        self.server.broadcast(RUN, self.model.name)
         self.changes: dict[int, dict[str, Any]] = {}
         """What is otherwise in the orders of some clients."""
 

@@ -137,6 +137,6 @@ def test_a_client_that_was_shut_out_since_is_told_all_the_same() -> None:
     assert told["key"] == "00" * 32 and told["object"] == "ab" * 32 and told["loss"] == 0.5 and told["version"] == 3
     assert "object" not in in_secret and "loss" not in in_secret and in_secret["client"] == 2
     assert rejected_of(rows, [Task(2, 3, 4)]) == [
-        {"client": 1, "why": "refused: not today"},
-        {"client": 2, "why": "left out"},
+        {"client": 1, "attempt": 4, "why": "refused: not today"},
+        {"client": 2, "attempt": 4, "why": "left out"},
     ]

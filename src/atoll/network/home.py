@@ -171,9 +171,13 @@ class RunHome:
             raise PlanError(f"run {info.run} has another plan than it had before: give the other plan another name")
         _write(path, msgspec.json.encode(info))
 
+    def info(self) -> RunInfo:
+        """Return what the client agreed to."""
+        return _read(self.path / "info.json", RunInfo)
+
     def agreed_to(self, plan: Mapping[str, Any]) -> bool:
         """Whether this is the plan that the client agreed to; only the number of rounds may differ."""
-        return _lasting(_read(self.path / "info.json", RunInfo).plan) == _lasting(plan)
+        return _lasting(self.info().plan) == _lasting(plan)
 
     def keep_model(self, named: State) -> Path:
         """Write the model that the run ended with, tensors by name; where it is."""
@@ -196,10 +200,10 @@ class RunHome:
         """The newest update that was trained, unless it counted already."""
         return _pending(self.path / "pending.safetensors")
 
-    def newest(self) -> int:
-        """The newest attempt that an update was trained for: none up to this one is ever trained again."""
+    def newest(self) -> tuple[int, int]:
+        """The newest attempt that an update was trained for, and its version: none before is ever trained again."""
         found = self.pending() or _pending(self.path / "state.safetensors")
-        return NEVER if found is None else found.attempt
+        return (NEVER, NEVER) if found is None else (found.attempt, found.version)
 
     def keep(self, pending: Pending, update: Sequence[bytes | memoryview], state: State) -> None:
         """Write down an update, and what is remembered if it counts; what was fetched for it is not needed any more."""
@@ -250,9 +254,19 @@ class RunHome:
         return list(_lines(self.path / "ledger.jsonl"))
 
     def add_lines(self, lines: Sequence[str], head: chain.Head) -> None:
-        """Keep lines that were verified, and their head; should they be lost, the server has them."""
-        _append(self.path / "ledger.jsonl", *lines, sync=False)
+        """Keep lines that were verified, and their head: from now on the server is held to them."""
+        _append(self.path / "ledger.jsonl", *lines)
         self.head = head
+
+    def receipts(self, kind: type[T]) -> list[T]:
+        """Return what the server has acknowledged of this client."""
+        path = self.path / "receipts.jsonl"
+        with _readable(path):
+            return [msgspec.json.decode(line, type=kind) for line in _lines(path)]
+
+    def keep_receipt(self, receipt: msgspec.Struct) -> None:
+        """Write down what the server has acknowledged."""
+        _append(self.path / "receipts.jsonl", msgspec.json.encode(receipt).decode())
 
     def _read_head(self) -> chain.Head:
         """The head of the ledger; lines at its end that a loss of power has spoilt are removed."""
@@ -311,15 +325,14 @@ def _lines(path: Path) -> Iterator[str]:
     yield from whole.decode().splitlines()
 
 
-def _append(path: Path, *lines: str, sync: bool = True) -> None:
+def _append(path: Path, *lines: str) -> None:
     """Add lines to a file: all of them, or none if the disk is full."""
     with room_in(path.parent), path.open("ab") as file:
         size = file.tell()
         try:
             file.write("".join(f"{line}\n" for line in lines).encode())
             file.flush()
-            if sync:
-                os.fsync(file.fileno())
+            os.fsync(file.fileno())
         except OSError:
             os.truncate(path, size)
             raise

@@ -136,12 +136,12 @@ class Order(Message, frozen=True):
     attempt: Count
     version: Count
     model: Ref
-    """The broadcast of this version as a packed payload: whole and not compressed, or through the downlink's chain."""
+    """The broadcast of this version as a packed payload, whole and not compressed: the ledger names it."""
     share: float = 1.0
     work: float = 1.0
     clip: float | None = None
-    whole: bool = True
-    """Whether `model` is the broadcast itself; else the downlink's chain must be undone."""
+    encoded: Ref | None = None
+    """The broadcast through the downlink's chain: who finds `model` by undoing that need not fetch it."""
     news: tuple[News, ...] = ()
     """Differences that lead to this version, oldest first: who knows the version before the first needs no `model`.
 
@@ -203,6 +203,8 @@ class Delivery(Message, frozen=True):
     """None if it is not a number, which JSON cannot say."""
     weight: float
     signature: Signature
+    broadcast: ObjectName | None = None
+    """The name of the order's `model`, which it was trained on; older clients do not say it."""
 
 
 class Answer(Message, frozen=True):
@@ -274,7 +276,7 @@ ENDPOINTS = (
 
 def update_text(run: str, attempt: int, version: int, name: str, told: Delivery) -> bytes:
     """What a client signs when it delivers an update; the ledger keeps the signature."""
-    return signing.update_text(run, attempt, version, name, told.num_samples, told.loss, told.weight)
+    return signing.update_text(run, attempt, version, name, told.num_samples, told.loss, told.weight, told.broadcast)
 
 
 def is_run_name(text: str) -> bool:

@@ -103,11 +103,12 @@ class Work:
             raise Unwilling(f"attempt {order.attempt} would bring epsilon to {cost:.3g}, this client allows {most:g}")
 
     def heard(self, order: Order, fetch: Fetch) -> Broadcast:
-        """The broadcast of an order: from what was heard before and the news since, or whole."""
+        """The broadcast that has the name of the order's `model`: from news, decoded, or whole."""
         vector_V = self._from_news(order, fetch)
+        if vector_V is None and order.encoded is not None:
+            vector_V = _if_named(order.model, self._decoded(self._payload(order.encoded, fetch)))
         if vector_V is None:
-            payload = self._payload(order.model, fetch)
-            vector_V = self._fitting(payload.carrier) if order.whole else self._decoded(payload)
+            vector_V = self._fitting(self._payload(order.model, fetch).carrier)
         if self.job.downlink.by_difference:
             self.home.keep_known(order.version, vector_V)
         return self.layout.unpacked(vector_V)
@@ -155,7 +156,7 @@ class Work:
             return None
         for each in news:
             vector_V = vector_V + self._decoded(self._payload(each.object, fetch))
-        return vector_V if manifest_of(*pieces(Payload(vector_V))).name() == order.model.name else None
+        return _if_named(order.model, vector_V)
 
     def _payload(self, ref: Ref, fetch: Fetch) -> Payload:
         if ref.num_bytes > self.max_bytes:
@@ -177,6 +178,11 @@ class Work:
                 f"client's samples has {tuple(own_V.shape)} of {own_V.dtype}: compare the samples' shape and classes"
             )
         return vector_V
+
+
+def _if_named(ref: Ref, vector_V: Tensor) -> Tensor | None:
+    """Return a broadcast if it is the one of this name; machines may decode to other last bits than the server's."""
+    return vector_V if manifest_of(*pieces(Payload(vector_V))).name() == ref.name else None
 
 
 def agree(

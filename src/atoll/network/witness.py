@@ -1,0 +1,186 @@
+"""A client's witness of one run: what the server's ledger has said, and whether the server keeps to it.
+
+It hears every record as it comes, by the same rules as `atoll ledger verify`, and holds the server to two more things:
+what it sends a client is what the ledger says of that version, and what it has acknowledged of this client is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from atoll.core.coordinator import Policy
+from atoll.core.errors import RunError
+from atoll.core.parts import Part
+from atoll.ledger import chain
+from atoll.ledger.audit import Story
+from atoll.network.home import RunHome
+
+DISTRUST = "do not trust this server"
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """An update that the server said is safe with it."""
+
+    client: int
+    attempt: int
+    object: str
+    """Its name; nothing where it is added in secret."""
+
+
+class Receipts:
+    """What the server has acknowledged of one client, and what its ledger has said of that since.
+
+    Each must be counted or rejected: in the record of its attempt, or, where clients work on while versions are made,
+    within `max_versions` commits. Where who took part is sealed, that there is a record is all that can be asked for.
+    """
+
+    def __init__(self, client: int, max_versions: int | None) -> None:
+        self.client, self.max_versions = client, max_versions
+        self.waiting: dict[int, int | None] = {}
+        """Attempts without a record, and the version that was the newest when all records had been heard."""
+        self.counted: set[int] = set()
+        self.sealed = False
+        """Whether the ledger does not say who took part."""
+
+    def hear(self, record: chain.Record) -> str | None:
+        """Take in a record; what is wrong with it, if something is."""
+        body = record.body
+        if record.kind == chain.END:
+            self.waiting.clear()
+        elif record.kind == chain.ABANDON and self.max_versions is None:
+            self._settle(attempt for attempt in list(self.waiting) if attempt == body["attempt"])
+            return self._overdue(body)
+        elif record.kind == chain.COMMIT:
+            own = [each for each in body["cohort"] if each["client"] == self.client]
+            self.counted.update(each["attempt"] for each in own)
+            rejected = [each for each in body["rejected"] if each["client"] == self.client]
+            self._settle(each.get("attempt", body["attempt"]) for each in (*own, *rejected))
+            if body.get("sealed") is not None:
+                self.sealed = True
+                self._settle(attempt for attempt in list(self.waiting) if attempt <= body["attempt"])
+            return self._overdue(body)
+        return None
+
+    def caught_up(self, version: int) -> None:
+        """Note that all records there are have been heard: from now on versions count against the server."""
+        self.waiting = {attempt: version if since is None else since for attempt, since in self.waiting.items()}
+
+    def _settle(self, attempts: Iterable[int]) -> None:
+        for attempt in attempts:
+            self.waiting.pop(attempt, None)
+
+    def _overdue(self, body: Mapping[str, Any]) -> str | None:
+        for attempt, since in self.waiting.items():
+            late = attempt <= body["attempt"]
+            if self.max_versions is not None:
+                late = since is not None and body.get("version", since) - since > self.max_versions
+            if late:
+                return (
+                    f"neither counts nor rejects the update of client {self.client} in attempt {attempt}, which the "
+                    "server has acknowledged"
+                )
+        return None
+
+
+def max_versions(plan: Mapping[str, Any], num_clients: int) -> int | None:
+    """Return within how many commits an update must be counted or rejected; None if in the record of its attempt.
+
+    Updates are taken in the order in which they came, and every client has one at most: twice as many commits as all
+    of them take are enough, also while some join.
+    """
+    policy: Policy = Part.of(plan.get("policy", "cohort"), where="policy").build("rounds")
+    if not policy.keeps_tasks:
+        return None
+    return 2 * (-(-num_clients // policy.goal(num_clients)) + 1)
+
+
+class Witness:
+    """All that a client has heard of a run's ledger; after a restart, what its home has of it."""
+
+    def __init__(self, home: RunHome, server_key: bytes, client: int, say: Callable[[str], None]) -> None:
+        self.home, self._server_key, self._client, self._say = home, server_key, client, say
+        self._info = home.info()
+        self._recall()
+
+    def _recall(self) -> None:
+        """Go through the records and receipts in the home; they were checked when they came."""
+        self.story = Story(self._server_key, checked_before=True)
+        self.receipts = Receipts(self._client, max_versions(self._info.plan, self._info.num_clients))
+        for receipt in self.home.receipts(Receipt):
+            self.receipts.waiting[receipt.attempt] = None
+        for line in self.home.lines():
+            record, _ = chain.read(line)
+            wrong = self.story.hear(record) or self.receipts.hear(record)
+            if wrong is not None:
+                raise self._lie(record.number, wrong)
+        self.story.checked_before = False
+
+    def hear(self, lines: tuple[str, ...]) -> None:
+        """Check records that follow on those heard so far, and keep them; a false one raises RunError."""
+        fault = chain.verify(lines, self._server_key, after=self.home.head)
+        if fault is not None:
+            raise self._lie(fault.number, fault.what)
+        records = [chain.read(line)[0] for line in lines]
+        try:
+            for record in records:
+                self._hear(record)
+            self.home.add_lines(lines, chain.Head(self.home.head.length + len(lines), records[-1].hash()))
+        except BaseException:  # such as a full disk: what is not kept was not heard
+            self._recall()
+            raise
+
+    def _hear(self, record: chain.Record) -> None:
+        plan = record.body.get("plan") if record.kind == chain.START else None
+        if plan is not None and not self.home.agreed_to(plan):
+            raise RunError(
+                f"the ledger of {self._info.run} is of another plan than this client agreed to; ask the operator"
+            )
+        if record.kind == chain.COMMIT:
+            self._check_own(record)
+        wrong = self.story.hear(record) or self.receipts.hear(record)
+        if wrong is not None:
+            raise self._lie(record.number, wrong)
+
+    def _check_own(self, record: chain.Record) -> None:
+        """A commit may count of this client what it delivered, and nothing else."""
+        for each in record.body.get("cohort", ()):
+            if not isinstance(each, dict) or each.get("client") != self._client:
+                continue
+            if "object" in each and each["object"] not in self.home.sent:
+                raise RunError(
+                    f"record {record.number} of the ledger of {self._info.run} counts an update of this client that it "
+                    f"never sent: {each['object']}; somebody else has its key, or the server lies"
+                )
+            self._say(f"version {record.body.get('version')} counts this client's update")
+
+    def acknowledged(self, attempt: int, name: str) -> None:
+        """Note that the server said that an update is safe: its ledger must say what became of it."""
+        self.home.keep_receipt(Receipt(self._client, attempt, name))
+        if attempt not in self.receipts.counted:
+            self.receipts.waiting[attempt] = None
+
+    def check_sent(self, version: int, name: str) -> None:
+        """Refuse a broadcast that is not the one that the ledger names."""
+        if self.story.sent[version] != name:
+            raise RunError(
+                f"the server sends version {version} of {self._info.run} as {name}, its ledger says that everybody was "
+                f"sent {self.story.sent[version]}; {DISTRUST}"
+            )
+
+    def check_params(self, version: int, params: str) -> None:
+        """Refuse parameters that are not those of the version that the ledger names."""
+        if self.story.models[version] != params:
+            raise RunError(
+                f"what the server sends as version {version} of {self._info.run} are other parameters than its ledger "
+                f"names; {DISTRUST}"
+            )
+
+    def knows_counted(self, attempt: int) -> bool:
+        """Whether the ledger says that this client's update of an attempt counted, or does not say who took part."""
+        return self.receipts.sealed or attempt in self.receipts.counted
+
+    def _lie(self, number: int, what: str) -> RunError:
+        return RunError(f"record {number} of the ledger of {self._info.run} {what}; {DISTRUST}")
