@@ -19,10 +19,10 @@ from atoll.core.wire import pack
 from atoll.ledger import chain
 from atoll.ledger.audit import Findings, audit
 from atoll.ledger.chain import Fault
+from atoll.ledger.receipts import Receipts, max_versions
 from atoll.network.home import Home, RunHome
 from atoll.network.identity import public_bytes
 from atoll.network.protocol import Order, Ref
-from atoll.network.witness import Receipts, max_versions
 from atoll.train.job import build_job
 
 

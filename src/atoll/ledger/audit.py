@@ -20,7 +20,7 @@ from atoll.ledger import chain
 from atoll.ledger.chain import Fault, Head, Record
 from atoll.ledger.signing import client_id, holds, plan_hash, update_text
 
-Hash = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Hash = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Number = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 
@@ -46,7 +46,7 @@ class Counted(msgspec.Struct, frozen=True):
     loss: float | None = None
     weight: float | None = None
     object: Hash | None = None
-    signature: Annotated[str, Meta(pattern="^[0-9a-f]{128}$")] | None = None
+    signature: Annotated[str, Meta(pattern=r"^[0-9a-f]{128}\Z")] | None = None
     broadcast: Hash | None = None
     """The object that it trained on, by its own signature; older clients did not sign it."""
 
@@ -54,7 +54,7 @@ class Counted(msgspec.Struct, frozen=True):
 class Start(msgspec.Struct, frozen=True):
     """A run begins."""
 
-    run: Annotated[str, Meta(pattern="^[a-z0-9-]{1,64}$")]
+    run: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,64}\Z")]
     plan: dict[str, Any]
     """As clients are sent it."""
     plan_hash: Hash
