@@ -9,14 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from atoll.core.coordinator import Policy
 from atoll.core.errors import RunError
+from atoll.core.parts import Part
 from atoll.core.wire import unpack
 from atoll.engine.secure import least_of, session_of, vector_of
-from atoll.network.home import Pending, Talk
+from atoll.network.home import OVER, Pending, Talk
 from atoll.network.identity import public_bytes
 from atoll.network.protocol import Order, Ref, RunInfo
 from atoll.network.work import Fetch, Unwilling, Work
@@ -31,6 +34,16 @@ from atoll.train.server import layout_of
 
 LEAST = Floors()
 """What every client insists on."""
+
+
+LONGEST_STEP = 120.0
+"""Seconds that a server waits for one step of a session, where the plan has no deadline."""
+
+
+def longest_silence(plan: Mapping[str, Any]) -> float:
+    """Return the seconds after which a session is given up in which the server has said nothing: two steps."""
+    policy: Policy = Part.of(plan.get("policy", "cohort"), where="policy").build("rounds")
+    return 2 * max(LONGEST_STEP, policy.deadline or 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +64,8 @@ class Adding:
         talk, pending = home.talk(order.attempt), home.pending()
         if talk is not None and talk.heard == message.name and talk.answer:
             return talk.answer
+        if talk == OVER:
+            raise Unwilling(f"the session of attempt {order.attempt} is over here, and its secrets are gone")
         if pending is None or pending.attempt != order.attempt:
             raise Unwilling(f"attempt {order.attempt} has no update here: nothing can be added")
         state = ClientState() if talk is None else load(talk.state, ClientState)

@@ -14,7 +14,7 @@ from atoll.core.errors import AtollError, DiskFull, RunError
 from atoll.core.params import load
 from atoll.engine.secure import params_hash
 from atoll.ledger import chain
-from atoll.network.adding import Adding
+from atoll.network.adding import Adding, longest_silence
 from atoll.network.agreement import Floors, at_work
 from atoll.network.app import ClientApp
 from atoll.network.connection import Connection, Declined
@@ -77,6 +77,7 @@ class Client:
 
     def run(self, *, once: bool = False) -> None:
         """Ask for work and do it; with `once` until all runs are over."""
+        self._end_silent_talks()
         welcome = self._connection.welcome()
         self._voice.say(f"joined as {welcome.name}, client {welcome.number}; {len(self._app.train_y):,} samples")
         while not (self.turn() and once):
@@ -89,12 +90,20 @@ class Client:
             self._warn_once("", "resting: outside the hours of the floors")
             self._sleep(SHORT_REST)
             return False
+        self._end_silent_talks()
         told = self._connection.ask("POST", "/v1/poll", Orders, self._poll(MAX_WAIT), wait=MAX_WAIT)
         done = [self._do(order) for order in told.orders]
         self._end([name for name in told.ended if is_run_name(name)])
         if not any(done):
             self._sleep(told.retry + random.uniform(0, told.spread))  # noqa: S311
         return bool(told.ended) and not told.open and not told.orders
+
+    def _end_silent_talks(self) -> None:
+        """Remove the secrets of sessions of secure aggregation that came to nothing without a word."""
+        for run in self._home.runs():
+            if any((self._home.path / "runs" / run / "talks").glob("[0-9]*")):
+                home = self._works[run].home if run in self._works else self._home.run(run)
+                home.end_talks(idle_since=time.time() - longest_silence(home.info().plan))
 
     def _poll(self, wait: float) -> Poll:
         return Poll(len(self._app.train_y), wait, self._app.told(), ended=tuple(sorted(self._ended)))

@@ -26,7 +26,7 @@ from atoll.core.errors import PlanError, RunError
 from atoll.core.messages import State
 from atoll.core.tensor_file import tensor_file
 from atoll.ledger import chain
-from atoll.network.blobs import Disk, room_in, sync_names, written
+from atoll.network.blobs import Disk, private, room_in, sync_names, written
 from atoll.network.identity import load_key, make_key
 from atoll.network.objects import Objects
 from atoll.network.protocol import Delivery, RunInfo
@@ -80,6 +80,10 @@ class Talk(msgspec.Struct, frozen=True):
     """What may be done once only, and was."""
 
 
+OVER = Talk("", b"", 0, b"", ())
+"""Stands for a session that is over, or was given up: nothing of it is left, and it cannot go on."""
+
+
 class Home:
     """The directory of a client, for one process at a time."""
 
@@ -99,7 +103,7 @@ class Home:
         if not (path / "key").exists():
             make_key(path / "key")
         if not (path / "secret").exists():
-            _write(path / "secret", secrets.token_bytes(32), mode=0o600)
+            _write(path / "secret", secrets.token_bytes(32))
         return cls(path, lock)
 
     @classmethod
@@ -188,6 +192,7 @@ class RunHome:
     def end(self) -> None:
         """Note that the run has ended; nothing but its ledger and its model is needed any more."""
         _write(self.path / "over", b"")
+        self.end_talks()
         self.objects.keep_only(())
 
     def state(self) -> tuple[int, State]:
@@ -214,6 +219,7 @@ class RunHome:
         text = {"pending": msgspec.json.encode(pending).decode()}
         _write(self.path / "pending.safetensors", *tensor_file(tensors, text))
         self.objects.keep_only(())
+        self.end_talks(pending.attempt - 1)
 
     def update(self) -> memoryview:
         """The bytes of the pending update."""
@@ -228,9 +234,25 @@ class RunHome:
             return msgspec.msgpack.decode(path.read_bytes(), type=Talk)
 
     def keep_talk(self, attempt: int, talk: Talk) -> None:
-        """Write down how far a session went; it holds secrets, and is never removed: nobody is told twice."""
-        (self.path / "talks").mkdir(exist_ok=True)
-        _write(self.path / "talks" / str(attempt), msgspec.msgpack.encode(talk), mode=0o600)
+        """Write down how far a session went; it holds secrets until it is over."""
+        (self.path / "talks").mkdir(mode=0o700, exist_ok=True)
+        _write(self.path / "talks" / str(attempt), msgspec.msgpack.encode(talk))
+
+    def end_talks(self, up_to: int | None = None, idle_since: float | None = None) -> None:
+        """Remove the secrets of sessions up to an attempt, or in which nothing was said since a time; or of all.
+
+        Of the newest update it stays known that it was in a session, since it must never be in another.
+        """
+        pending = self.pending()
+        for path in (self.path / "talks").glob("[0-9]*"):
+            attempt = int(path.name)
+            going_on = idle_since is not None and path.stat().st_mtime >= idle_since
+            if going_on or (up_to is not None and attempt > up_to):
+                continue
+            if pending is None or pending.attempt != attempt:
+                path.unlink()
+            elif (talk := self.talk(attempt)) is not None and talk != OVER:
+                self.keep_talk(attempt, OVER)
 
     def settle(self, counted: int | None) -> None:
         """If the pending update counted, what it remembers holds from now on."""
@@ -327,7 +349,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 def _append(path: Path, *lines: str) -> None:
     """Add lines to a file: all of them, or none if the disk is full."""
-    with room_in(path.parent), path.open("ab") as file:
+    with room_in(path.parent), open(path, "ab", opener=private) as file:
         size = file.tell()
         try:
             file.write("".join(f"{line}\n" for line in lines).encode())
@@ -338,8 +360,8 @@ def _append(path: Path, *lines: str) -> None:
             raise
 
 
-def _write(path: Path, *parts: bytes | memoryview, mode: int = 0o666) -> None:
-    written(path, path.with_name(f".{path.name}.new"), *parts, mode=mode)
+def _write(path: Path, *parts: bytes | memoryview) -> None:
+    written(path, path.with_name(f".{path.name}.new"), *parts)
     sync_names(path.parent)
 
 
@@ -349,7 +371,7 @@ def _read(path: Path, kind: type[T]) -> T:
 
 
 def _locked(path: Path) -> IO[str]:
-    file = (path / ".lock").open("w")
+    file = open(path / ".lock", "w", opener=private)  # noqa: SIM115
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

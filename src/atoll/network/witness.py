@@ -63,6 +63,8 @@ class Witness:
         wrong = self.story.hear(record) or self.receipts.hear(record)
         if wrong is not None:
             raise self._lie(record.number, wrong)
+        if record.kind in (chain.COMMIT, chain.ABANDON) and self.receipts.max_versions is None:
+            self.home.end_talks(record.body["attempt"])  # its sum is made, or never will be
 
     def _check_own(self, record: chain.Record) -> None:
         """A commit may count of this client what it delivered, and nothing else."""
