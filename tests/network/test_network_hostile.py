@@ -210,7 +210,7 @@ def test_strangers_and_those_who_were_shut_out(made: Federation) -> None:
     assert light.order().version == 1
     (commit,) = made.commits()
     assert [each["client"] for each in commit["cohort"]] == [0]
-    assert commit["rejected"] == [{"client": 1, "why": "client revoked"}]
+    assert commit["rejected"] == [{"client": 1, "attempt": 0, "why": "client revoked"}]
 
 
 def test_a_request_is_heard_once(made: Federation) -> None:

@@ -264,7 +264,7 @@ class Desk:
         with self._one_large if manifest.num_bytes > LARGE else contextlib.nullcontext():
             run.parts.opened(chunks, manifest.num_bytes, weight)
         # the client signed what it told; what counts is cut to what one client may weigh
-        signed = {"num_samples": told.num_samples, "loss": told.loss, "weight": told.weight}
+        signed: dict[str, Any] = {"num_samples": told.num_samples, "loss": told.loss, "weight": told.weight}
         signed |= {} if told.broadcast is None else {"broadcast": told.broadcast}
         counts = {"counts": weight, "samples": min(told.num_samples, self._max_samples)}
         return {**signed, **counts, "manifest": told.manifest.hex()}
