@@ -167,6 +167,19 @@ def test_an_update_that_was_acknowledged_is_in_the_ledger(tmp_path: Path) -> Non
             client.turn()
 
 
+def test_a_client_is_not_counted_under_another_key(tmp_path: Path) -> None:
+    one = One(tmp_path)
+    with one.joined() as client:
+        one.order()
+        client.turn()
+        [(name, _)] = one.server.deliveries.values()
+        one.server.counted.update(one.server.deliveries)
+        one.server.commit("run", one.ones, [(0, name)])  # signed by somebody whom the server made up
+        one.order(1, 1)
+        with pytest.raises(RunError, match="counts client 0, which is this one, under another key"):
+            client.turn()
+
+
 def test_an_update_may_be_rejected_or_its_attempt_abandoned(tmp_path: Path) -> None:
     one = One(tmp_path)
     with one.joined() as client:

@@ -19,6 +19,7 @@ from atoll.network.agreement import Floors, at_work
 from atoll.network.app import ClientApp
 from atoll.network.connection import Connection, Declined
 from atoll.network.home import Home, Pending, RunHome
+from atoll.network.identity import public_bytes
 from atoll.network.objects import Manifest, manifest_of
 from atoll.network.protocol import (
     MAX_WAIT,
@@ -288,7 +289,11 @@ class Client:
         if run not in self._witnesses:
             number = self._connection.welcome().number
             self._witnesses[run] = Witness(
-                home, self._server_key, number, lambda text: self._voice.say(f"{run}: {text}")
+                home,
+                self._server_key,
+                number,
+                public_bytes(self._home.key),
+                lambda text: self._voice.say(f"{run}: {text}"),
             )
         return self._witnesses[run]
 

@@ -20,8 +20,10 @@ DISTRUST = "do not trust this server"
 class Witness:
     """All that a client has heard of a run's ledger; after a restart, what its home has of it."""
 
-    def __init__(self, home: RunHome, server_key: bytes, client: int, say: Callable[[str], None]) -> None:
-        self.home, self._server_key, self._client, self._say = home, server_key, client, say
+    def __init__(
+        self, home: RunHome, server_key: bytes, client: int, own_key: bytes, say: Callable[[str], None]
+    ) -> None:
+        self.home, self._server_key, self._client, self._own_key, self._say = home, server_key, client, own_key, say
         self._info = home.info()
         self._recall()
 
@@ -67,7 +69,7 @@ class Witness:
             self.home.end_talks(record.body["attempt"])  # its sum is made, or never will be
 
     def _check_own(self, record: chain.Record) -> None:
-        """A commit may count of this client what it delivered, and nothing else."""
+        """Check what a commit says of this client: it may count what was delivered under its key, and nothing else."""
         for each in record.body.get("cohort", ()):
             if not isinstance(each, dict) or each.get("client") != self._client:
                 continue
@@ -76,7 +78,12 @@ class Witness:
                     f"record {record.number} of the ledger of {self._info.run} counts an update of this client that it "
                     f"never sent: {each['object']}; somebody else has its key, or the server lies"
                 )
+            if each.get("key") != self._own_key.hex():
+                raise self._lie(record.number, f"counts client {self._client}, which is this one, under another key")
             self._say(f"version {record.body.get('version')} counts this client's update")
+        for each in record.body.get("rejected", ()):
+            if isinstance(each, dict) and each.get("client") == self._client:
+                self._say(f"version {record.body.get('version')} leaves this client out: {each.get('why')!r:.200}")
 
     def acknowledged(self, attempt: int, name: str) -> None:
         """Note that the server said that an update is safe: its ledger must say what became of it."""
