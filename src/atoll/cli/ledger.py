@@ -93,7 +93,7 @@ def show(directory: DirArgument) -> None:
     for place, line in enumerate(_lines(_ledger_of(directory))):
         try:
             record, _ = read(line)
-            print(_printable(f"{record.number:>6} {record.kind:8} {_said(record.kind, record.body)}"))
+            print(_printable(f"{record.number:>6} {record.kind:9} {_said(record.kind, record.body)}"))
         except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
             print(f"{place:>6} is no record: atoll ledger verify says more")
 
