@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from ledger.telling import RUN, SERVER, public, told, written
+from ledger.telling import RUN, SERVER, digest, public, told, written
 
 from atoll.network.home import Server
 
@@ -50,13 +50,39 @@ def test_another_key_and_another_history_are_found(cli: Any, run: Path, tmp_path
     note.write_text(json.dumps(HEADS[4]._asdict()))
     assert cli("ledger", "verify", run, "--head", note).code == 0
     (run / "ledger.jsonl").write_text("\n".join(LINES[:3]) + "\n")
-    assert cli("ledger", "verify", run).code == 0
     assert "record 3 was dropped: somebody has seen 5" in cli("ledger", "verify", run, "--head", note).err
     copy = tmp_path / "client"
     copy.mkdir()
     (copy / "ledger.jsonl").write_text("\n".join(LINES[:4]) + "\n")
     assert "record 3 was dropped" in cli("ledger", "verify", run, "--head", copy).err
-    assert cli("ledger", "verify", copy, "--head", run).code == 0
+    assert cli("ledger", "verify", copy, "--head", run, "--running").code == 0
+
+
+@pytest.mark.parametrize("left", [1, 3, 6])
+def test_a_ledger_without_its_end_is_told_from_a_whole_one(cli: Any, run: Path, left: int) -> None:
+    (run / "ledger.jsonl").write_text("\n".join(LINES[:left]) + "\n")
+    said = cli("ledger", "verify", run)
+    assert said.code == 6 and "the end is missing" in said.out and "later ones may have been cut off" in said.err
+    said = cli("ledger", "verify", run, "--running")
+    assert said.code == 0 and "still running" in said.out and not said.err
+    (run / "ledger.jsonl").write_text("".join(f"{line}\n" for line in LINES))
+    assert cli("ledger", "verify", run, "--running").code == 0
+
+
+def test_what_a_server_acknowledged_is_in_its_ledger(cli: Any, run: Path, tmp_path: Path) -> None:
+    client = tmp_path / "client"
+    client.mkdir()
+    kept = [{"client": 0, "attempt": 0, "object": digest("0/0")}, {"client": 1, "attempt": 2, "object": ""}]
+    (client / "receipts.jsonl").write_text("".join(json.dumps(each) + "\n" for each in kept))
+    assert cli("ledger", "verify", run, "--receipts", client).code == 0  # one is counted, the other rejected
+    dropped = {"client": 1, "attempt": 5, "object": digest("1/5")}
+    with (client / "receipts.jsonl").open("a") as file:
+        file.write(json.dumps(dropped) + "\n")
+    said = cli("ledger", "verify", run, "--receipts", client)
+    assert said.code == 5 and "record 5 neither counts nor rejects the update of client 1 in attempt 5" in said.err
+    (client / "ledger.jsonl").write_text("".join(f"{line}\n" for line in LINES))
+    assert cli("ledger", "verify", client).code == 5  # its own receipts are looked at unasked
+    assert "cannot be read as receipts" in cli("ledger", "verify", run, "--receipts", tmp_path).err
 
 
 def test_in_a_clients_home_the_key_is_known(cli: Any, run: Path, tmp_path: Path) -> None:

@@ -142,7 +142,11 @@ def forged(place: int, change: Callable[[Body], object]) -> Told:
         (forged(0, lambda body: body.update(server_key="00" * 32)), 0, "another key"),
         (forged(0, lambda body: body["plan"].update(rounds=5)), 0, "plan hash"),
         (forged(4, lambda body: body["cohort"].append(counted(1, 1, 2))), 4, "client 1 twice for attempt 2"),
-        (forged(4, lambda body: body["cohort"].append(counted(0, 0, 0))), 4, "client 0 twice for attempt 0"),
+        (
+            forged(4, lambda body: body["cohort"].append(counted(0, 0, 0))),
+            4,
+            "client 0 for attempt 0, after it was counted for 3",
+        ),
         (forged(4, lambda body: body["cohort"].append(counted(2, 3, 3))), 4, "yet to come"),
         (forged(4, lambda body: body["cohort"][0].pop("signature")), 4, "client 0 without its signature"),
         (forged(4, lambda body: body["cohort"][0].pop("loss")), 4, "without all that it signed"),

@@ -24,7 +24,8 @@ from atoll.core.messages import Broadcast, Payload, State, Task, Update, stack
 from atoll.core.wire import pack, unpack
 from atoll.engine.base import InProcess
 from atoll.engine.secure import params_hash
-from atoll.ledger import chain
+from atoll.ledger import chain, signing
+from atoll.ledger.signing import plan_hash
 from atoll.network.blobs import Disk
 from atoll.network.gate import Gate, Refused, token_hash
 from atoll.network.identity import holds, public_bytes, read_stamp
@@ -56,7 +57,7 @@ from atoll.network.protocol import (
 )
 from atoll.network.store import Store
 from atoll.network.web import agreed_length, read_body, server_of
-from atoll.train.exchange import Told, Work, received
+from atoll.train.exchange import Told, Work, decoded, received
 from atoll.train.job import Job
 from atoll.train.server import empty_update
 from atoll.train.trainer import Trainer
@@ -69,6 +70,10 @@ CUT_BEFORE, CUT_AFTER = "cut before", "cut after"
 """A request that is never heard, and one that is heard but whose answer is lost."""
 
 Trouble = Callable[[str, str], str | int | bytes | Message | tuple[int, Problem] | None]
+
+
+def hash_of(params_D: Tensor) -> str:
+    return params_hash(params_D).hex()
 
 
 def no_trouble(method: str, path: str) -> None:
@@ -96,6 +101,15 @@ class SmallServer:
         self.polls: list[Poll] = []
         self.ledgers: dict[str, list[str]] = {}
         self.heads: dict[str, chain.Head] = {}
+        self.versions: dict[str, list[str]] = {}
+        """The hash of each version of a run."""
+        self.attempts: dict[str, int] = {}
+        """The newest attempt that a version was made of."""
+        self.announced: set[tuple[str, int]] = set()
+        self.asked: dict[tuple[str, int, int], int] = {}
+        """The version of the orders that were delivered."""
+        self.counted: set[tuple[str, int, int]] = set()
+        self.strangers: dict[int, Ed25519PrivateKey] = {}
         self.log: list[tuple[str, str, int]] = []
         self.trouble: Trouble = no_trouble
 
@@ -114,21 +128,90 @@ class SmallServer:
                 book.approve(client.id)
         self.gate.forget()
 
-    def add_run(self, info: RunInfo) -> None:
+    def add_run(self, info: RunInfo, params_D: Tensor) -> None:
+        """Begin a run from these parameters, and its ledger."""
         self.infos[info.run] = info
-        line, head = chain.start({"run": info.run, "plan": info.plan}, self.key)
+        first = {"run": info.run, "plan": info.plan, "plan_hash": plan_hash(info.plan), "model": hash_of(params_D)}
+        line, head = chain.start(first, self.key)
         self.ledgers[info.run], self.heads[info.run] = [line], head
+        self.versions[info.run] = [hash_of(params_D)]
 
-    def commit(self, run: str, version: int, cohort: Iterable[tuple[int, str]]) -> None:
-        body = {"version": version, "cohort": [{"client": client, "object": name} for client, name in cohort]}
-        line, self.heads[run] = chain.add(self.heads[run], "commit", body, self.key)
+    def note(self, run: str, kind: str, body: Mapping[str, Any]) -> None:
+        """Write a record, whatever it says."""
+        line, self.heads[run] = chain.add(self.heads[run], kind, body, self.key)
         self.ledgers[run].append(line)
+
+    def broadcast(self, run: str, name: str) -> None:
+        """Say what is sent of the newest version, unless that was said."""
+        version = len(self.versions[run]) - 1
+        if (run, version) not in self.announced:
+            self.announced.add((run, version))
+            self.note(run, chain.BROADCAST, {"version": version, "object": name})
+
+    def commit(self, run: str, params_D: Tensor, others: Iterable[tuple[int, str]] = (), **changes: Any) -> None:
+        """Make a version of all that was delivered since the last one, and of what others sent who are not here."""
+        models = self.versions[run]
+        cohort = [
+            self._entry(run, *place) for place in self.deliveries if place[0] == run and place not in self.counted
+        ]
+        cohort += [self._stranger(run, *other) for other in others]
+        self.counted.update(self.deliveries)
+        body = {
+            "version": len(models),
+            "attempt": max([self.attempts.get(run, -1) + 1, *(each["attempt"] for each in cohort)]),
+            "model": hash_of(params_D),
+            "before": models[-1],
+            "rule": "mean",
+            "cohort": cohort,
+            "rejected": [],
+            "seconds": 0,
+            **changes,
+        }
+        models.append(hash_of(params_D))
+        self.attempts[run] = body["attempt"]
+        self.note(run, chain.COMMIT, body)
+
+    def _entry(self, run: str, _: str, attempt: int, client: int) -> dict[str, Any]:
+        name, told = self.deliveries[run, attempt, client]
+        with self.store.look() as book:
+            row = next(each for each in book.clients() if each.number == client)
+        return {
+            "client": client,
+            "id": row.id,
+            "key": row.key.hex(),
+            "version": self.asked[run, attempt, client],
+            "attempt": attempt,
+            "num_samples": told.num_samples,
+            "loss": told.loss,
+            "weight": told.weight,
+            "object": name,
+            "signature": told.signature.hex(),
+            "broadcast": told.broadcast,
+        }
+
+    def _stranger(self, run: str, client: int, name: str) -> dict[str, Any]:
+        """What a commit says of a client that only the server has ever seen."""
+        key = self.strangers.setdefault(client, Ed25519PrivateKey.generate())
+        version, attempt = len(self.versions[run]) - 1, self.attempts.get(run, -1) + 1
+        signature = key.sign(signing.update_text(run, attempt, version, name, 10, 0.5, 10.0))
+        return {
+            "client": client,
+            "id": signing.client_id(public_bytes(key)),
+            "key": public_bytes(key).hex(),
+            "version": version,
+            "attempt": attempt,
+            "num_samples": 10,
+            "loss": 0.5,
+            "weight": 10.0,
+            "object": name,
+            "signature": signature.hex(),
+        }
 
     def end(self, run: str, params_D: Tensor, name: str | None = None) -> None:
         """A run is over, and ended with these parameters; what the ledger calls them may be a lie."""
-        body = {"reason": "all rounds done", "version": 3, "model": name or params_hash(params_D).hex()}
-        line, self.heads[run] = chain.add(self.heads[run], chain.END, body, self.key)
-        self.ledgers[run].append(line)
+        models = self.versions[run]
+        body = {"reason": "all rounds done", "version": len(models) - 1, "model": name or models[-1]}
+        self.note(run, chain.END, body)
         self.infos[run] = msgspec.structs.replace(self.infos[run], model=self.put(pack(Payload(params_D))))
         self.ended = (run,)
 
@@ -227,7 +310,8 @@ class SmallServer:
         name = self.objects.put_manifest(manifest)
         if order is not None:
             assert holds(key, update_text(run, attempt, order.version, name, told), told.signature)
-            self.deliveries[place] = (name, told)
+            assert told.broadcast == order.model.name
+            self.deliveries[place], self.asked[place] = (name, told), order.version
             self._forget(place)
         assert self.deliveries[place] == (name, told), "one attempt, one update"
         return Delivered(name)
@@ -269,12 +353,16 @@ class WireEngine(InProcess):
         self.server, self.run, self.step = server, run, step
         self.counted: dict[int, int] = {}
         self.version = 0
+        """Versions that clients have worked for; the one that came of it is known when it is sent."""
 
     def works(
         self, groups: list[list[Task]], sent: Mapping[int, Broadcast], states: Mapping[int, State]
     ) -> Iterator[Work]:
         server, tasks = self.server, [task for group in groups for task in group]
-        models = {version: server.put(pack(Payload(each.packed()))) for version, each in sent.items()}
+        models = {version: server.put(pack(each.plain())) for version, each in sent.items()}
+        newest = max(sent)
+        self.commit(sent[newest].params_D)
+        server.broadcast(self.run, models[newest].name)
         for task in tasks:
             order = Order(
                 self.run,
@@ -293,16 +381,18 @@ class WireEngine(InProcess):
             self.step()
         else:
             raise AssertionError(f"clients do not deliver: {server.refusals}")
-        cohort = []
         for task in tasks:
             name, told = server.deliveries[self.run, task.attempt, task.client]
             payload = unpack(server.objects.get(name), max_bytes=MOST * 100)
             none = empty_update(self.job)
             aux = {each: value.new_zeros(value.shape[1:]) for each, value in none.aux.items()}
             like = Update(self.job.first_D, torch.tensor(told.weight, dtype=none.weight.dtype), aux)
-            stacked = stack([like.unpacked(self.job.uplink.decode(payload))])
+            stacked = stack([decoded(self.job, like, payload)])
             self.counted[task.client] = task.attempt
-            cohort.append((task.client, name))
             yield received(self.job, self.trainer.fold, [task], stacked, [Told(told.num_samples, told.loss, 0)])
         self.version += 1
-        server.commit(self.run, self.version, cohort)
+
+    def commit(self, params_D: Tensor) -> None:
+        """Write down the version that came of the work so far."""
+        if len(self.server.versions[self.run]) <= self.version:
+            self.server.commit(self.run, params_D)

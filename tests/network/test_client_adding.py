@@ -12,6 +12,7 @@ import pytest
 import torch
 from network.world import RUN, SMALL, Deaths, World
 
+from atoll.core.errors import RunError
 from atoll.core.messages import Broadcast, Task, stack
 from atoll.core.plan import Plan
 from atoll.core.wire import pack
@@ -45,6 +46,8 @@ class Sum:
         self.tasks = [Task(number, 0, 0) for number in range(3)]
         self.sent = Broadcast(torch.full_like(self.job.first_D, 0.01), {})
         self.model = self.server.put(pack(self.sent.plain()))
+        self.server.add_run(self.server.infos[RUN], self.sent.params_D)
+        self.server.broadcast(RUN, self.model.name)
         self.changes: dict[int, dict[str, Any]] = {}
         """What is otherwise in the orders of some clients."""
 
@@ -75,6 +78,11 @@ class Sum:
         session = session_of(self.job, RUN, params, self.tasks[0], 0, group, layout_of(self.job), largest)
         assert self.job.secure is not None and self.job.secure.scheme.invite is not None
         return msgspec.structs.replace(self.job.secure.scheme.invite(session), **changes)
+
+    def post(self, invite: wire.Invite) -> Out:
+        """An invitation as client 0 gets it."""
+        envelope = wire.sign(self.server.key, wire.SERVER, wire.session_id(invite), invite)
+        return Out(0, wire.encode(envelope))
 
     def machine(self) -> Server:
         registry = {**self.keys, wire.SERVER: public_bytes(self.server.key)}
@@ -180,10 +188,6 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "another model": ({"model": bytes(32)}, "something else than the plan says"),
     "another run": ({"run": "other"}, "something else than the plan says"),
     "another attempt": ({"attempt": 1}, "something else than the plan says"),
-    "a coarser encoding": ({"config": {"encoding": {"value_bits": 4}}}, "something else than the plan says"),
-    "a weaker mode": ({"config": {"mode": "curious"}}, "something else than the plan says"),
-    "fewer colluders": ({"config": {"colluding": 0.0}}, "something else than the plan says"),
-    "two clients": ({"cohort": wire.cohort([0, 1])}, "something else than the plan says"),
     "without the client": ({"cohort": wire.cohort([1, 2, 3])}, "not in the cohort"),
 }
 
@@ -193,16 +197,63 @@ def test_an_invitation_to_something_else_is_refused(tmp_path: Path, kind: str) -
     found, (changes, says) = Sum(tmp_path), CHANGES[kind]
     with found.world.stack:
         found.train()
-        invite = found.invite()
-        if "config" in changes:
-            inner = dict(changes["config"])
-            if "encoding" in inner:
-                inner["encoding"] = msgspec.structs.replace(invite.config.encoding, **inner["encoding"])
-            changes = {"config": msgspec.structs.replace(invite.config, **inner)}
-        invite = msgspec.structs.replace(invite, **changes)
-        envelope = wire.sign(found.server.key, wire.SERVER, wire.session_id(invite), invite)
-        assert found.exchange([Out(0, wire.encode(envelope))]) == []
+        assert found.exchange([found.post(found.invite(**changes))]) == []
     assert says in found.refusal() and not found.said(0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"encoding": {"value_bits": 4}}, {"encoding": {"modulus_bits": 64}}, {"mode": "curious"}, {"colluding": 0.0}],
+    ids=["a coarser encoding", "another modulus", "a weaker mode", "fewer colluders"],
+)
+def test_an_invitation_by_other_rules_than_the_plans_ends_the_client(tmp_path: Path, change: dict[str, Any]) -> None:
+    found = Sum(tmp_path)
+    with found.world.stack:
+        found.train()
+        config = found.invite().config
+        if "encoding" in change:
+            change = {"encoding": msgspec.structs.replace(config.encoding, **change["encoding"])}
+        invite = found.invite(config=msgspec.structs.replace(config, **change))
+        with pytest.raises(RunError, match="do not trust this server"):
+            found.exchange([found.post(invite)])
+    assert not found.said(0)
+
+
+def test_a_sum_of_two_is_not_opened(tmp_path: Path) -> None:
+    found = Sum(tmp_path)
+    with found.world.stack:
+        found.train()
+        machine = found.machine()
+        state, out = machine.open(found.invite())
+        for phase in (Phase.ADVERTISE, Phase.SHARE, Phase.INPUT):
+            answers = found.exchange(list(out))
+            for answer in answers[:2] if phase is Phase.INPUT else answers:  # one vector is said to be lost
+                state, _ = machine.handle(state, answer)
+            state, out = machine.handle(state, Close(state.phase))
+        assert found.exchange(list(out)) == []
+    assert {reason for _, _, reason in found.server.refusals} == {
+        "secure aggregation: 2 clients survived, 3 are needed; start a new attempt"
+    }
+
+
+@pytest.mark.parametrize(("least", "invited"), [(4, 3), (1, 2)], ids=["the plan's", "two"])
+def test_a_cohort_is_not_smaller_than_the_plan_says(tmp_path: Path, least: int, invited: int) -> None:
+    found = Sum(tmp_path, PLAN.replace({"partition.num_clients": 4, "policy.min_reports": least}))
+    with found.world.stack:
+        found.order(0)
+        found._until(lambda: bool(found.server.ready))
+        found.tasks = [Task(number, 0, 0) for number in range(invited)]
+        assert found.exchange([found.post(found.invite())]) == []
+    assert f"a cohort of {invited}, this client asks for {max(3, least)}" in found.refusal()
+
+
+def test_one_key_does_not_stand_for_two_clients(tmp_path: Path) -> None:
+    found = Sum(tmp_path)
+    with found.world.stack:
+        found.train()
+        found.tell(peers={**found.server.infos[RUN].peers, "3": found.keys[1]})
+        assert found.exchange([found.post(found.invite())]) == []
+    assert "two of the keys that take part are one" in found.refusal()
 
 
 def test_nobody_can_be_made_to_outweigh_all_others(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ class One:
 
     @contextmanager
     def joined(self, info: RunInfo | None = None) -> Iterator[Client]:
-        self.server.add_run(info or info_of(self.plan))
+        self.begin(info or info_of(self.plan))
         with serving(self.server) as url:
             home = Home.make(self.path / "home")
             with Connection(url, home.key, patient=False) as connection:
@@ -67,24 +67,47 @@ class One:
                 self.home = home
                 yield Client(self.app, home, connection, voice, self.floors, sleep=self.slept.append)
 
+    def begin(self, info: RunInfo) -> None:
+        """Begin a run, and its ledger, from a model of ones."""
+        self.server.add_run(info, self.ones)
+
+    @cached_property
+    def ones(self) -> torch.Tensor:
+        return torch.ones_like(self.work.layout.vector())
+
     def order(self, attempt: int = 0, version: int = 0, **changes: Any) -> None:
-        """Ask the client for an update of a model of ones."""
-        work = self.work
-        ref = self.server.put(pack(Payload(torch.ones_like(work.layout.vector()))))
-        self.server.orders[0] = [msgspec.structs.replace(Order("run", attempt, version, ref), **changes)]
+        """Ask the client for an update of a model of ones, of which a version is made as often as it takes."""
+        ref = changes.pop("model", None) or self.server.put(pack(Payload(self.ones)))
+        run = changes["run"] if changes.get("run") in self.server.versions else "run"
+        while len(self.server.versions[run]) <= version:
+            self.server.commit(run, self.ones)
+        self.server.broadcast(run, ref.name)
+        self.server.orders[0] = [msgspec.structs.replace(Order(run, attempt, version, ref), **changes)]
 
     @cached_property
     def work(self) -> Work:
         """What a willing client would make of the plan."""
-        return agree(self.app, Floors(), info_of(self.plan), 0, RunHome(self.path / "willing"), bytes(32))
+        return agree(
+            self.app, Floors(min_survivors=2), info_of(self.plan), 0, RunHome(self.path / "willing"), bytes(32)
+        )
 
     def reasons(self) -> list[str]:
         return [reason for _, _, reason in self.server.refusals]
 
 
+def test_what_a_version_is_made_of_is_what_the_plan_says(tmp_path: Path) -> None:
+    one = One(tmp_path, floors=Floors(min_cohort=3))
+    with one.joined(info_of(PLAN, cohort=5)) as client:  # whatever the server says: one report is enough for the plan
+        one.order()
+        client.turn()
+    assert one.reasons() == ["a version is made of 1 clients, this client asks for at least 3"]
+
+
 FLOORS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"min_cohort": 6}, {}, "at least 6"),
     ({"secagg": True}, {}, "secure aggregation"),
+    ({"min_survivors": 4}, {"secagg": {}}, "a sum of 3 updates would be opened"),
+    ({"min_survivors": 3}, {"secagg": {"min_survivors": 2}}, "a sum of 2 updates would be opened"),
     ({"max_epsilon": 1.0}, {}, "not private"),
     ({"algorithms": ["fedprox"]}, {}, "fedprox only"),
     ({"max_model_bytes": 50}, {}, "allows 50"),
@@ -111,7 +134,7 @@ def test_a_plan_that_is_weaker_than_the_floors_is_refused(
 
 def test_a_plan_that_meets_the_floors_is_worked_for(tmp_path: Path) -> None:
     floors = Floors(min_cohort=5, algorithms=["fedavg"], max_model_bytes=10_000, max_local_steps=3, hours=[0, 24])
-    one = One(tmp_path, PLAN, floors)
+    one = One(tmp_path, PLAN.replace({"policy.min_reports": 5}), floors)
     with one.joined() as client:
         one.order()
         client.turn()
@@ -154,7 +177,7 @@ def test_a_plan_cannot_fill_the_memory(tmp_path: Path) -> None:
         ({"data": "digits"}, "not for clients"),
         ({"models": ["os:getcwd"]}, "not for clients"),
         ({"public": "os:getcwd"}, "not for clients"),
-        ({"loss": ["cross_entropy"]}, "must be a text"),
+        ({"loss": ["cross_entropy"]}, "must be text"),
         ({"sampler": "os:getcwd", "privacy": PRIVATE}, "no code is sent"),
         ({"policy": {"name": "cohort", "size": "os:getcwd"}, "privacy": PRIVATE}, "numbers and names"),
         ({"unheard_of": 1}, "unknown key"),
@@ -243,11 +266,11 @@ def test_models_of_another_shape_or_of_rubbish_are_refused(tmp_path: Path) -> No
                 pack(Payload(torch.ones(1 << 20))),
             ]
         ):
-            one.order(attempt, model=one.server.put(data))
+            one.order(attempt, attempt, model=one.server.put(data))
             client.turn()
-        one.order(9, model=Ref("0" * 64, 1 << 40))
+        one.order(9, 9, model=Ref("0" * 64, 1 << 40))
         client.turn()
-        one.order(10)
+        one.order(10, 10)
         client.turn()
     says = ["has (", "torch.float64", "not a payload", "are due in this run", "are due in this run"]
     assert len(one.reasons()) == 5
@@ -275,8 +298,8 @@ LIES: dict[str, tuple[Callable[[One], None], str]] = {
     "changed": (lambda one: one.server.ledgers["run"].__setitem__(0, one.server.ledgers["run"][0][:-9]), "changed"),
     "another key": (lambda one: setattr(one.server, "ledgers", {"run": [forged()]}), "signature"),
     "another order": (lambda one: one.server.ledgers["run"].insert(0, two(one)[1]), "moved"),
-    "another plan": (lambda one: one.server.add_run(info_of(PLAN.replace({"seed": 5}))), "another plan"),
-    "an update never sent": (lambda one: one.server.commit("run", 1, [(0, "0" * 64)]), "never sent"),
+    "another plan": (lambda one: one.begin(info_of(PLAN.replace({"seed": 5}))), "another plan"),
+    "an update never sent": (lambda one: one.server.commit("run", one.ones, [(0, "0" * 64)]), "never sent"),
 }
 
 
@@ -287,7 +310,7 @@ def forged() -> str:
 
 
 def two(one: One) -> list[str]:
-    one.server.commit("run", 1, [])
+    one.server.commit("run", one.ones)
     return [*one.server.ledgers["run"][:-1], one.server.ledgers["run"].pop()]
 
 
@@ -308,17 +331,19 @@ def test_a_ledger_that_is_rewritten_later_is_noticed(tmp_path: Path) -> None:
     with one.joined() as client:
         one.order()
         client.turn()
-        one.server.commit("run", 1, [(3, "f" * 64)])  # of somebody else: none of this client's business
-        one.order(1)
+        one.server.commit("run", one.ones, [(3, "f" * 64)])  # of somebody else: none of this client's business
+        one.order(1, 1)
         client.turn()
-        line, head = chain.start({"plan": {}}, one.server.key)
-        one.server.ledgers["run"], one.server.heads["run"] = [line], head
-        for version in (1, 2):
-            one.server.commit("run", version, [])
-        one.order(2)
+        assert len(one.home.run("run").lines()) == 4
+        one.server.counted.clear()
+        one.server.announced.clear()
+        one.begin(info_of(PLAN))
+        for _ in range(4):
+            one.server.commit("run", one.ones)
+        one.order(2, 4)
         with pytest.raises(RunError, match="does not follow"):
             client.turn()
-    assert len(one.home.run("run").lines()) == 2
+    assert len(one.home.run("run").lines()) == 4
 
 
 class Sender:
@@ -333,18 +358,20 @@ class Sender:
         """Give the client an order for a version; what it should hear."""
         server, work = self.one.server, self.one.work
         encoding = Encoding(work.job.spec, version, np.random.default_rng(version))
-        model, whole, heard_V = Payload(vector_V), True, vector_V
+        encoded, heard_V = None, vector_V
         if self.downlink.by_difference and self.known is not None:
             payload, _ = self.downlink.chain.encode(vector_V - self.known, {}, encoding)
             heard_V = self.known + self.downlink.chain.decode(payload)
-            model = Payload(heard_V)
             self.news = [*self.news, News(version, server.put(pack(payload)))][-keep:]
         elif not self.downlink.by_difference:
-            model, _ = self.downlink.chain.encode(vector_V, {}, encoding)
-            heard_V, whole = self.downlink.chain.decode(model), False
+            payload, _ = self.downlink.chain.encode(vector_V, {}, encoding)
+            heard_V, encoded = self.downlink.chain.decode(payload), server.put(pack(payload))
         self.known = heard_V
-        ref = server.put(pack(model))
-        server.orders[0] = [Order("run", version, version, ref, whole=whole, news=tuple(self.news))]
+        ref = server.put(pack(Payload(heard_V)))
+        while len(server.versions["run"]) <= version:
+            server.commit("run", vector_V)
+        server.broadcast("run", ref.name)
+        server.orders[0] = [Order("run", version, version, ref, encoded=encoded, news=tuple(self.news))]
         return heard_V
 
 
@@ -367,7 +394,8 @@ def test_what_a_client_hears_is_what_the_server_said(
             size = work.layout.vector().numel()
             kept = 2 if version < 7 else 1
             said.append(sender.order(version, torch.randn(size, generator=rng), kept))
-            models.append(one.server.orders[0][0].model.name)
+            order = one.server.orders[0][0]
+            models.append((order.encoded or order.model).name)
             if version not in (
                 3,
                 6,

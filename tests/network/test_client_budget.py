@@ -28,7 +28,7 @@ PAID = PLAN.replace({"privacy": PRIVATE, "rounds": 3})
 def work_for(one: One, client: Client, *runs: str, attempts: int = 3) -> list[str]:
     """Ask a client for all rounds of some runs, one run after another; what it refused."""
     for run in runs:
-        one.server.add_run(info_of(one.plan, run=run))
+        one.begin(info_of(one.plan, run=run))
         for attempt in range(attempts):
             one.order(attempt, run=run)
             client.turn()

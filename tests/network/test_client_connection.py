@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
@@ -34,7 +35,7 @@ WITH_TASK = Order("run", 0, 0, Ref("0" * 64, 0))
 @pytest.fixture
 def server(tmp_path: Path) -> SmallServer:
     made = SmallServer(tmp_path)
-    made.add_run(RunInfo("run", {}, "", 1, 1, 0, 1))
+    made.add_run(RunInfo("run", {}, "", 1, 1, 0, 1), torch.zeros(1))
     return made
 
 

@@ -66,19 +66,19 @@ def test_two_processes_cannot_share_a_home(tmp_path: Path) -> None:
 
 
 def test_what_counted_is_remembered_and_nothing_else(home: RunHome) -> None:
-    assert home.state() == (-1, {}) and home.pending() is None and home.newest() == -1
+    assert home.state() == (-1, {}) and home.pending() is None and home.newest() == (-1, -1)
     keep(home, 0, {"a": torch.ones(2)})
     home.settle(None)
-    assert home.state() == (-1, {}) and home.newest() == 0
+    assert home.state() == (-1, {}) and home.newest()[0] == 0
     home.settle(0)
     attempt, state = home.state()
-    assert attempt == 0 and torch.equal(state["a"], torch.ones(2)) and home.pending() is None and home.newest() == 0
+    assert attempt == 0 and torch.equal(state["a"], torch.ones(2)) and home.pending() is None and home.newest()[0] == 0
     keep(home, 4, {"a": torch.zeros(2)}, b"second")
     keep(home, 5, {}, b"third")
     home.settle(4)  # the server is behind: that one is gone
     again = RunHome(home.path)
     found = again.pending()
-    assert again.state()[0] == 0 and found is not None and found.attempt == 5 and again.newest() == 5
+    assert again.state()[0] == 0 and found is not None and found.attempt == 5 and again.newest()[0] == 5
     assert len(again.sent) == 3
     assert bytes(again.update()) == b"third" and found.object == manifest_of(b"third").name()
 
@@ -146,7 +146,7 @@ def test_a_full_disk_leaves_everything_as_it_was(home: RunHome, monkeypatch: pyt
     monkeypatch.undo()
     assert {path: path.read_bytes() for path in before} == before
     keep(home, 1, {}, b"more")
-    assert RunHome(home.path).newest() == 1
+    assert RunHome(home.path).newest()[0] == 1
 
 
 def test_a_device_tells_what_its_system_tells(tmp_path: Path) -> None:

@@ -22,5 +22,5 @@ def test_two_hospitals_and_a_server(tmp_path: Path) -> None:
     base = tmp_path / "runs" / "federation-1"
     assert "Traceback" not in (base / "server.log").read_text() + done.stderr
     server, client = (base / home / "runs/hospitals/ledger.jsonl" for home in ("server", "hospital-a"))
-    assert server.read_text() == client.read_text() and len(client.read_text().splitlines()) == 7
+    assert server.read_text() == client.read_text() and len(client.read_text().splitlines()) == 12
     assert (base / "server/runs/hospitals/report.html").exists()

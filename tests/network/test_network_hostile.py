@@ -210,7 +210,7 @@ def test_strangers_and_those_who_were_shut_out(made: Federation) -> None:
     assert light.order().version == 1
     (commit,) = made.commits()
     assert [each["client"] for each in commit["cohort"]] == [0]
-    assert commit["rejected"] == [{"client": 1, "why": "client revoked"}]
+    assert commit["rejected"] == [{"client": 1, "attempt": 0, "why": "client revoked"}]
 
 
 def test_a_request_is_heard_once(made: Federation) -> None:
@@ -264,8 +264,8 @@ def test_what_clients_say_is_only_ever_text(made: Federation) -> None:
     for light, text in zip(lights, texts, strict=True):
         path = TASK.format(run=RUN, attempt=light.order().attempt)
         assert light.ask("POST", f"{path}/refuse", Refusal(text)).status == 200
-    until(lambda: len(made.lines()) == 2, 20)
-    assert [each["client"] for each in json.loads(made.lines()[1])["body"]["rejected"]] == [0, 1, 2]
+    until(lambda: len(made.lines()) == 3, 20)
+    assert [each["client"] for each in json.loads(made.lines()[2])["body"]["rejected"]] == [0, 1, 2]
     made.audited()
     for line in (made.root / "server.out").read_text().splitlines()[1:]:
         assert line.startswith("serving") or json.loads(line)["event"] != "stopping"

@@ -15,6 +15,7 @@ from atoll.core.messages import Task
 from atoll.core.plan import Plan
 from atoll.ledger.audit import Findings, audit
 from atoll.ledger.chain import read
+from atoll.network import secrecy
 from atoll.network.app import ClientApp
 from atoll.network.hub import Hub
 from atoll.network.records import cohort_of, rejected_of
@@ -23,6 +24,7 @@ from atoll.network.store import Store
 from atoll.network.tables import ClientRow, Stage, Status, TaskRow
 from atoll.privacy.ledger import Ledger
 from atoll.privacy.noise import derived
+from atoll.secagg.scheme import Outcome
 from atoll.train.federation import build_federation
 
 SMALL: dict[str, Any] = {
@@ -81,6 +83,37 @@ def test_every_update_that_counted_is_told_and_signed(tmp_path: Path, fields: di
     size = 2 if "policy" in fields else 4
     assert found.rounds == 4 and sum(signer.num_updates for signer in found.signers) == 4 * size
     assert found.ended == "all rounds done"
+
+
+@pytest.mark.parametrize(
+    "downlink",
+    [[], ["half"], ["delta", {"name": "top_k", "fraction": 0.1}]],
+    ids=["plain", "coded", "differences"],
+)
+def test_what_clients_are_sent_is_in_the_ledger_once_a_version(tmp_path: Path, downlink: list[Any]) -> None:
+    _, lines, key = trained(tmp_path, Plan(**{**SMALL, "downlink": downlink}))
+    found = audit(lines, key)
+    assert isinstance(found, Findings) and found.broadcasts == found.rounds == 4, found
+    records = [record for record, _ in map(read, lines)]
+    assert [record.kind for record in records] == ["start", *["broadcast", "commit"] * 4, "end"]
+    sent = {record.body["version"]: record.body["object"] for record in records if record.kind == "broadcast"}
+    counted = [each for record in records if record.kind == "commit" for each in record.body["cohort"]]
+    assert len(counted) == 16 and all(each["broadcast"] == sent[each["version"]] for each in counted)
+
+
+def test_a_sum_that_came_to_nothing_is_tried_again_on_what_was_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, sums = secrecy._session, list[str]()
+
+    def lost_once(*args: Any) -> Outcome:
+        sums.append("")
+        return Outcome(None, (), 0, 0, "nobody answers") if len(sums) == 2 else session(*args)
+
+    monkeypatch.setattr(secrecy, "_session", lost_once)
+    _, lines, key = trained(tmp_path, Plan(**{**SMALL, "secagg": {}, "downlink": ["half"]}))
+    found = audit(lines, key)
+    assert isinstance(found, Findings) and (found.rounds, found.abandoned, found.broadcasts) == (4, 1, 4), found
 
 
 def test_where_privacy_rests_on_it_nobody_learns_who_took_part(tmp_path: Path) -> None:
@@ -149,6 +182,6 @@ def test_a_client_that_was_shut_out_since_is_told_all_the_same() -> None:
     assert told["key"] == "00" * 32 and told["object"] == "ab" * 32 and told["loss"] == 0.5 and told["version"] == 3
     assert "object" not in in_secret and "loss" not in in_secret and in_secret["client"] == 2
     assert rejected_of(rows, [Task(2, 3, 4)]) == [
-        {"client": 1, "why": "refused: not today"},
-        {"client": 2, "why": "left out"},
+        {"client": 1, "attempt": 4, "why": "refused: not today"},
+        {"client": 2, "attempt": 4, "why": "left out"},
     ]

@@ -29,7 +29,7 @@ from atoll.network.identity import public_bytes
 from atoll.network.protocol import RunInfo
 from atoll.privacy.ledger import Ledger
 from atoll.train.federation import Federation, build_federation
-from atoll.train.job import build_job
+from atoll.train.job import Job, build_job
 
 RUN = "digits"
 SMALL = Plan(
@@ -87,7 +87,7 @@ class World:
         self.clients: list[Client] = []
         self.homes = [self._enrolled(number) for number in range(self.federation.num_clients)]
         self.server.approve_all()
-        self.server.add_run(info_of(plan, self.federation))
+        self.server.add_run(info_of(plan, self.federation), build_job(plan, self.federation).first_D)
         for number in range(len(self.homes)):
             self.start(number)
 
@@ -139,7 +139,15 @@ class World:
 
     def result(self) -> torch.Tensor:
         """The parameters after all rounds, trained by the clients."""
-        return simulated(self.plan, self.federation, lambda job: WireEngine(job, self.server, RUN, self.step))
+        engines: list[WireEngine] = []
+
+        def engine(job: Job) -> WireEngine:
+            engines.append(WireEngine(job, self.server, RUN, self.step))
+            return engines[-1]
+
+        found_D = simulated(self.plan, self.federation, engine)
+        engines[0].commit(found_D)
+        return found_D
 
 
 def info_of(plan: Plan, federation: Federation) -> RunInfo:

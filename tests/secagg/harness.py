@@ -79,7 +79,7 @@ def federation(
     numbers = tuple(5 + stride * i for i in range(num))
     registry = {number: public(number) for number in numbers}
     config = Config(length, Encoding(1.0, 16, bits), mode, dropouts, colluding)
-    floors = floors or Floors(mode=mode, min_cohort=2)
+    floors = floors or Floors(mode=mode, min_cohort=2, min_survivors=2)
     clients = {
         number: Client(
             client=number,

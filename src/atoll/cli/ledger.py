@@ -12,9 +12,11 @@ import typer
 from atoll.core.errors import PlanError, RunError
 
 if TYPE_CHECKING:
-    from atoll.ledger.chain import Head
+    from atoll.ledger.chain import Fault, Head
 
-LEDGER = "ledger.jsonl"
+LEDGER, RECEIPTS = "ledger.jsonl", "receipts.jsonl"
+NO_END = 6
+"""The exit code of `verify` where all records hold, but none says that the run is over."""
 
 ledger_app = typer.Typer(help="The signed record of every commit: check it offline, look at it.", no_args_is_help=True)
 
@@ -31,8 +33,20 @@ def verify(
         list[Path] | None,
         typer.Option(metavar="FILE", help="What somebody saw before: a head, or another copy. May be repeated."),
     ] = None,
+    receipts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="DIR", help="A client's run, whose acknowledged updates must be in the ledger. May be repeated."
+        ),
+    ] = None,
+    running: Annotated[
+        bool, typer.Option("--running", help="The run goes on: do not ask for a record of its end.")
+    ] = False,
 ) -> None:
-    """Check every hash and signature, and that the story can be true; the first bad record is named."""
+    """Check every hash and signature, and that the story can be true; the first bad record is named.
+
+    Exits with 0 if all is well, with 5 if a record is not, and with 6 if the end is missing.
+    """
     from atoll.ledger.audit import audit
     from atoll.ledger.chain import Fault
 
@@ -40,6 +54,9 @@ def verify(
     seen = [each for file in head or [] for each in _heads(file)]
     server_key = _pinned(path) if key is None else _key(key)
     found = audit(_lines(path), server_key, seen)
+    kept = receipts or [each for each in [path.parent / RECEIPTS] if each.exists()]
+    if not isinstance(found, Fault):
+        found = next((fault for each in kept if (fault := _unkept(path, each)) is not None), found)
     if isinstance(found, Fault):
         raise RunError(
             f"{path}: record {found.number} {found.what}; what comes before it holds, ask the server for the rest"
@@ -47,16 +64,25 @@ def verify(
     print(f"ledger of run {found.run}: {found.head.length} records, all as they were written")
     print(
         f"{found.rounds} rounds, {found.abandoned} abandoned, {found.rejected} updates rejected; "
-        f"{'still running' if found.ended is None else _printable(found.ended)}"
+        f"{_printable(found.ended or ('still running' if running else 'the end is missing'))}"
         + ("" if found.epsilon is None else f"; epsilon {found.epsilon:.4g} spent")
     )
     for signer in found.signers:
         print(f"client {signer.client:<5} {signer.id}  {signer.num_updates} updates counted")
     if found.rounds and not found.signers:
         print("who took part is sealed, as the plan's privacy asks for")
+    if not found.broadcasts:
+        print("it does not say what clients were sent: it is of an older server")
     unsure = "" if server_key else "; compare it with the one that you know, or use --key"
     print(f"signed by server {found.server_key}{unsure}")
     print(f"last record {found.head.hash}")
+    if found.ended is None and not running:
+        typer.echo(
+            f"{path}: the end is missing: no record says that the run is over, so that later ones may have been cut "
+            "off; give what others have seen by --head, or say --running if it still is",
+            err=True,
+        )
+        raise typer.Exit(NO_END)
 
 
 @ledger_app.command()
@@ -67,7 +93,7 @@ def show(directory: DirArgument) -> None:
     for place, line in enumerate(_lines(_ledger_of(directory))):
         try:
             record, _ = read(line)
-            print(_printable(f"{record.number:>6} {record.kind:8} {_said(record.kind, record.body)}"))
+            print(_printable(f"{record.number:>6} {record.kind:9} {_said(record.kind, record.body)}"))
         except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
             print(f"{place:>6} is no record: atoll ledger verify says more")
 
@@ -82,6 +108,8 @@ def _said(kind: str, body: Mapping[str, Any]) -> str:
         spent = "" if body.get("epsilon") is None else f", epsilon {body['epsilon']:.4g}"
         rejected = f", {len(body['rejected'])} rejected" if body["rejected"] else ""
         return f"{when} version {body['version']} of clients {clients}, model {body['model'][:12]}{spent}{rejected}"
+    if kind == "broadcast":
+        return f"version {body['version']} was sent as {body['object'][:12]}"
     if kind == "abandon":
         return f"attempt {body['attempt']}: {body['why']}"
     return f"{body['reason']}: version {body['version']}, model {body['model'][:12]}"
@@ -90,6 +118,29 @@ def _said(kind: str, body: Mapping[str, Any]) -> str:
 def _printable(text: str) -> str:
     """What a server wrote, without anything that would steer a terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _unkept(path: Path, receipts: Path) -> Fault | None:
+    """Say which record does not do what the server has acknowledged to a client; None if all do."""
+    import msgspec
+
+    from atoll.ledger.chain import Fault, read
+    from atoll.ledger.receipts import Receipt, Receipts, max_versions
+
+    file = receipts / RECEIPTS if receipts.is_dir() else receipts
+    try:
+        acknowledged = [msgspec.json.decode(line, type=Receipt) for line in file.read_bytes().splitlines()]
+    except (OSError, msgspec.MsgspecError) as error:
+        raise RunError(f"{file} cannot be read as receipts ({error}): name a run's directory of a client") from error
+    records = [read(line)[0] for line in _lines(path)]
+    for client in sorted({receipt.client for receipt in acknowledged}):
+        keeper = Receipts(client, max_versions(records[0].body["plan"], 1 << 20))
+        keeper.waiting = {each.attempt: None for each in acknowledged if each.client == client}
+        for record in records:
+            wrong = keeper.hear(record)
+            if wrong is not None:
+                return Fault(record.number, wrong)
+    return None
 
 
 def _ledger_of(directory: Path) -> Path:

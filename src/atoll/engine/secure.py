@@ -158,10 +158,12 @@ def _on_grid(job: Job) -> bool:
 
 
 def least_of(job: Job, num_clients: int) -> int:
-    """Of how many clients a sum must be; of all whose noise it needs."""
+    """Return the minimum survivors of a sum: what the plan says, and all whose noise it needs."""
+    assert job.secure is not None
+    least = job.secure.settings.least
     if job.mechanism is None or job.mechanism.min_reports is None:
-        return 2
-    return max(2, job.mechanism.min_reports(num_clients))
+        return least
+    return max(least, job.mechanism.min_reports(num_clients))
 
 
 def _vector(

@@ -19,6 +19,8 @@ NOTHING = "0" * 64
 """What stands for the hash of a record before the first."""
 START, END = "start", "end"
 """The kinds of the first record, whose body names the server's public key, and of the last one."""
+BROADCAST, COMMIT, ABANDON = "broadcast", "commit", "abandon"
+"""A version is sent to clients, a version is made, an attempt comes to nothing."""
 
 
 class Record(NamedTuple):
@@ -114,10 +116,12 @@ def verify(
 
 
 def _holds(key: bytes, digest: str, signature: str) -> bool:
+    """Check a signature in its one spelling: 128 lower-case hexadecimal digits."""
     try:
-        return holds(key, _signed(digest), bytes.fromhex(signature))
+        found = bytes.fromhex(signature)
     except ValueError:
         return False
+    return found.hex() == signature and holds(key, _signed(digest), found)
 
 
 def _unlike(entries: list[tuple[Record, str]], head: Head) -> Fault | None:

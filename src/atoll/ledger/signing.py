@@ -37,10 +37,23 @@ def client_id(public_key: bytes) -> str:
 
 
 def update_text(
-    run: str, attempt: int, version: int, name: str, num_samples: int, loss: float | None, weight: float
+    run: str,
+    attempt: int,
+    version: int,
+    name: str,
+    num_samples: int,
+    loss: float | None,
+    weight: float,
+    broadcast: str | None = None,
 ) -> bytes:
-    """What a client signs when it delivers the update in the object `name`; the ledger keeps the signature."""
-    return b"atoll update 1\0" + msgspec.json.encode([run, attempt, version, name, num_samples, loss, weight])
+    """Return what a client signs when it delivers the update in the object `name`; the ledger keeps the signature.
+
+    `broadcast` names the object that it trained on. Clients before version 2 of this text did not sign it.
+    """
+    signed = [run, attempt, version, name, num_samples, loss, weight]
+    if broadcast is None:
+        return b"atoll update 1\0" + msgspec.json.encode(signed)
+    return b"atoll update 2\0" + msgspec.json.encode([*signed, broadcast])
 
 
 def plan_hash(plan: Mapping[str, Any]) -> str:

@@ -9,13 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from atoll.core.coordinator import Policy
+from atoll.core.errors import RunError
+from atoll.core.parts import Part
 from atoll.core.wire import unpack
 from atoll.engine.secure import least_of, session_of, vector_of
-from atoll.network.home import Pending, Talk
+from atoll.network.home import OVER, Pending, Talk
 from atoll.network.identity import public_bytes
 from atoll.network.protocol import Order, Ref, RunInfo
 from atoll.network.work import Fetch, Unwilling, Work
@@ -30,6 +34,16 @@ from atoll.train.server import layout_of
 
 LEAST = Floors()
 """What every client insists on."""
+
+
+LONGEST_STEP = 120.0
+"""Seconds that a server waits for one step of a session, where the plan has no deadline."""
+
+
+def longest_silence(plan: Mapping[str, Any]) -> float:
+    """Return the seconds after which a session is given up in which the server has said nothing: two steps."""
+    policy: Policy = Part.of(plan.get("policy", "cohort"), where="policy").build("rounds")
+    return 2 * max(LONGEST_STEP, policy.deadline or 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +64,8 @@ class Adding:
         talk, pending = home.talk(order.attempt), home.pending()
         if talk is not None and talk.heard == message.name and talk.answer:
             return talk.answer
+        if talk == OVER:
+            raise Unwilling(f"the session of attempt {order.attempt} is over here, and its secrets are gone")
         if pending is None or pending.attempt != order.attempt:
             raise Unwilling(f"attempt {order.attempt} has no update here: nothing can be added")
         state = ClientState() if talk is None else load(talk.state, ClientState)
@@ -80,8 +96,11 @@ class Adding:
         job, number = self.work.job, self.work.number
         assert job.secure is not None and job.secure.scheme.invite is not None
         invite, info = _invite(data), self.info()
-        if self.peers(info.peers).get(number) != public_bytes(self.identity):
+        keys = self.peers(info.peers)
+        if keys.get(number) != public_bytes(self.identity):
             raise Unwilling("the server says another key of this client than it has")
+        if len({self.server_key, *keys.values()}) <= len(keys):
+            raise Unwilling("two of the keys that take part are one: somebody would be counted twice; ask the operator")
         if order.share != 1:
             raise Unwilling(f"a share of {order.share:g}: by shares one client could outweigh all others in their sum")
         groups, params = job.secure.settings.groups, bytes.fromhex(pending.params)
@@ -96,28 +115,36 @@ class Adding:
             layout_of(job),
             self._largest(info.max_samples),
         )
-        if not 0 <= place < groups or job.secure.scheme.invite(session) != invite:
+        due = job.secure.scheme.invite(session)
+        if invite.config != due.config:  # it follows from the plan alone: no other server state explains another
+            raise RunError(
+                f"the server invites to add by {invite.config}, the plan that this client agreed to says {due.config}; "
+                "do not trust this server"
+            )
+        if not 0 <= place < groups or invite != due:
             raise Unwilling("an invitation to add something else than the plan says, or on another model")
         return Talk("", b"", info.max_samples, dump(ClientState(model=session.model)), ())
 
     def _machine(self, done: set[bytes], state: ClientState, data: bytes) -> Client:
-        """The client's machine; what it does once is added to `done`, which is on disk before an answer leaves."""
-        if state.config is None:
-            invite = _invite(data)
-            mode, num_clients = invite.config.mode, len(wire.read_cohort(invite))
-        else:
-            mode, num_clients = state.config.mode, state.cohort_size
+        """The client's machine; what it does once is added to `done`, which is on disk before an answer leaves.
+
+        What it insists on follows from the plan and the floors, and not from what the server says."""
+        job, asked = self.work.job, self.work.floors
+        assert job.secure is not None and job.secure.scheme.mode is not None
+        num_clients = state.cohort_size if state.config else len(wire.read_cohort(_invite(data)))
 
         def once(what: bytes) -> bool:
             fresh = what not in done
             done.add(what)
             return fresh
 
-        asked = self.work.floors.min_cohort
+        insists = asked.secagg or self.work.keys_known
+        least = max(asked.min_cohort, asked.min_survivors, least_of(job, num_clients))
+        in_group = self.work.min_cohort // job.secure.settings.groups
         floors = LEAST._replace(
-            mode=mode,
-            min_cohort=max(LEAST.min_cohort, asked),
-            min_survivors=max(LEAST.min_survivors, asked, least_of(self.work.job, num_clients)),
+            mode="active" if insists else job.secure.scheme.mode,
+            min_cohort=max(LEAST.min_cohort, least, in_group),
+            min_survivors=least,
         )
         return Client(
             client=self.work.number,

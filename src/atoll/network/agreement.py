@@ -17,8 +17,10 @@ from atoll.core.errors import PlanError
 from atoll.core.parts import Part, members
 from atoll.core.plan import Plan
 from atoll.core.privacy import Mechanism
+from atoll.core.secagg import MIN_SURVIVORS
 from atoll.core.section import Section
 from atoll.network.protocol import RunInfo
+from atoll.secagg.scheme import Scheme
 
 NOT_SENT = ("name", "data", "partition", "devices", "attack", "attackers", "stop", "engine")
 """What is the server's own business, or a simulation's."""
@@ -50,7 +52,9 @@ class Floors(Section, key="floors"):
     min_cohort: int = 1
     """A version must be made of at least so many clients."""
     secagg: bool = False
-    """Whether updates must be added in secret."""
+    """Whether updates must be added in secret, by a scheme that a server which lies cannot open."""
+    min_survivors: int = MIN_SURVIVORS
+    """No sum of fewer updates may be opened, where they are added in secret."""
     max_epsilon: float | None = None
     """Runs must be private, and this client's samples spend no more than this in all of them, on all servers."""
     algorithms: tuple[str, ...] = ()
@@ -62,7 +66,11 @@ class Floors(Section, key="floors"):
     """Hours of the day, local time, in which it works: the first and the one before which it stops; all if empty."""
 
     def check(self) -> None:
-        """Refuse hours that are none."""
+        """Refuse hours that are none, and a sum that is one update."""
+        if self.min_survivors < 2:
+            raise PlanError(
+                f"floors.min_survivors must be at least 2, got {self.min_survivors}: a sum of one is no sum"
+            )
         if self.hours and (len(self.hours) != 2 or not all(0 <= hour <= 24 for hour in self.hours)):
             raise PlanError(f"floors.hours are two hours of the day, e.g. [20, 6], got {list(self.hours)}")
 
@@ -116,12 +124,24 @@ def _clients_do_fedavg(algorithm: Algorithm) -> bool:
     return rest == Algorithm()
 
 
-def why_not(floors: Floors, info: RunInfo, plan: Plan, mechanism: Mechanism | None, num_steps: int) -> str | None:
-    """Why a client refuses a run, in words; None if it agrees. `num_steps` is what one task would take."""
+def why_not(
+    floors: Floors,
+    info: RunInfo,
+    plan: Plan,
+    mechanism: Mechanism | None,
+    num_steps: int,
+    *,
+    keys_known: bool = False,
+) -> str | None:
+    """Why a client refuses a run, in words; None if it agrees. `num_steps` is what one task would take.
+
+    `keys_known` says that the owner gave the keys of the others, by which a server that lies is found out.
+    """
     if info.cohort < floors.min_cohort:
         return f"a version is made of {info.cohort} clients, this client asks for at least {floors.min_cohort}"
-    if floors.secagg and plan.secagg is None:
-        return "updates would be seen one by one, this client asks for secure aggregation"
+    reason = why_not_secret(floors, plan, keys_known=keys_known)
+    if reason is not None:
+        return reason
     if floors.max_epsilon is not None:
         if mechanism is None or info.epsilon is None:
             return f"the run is not private, this client asks for an epsilon of at most {floors.max_epsilon:g}"
@@ -138,6 +158,26 @@ def why_not(floors: Floors, info: RunInfo, plan: Plan, mechanism: Mechanism | No
         return f"the model has {info.num_bytes:,} bytes, this client allows {floors.max_model_bytes:,}"
     if floors.max_local_steps is not None and num_steps > floors.max_local_steps:
         return f"a task takes {num_steps} steps, this client allows {floors.max_local_steps}"
+    return None
+
+
+def why_not_secret(floors: Floors, plan: Plan, *, keys_known: bool) -> str | None:
+    """Say why the plan's way to add updates is weaker than a client asks for; None if it is not."""
+    if plan.secagg is None:
+        asked = "updates would be seen one by one, this client asks for secure aggregation"
+        return asked if floors.secagg else None
+    scheme: Scheme = plan.secagg.scheme.build("secagg.schemes")
+    if (floors.secagg or keys_known) and scheme.mode != "active":
+        asker = "floors.secagg" if floors.secagg else "--peers"
+        return (
+            f"the plan adds updates against a server that is {scheme.mode}, which one that lies can open; by {asker} "
+            'this client asks for active: set secagg.scheme = {name = "pairwise", server = "active"}'
+        )
+    if plan.secagg.least < floors.min_survivors:
+        return (
+            f"a sum of {plan.secagg.least} updates would be opened, this client asks for at least "
+            f"{floors.min_survivors}: raise secagg.min_survivors, or lower floors.min_survivors"
+        )
     return None
 
 

@@ -227,11 +227,18 @@ def _served() -> Iterator[None]:
         raise StoreAway(f"the object store of --objects does not serve ({why}); it goes on when that passes") from error
 
 
-def written(path: Path, beside: Path, *parts: bytes | memoryview, mode: int = 0o666, sync: bool = True) -> None:
-    """Write a file beside its place, sync it and put it there: at no moment is there half a file of its name."""
+def private(path: str | Path, flags: int) -> int:
+    """Open a file that only its owner can read, whatever the umask and its directory allow; for `open(opener=...)`."""
+    number = os.open(path, flags, 0o600)
+    os.fchmod(number, 0o600)  # one that was there may have been open to others
+    return number
+
+
+def written(path: Path, beside: Path, *parts: bytes | memoryview, sync: bool = True) -> None:
+    """Write a private file beside its place, sync it and rename it: at no moment is there half a file of its name."""
     try:
         with room_in(path.parent):
-            with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+            with open(beside, "wb", opener=private) as file:
                 file.writelines(parts)
                 if sync:
                     file.flush()

@@ -14,12 +14,13 @@ from atoll.core.errors import AtollError, DiskFull, RunError
 from atoll.core.params import load
 from atoll.engine.secure import params_hash
 from atoll.ledger import chain
-from atoll.network.adding import Adding
+from atoll.network.adding import Adding, longest_silence
 from atoll.network.agreement import Floors, at_work
 from atoll.network.app import ClientApp
 from atoll.network.connection import Connection, Declined
 from atoll.network.consent import Consent, asked_for
 from atoll.network.home import Home, Pending, RunHome
+from atoll.network.identity import public_bytes
 from atoll.network.objects import Manifest, manifest_of
 from atoll.network.protocol import (
     MAX_WAIT,
@@ -37,11 +38,10 @@ from atoll.network.protocol import (
     is_run_name,
     update_text,
 )
+from atoll.network.witness import DISTRUST, Witness
 from atoll.network.work import Made, Unwilling, Work, agree
 from atoll.report.reading import human_bytes, human_seconds
 
-COMMIT = "commit"
-"""The kind of record that says what a version was made of."""
 SHORT_REST = 60.0
 """Seconds until somebody looks again whether there is room on the disk, or whether it is time to work."""
 
@@ -73,6 +73,7 @@ class Client:
         self._consent = asked_for() if consent is None else consent
         self._server_key = home.server().server_key
         self._works: dict[str, Work] = {}
+        self._witnesses: dict[str, Witness] = {}
         self._unwilling: dict[str, str] = {}
         self._told: set[tuple[str, str]] = set()
         self._ended: set[str] = set()
@@ -80,6 +81,7 @@ class Client:
 
     def run(self, *, once: bool = False) -> None:
         """Ask for work and do it; with `once` until all runs are over."""
+        self._end_silent_talks()
         welcome = self._connection.welcome()
         self._voice.say(f"joined as {welcome.name}, client {welcome.number}; {len(self._app.train_y):,} samples")
         while not (self.turn() and once):
@@ -92,12 +94,20 @@ class Client:
             self._warn_once("", "resting: outside the hours of the floors")
             self._sleep(SHORT_REST)
             return False
+        self._end_silent_talks()
         told = self._connection.ask("POST", "/v1/poll", Orders, self._poll(MAX_WAIT), wait=MAX_WAIT)
         done = [self._do(order) for order in told.orders]
         self._end([name for name in told.ended if is_run_name(name)])
         if not any(done):
             self._sleep(told.retry + random.uniform(0, told.spread))  # noqa: S311
         return bool(told.ended) and not told.open and not told.orders
+
+    def _end_silent_talks(self) -> None:
+        """Remove the secrets of sessions of secure aggregation that came to nothing without a word."""
+        for run in self._home.runs():
+            if any((self._home.path / "runs" / run / "talks").glob("[0-9]*")):
+                home = self._works[run].home if run in self._works else self._home.run(run)
+                home.end_talks(idle_since=time.time() - longest_silence(home.info().plan))
 
     def _poll(self, wait: float) -> Poll:
         return Poll(len(self._app.train_y), wait, self._app.told(), ended=tuple(sorted(self._ended)))
@@ -135,7 +145,15 @@ class Client:
             self._must_agree(run, info)
             number, secret = self._connection.welcome().number, self._home.secret(run)
             try:
-                self._works[run] = agree(self._app, self._floors, info, number, self._home.run(run), secret)
+                self._works[run] = agree(
+                    self._app,
+                    self._floors,
+                    info,
+                    number,
+                    self._home.run(run),
+                    secret,
+                    keys_known=self._given is not None,
+                )
             except RunError:
                 raise
             except AtollError as error:
@@ -159,28 +177,32 @@ class Client:
         reason = work.plan.eligibility.why_not(self._app.told())
         if reason is not None:
             raise Unwilling(f"this device may not be asked now: {reason}")
+        self._check_ledger(work, order)
         home.settle(order.counted)
         pending = home.pending()
         if pending is None or pending.attempt != order.attempt:
-            if order.attempt <= home.newest():
+            attempt, version = home.newest()
+            if order.attempt <= attempt:
                 raise Unwilling(
-                    f"attempt {order.attempt} is not after {home.newest()}, which was done: noise is never used twice; "
+                    f"attempt {order.attempt} is not after {attempt}, which was done: noise is never used twice; "
                     "give a run that begins anew another name"
                 )
+            if order.version < version:
+                raise RunError(f"{order.run} goes back from version {version} to {order.version}; {DISTRUST}")
             pending = self._trained(work, order)
         elif (pending.version, pending.model) != (order.version, order.model.name):
             raise Unwilling(f"attempt {order.attempt} was done on another model: noise is never used twice")
         if work.job.secure is not None:
             self._connection.ask("POST", f"{TASK.format(run=order.run, attempt=order.attempt)}/ready", Done)
-            self._read_ledger(order.run, home)
+            self._witness(order.run, home).acknowledged(order.attempt, "")
             return
         began, data = time.monotonic(), home.update()
         told = self._connection.deliver(order.run, order.attempt, data, pending.delivery)
         if told.object != pending.object:
             raise RunError("the server has taken another update than was sent: tell the operator")
+        self._witness(order.run, home).acknowledged(order.attempt, told.object)
         took = human_seconds(time.monotonic() - began)
         self._voice.say(f"{order.run}: round {order.version + 1}: {human_bytes(len(data))} up in {took}")
-        self._read_ledger(order.run, home)
 
     def _trained(self, work: Work, order: Order) -> Pending:
         """Train, and write everything down before anything leaves."""
@@ -194,6 +216,10 @@ class Client:
             return self._fetched(work, order.run, ref)
 
         sent = work.heard(order, fetch)
+        params = params_hash(sent.params_D).hex()
+        if not work.job.downlink.chain.transforms:  # else clients hear something else than the server has
+            model = params_hash(work.job.model_of(sent)).hex()
+            self._witness(order.run, home).check_params(order.version, model)
         heard = time.monotonic()
         made = work.made(order, sent)
         times = [human_seconds(seconds) for seconds in (heard - start, time.monotonic() - heard)]
@@ -205,7 +231,7 @@ class Client:
             attempt=order.attempt,
             version=order.version,
             model=order.model.name,
-            params=params_hash(sent.params_D).hex(),
+            params=params,
             object=manifest.name(),
             delivery=self._told_of(order, manifest, made),
         )
@@ -242,7 +268,14 @@ class Client:
         return self._home.peers(told) if self._given is None else self._given
 
     def _told_of(self, order: Order, manifest: Manifest, made: Made) -> Delivery:
-        told = Delivery(msgspec.msgpack.encode(manifest), made.num_samples, made.loss, made.weight, bytes(64))
+        told = Delivery(
+            manifest=msgspec.msgpack.encode(manifest),
+            num_samples=made.num_samples,
+            loss=made.loss,
+            weight=made.weight,
+            signature=bytes(64),
+            broadcast=order.model.name,
+        )
         text = update_text(order.run, order.attempt, order.version, manifest.name(), told)
         return msgspec.structs.replace(told, signature=self._home.key.sign(text))
 
@@ -255,34 +288,44 @@ class Client:
             self._voice.say(f"{order.run}: {declined}")
 
     def _read_ledger(self, run: str, home: RunHome) -> bool:
-        """Get some of the ledger's new records, and keep them if they follow and say nothing false of this client."""
+        """Get some of the ledger's new records, and keep them if they can be true; False if there are none."""
+        witness = self._witness(run, home)
         lines = self._connection.ask("GET", f"/v1/runs/{run}/ledger/{home.head.length}", Lines).lines
         if not lines:
+            witness.receipts.caught_up(witness.story.version)
             return False
-        fault = chain.verify(lines, self._server_key, after=home.head)
-        if fault is not None:
-            raise RunError(f"record {fault.number} of the ledger of {run} {fault.what}; do not trust this server")
-        records = [chain.read(line)[0] for line in lines]
-        for record in records:
-            if record.kind == chain.START and not home.agreed_to(record.body.get("plan", {})):
-                raise RunError(f"the ledger of {run} is of another plan than this client agreed to; ask the operator")
-            if record.kind == COMMIT:
-                self._check_receipt(run, home, record)
-        home.add_lines(lines, chain.Head(home.head.length + len(lines), records[-1].hash()))
+        witness.hear(lines)
         return True
 
-    def _check_receipt(self, run: str, home: RunHome, record: chain.Record) -> None:
-        """A commit may count of this client what it delivered, and nothing else."""
-        number = self._connection.welcome().number
-        for each in record.body.get("cohort", ()):
-            if each.get("client") != number:
-                continue
-            if "object" in each and each["object"] not in home.sent:
+    def _witness(self, run: str, home: RunHome) -> Witness:
+        """What this client has heard of a run's ledger."""
+        if run not in self._witnesses:
+            number = self._connection.welcome().number
+            self._witnesses[run] = Witness(
+                home,
+                self._server_key,
+                number,
+                public_bytes(self._home.key),
+                lambda text: self._voice.say(f"{run}: {text}"),
+            )
+        return self._witnesses[run]
+
+    def _check_ledger(self, work: Work, order: Order) -> None:
+        """Read the ledger as far as the version that is sent, and refuse what it does not name."""
+        witness = self._witness(order.run, work.home)
+        while order.version not in witness.story.sent:
+            if not self._read_ledger(order.run, work.home):
                 raise RunError(
-                    f"record {record.number} of the ledger of {run} counts an update of this client that it never "
-                    f"sent: {each['object']}; somebody else has its key, or the server lies"
+                    f"the ledger of {order.run} has no record that version {order.version} was sent, which the server "
+                    f"wants work on; {DISTRUST}, or let its operator update it"
                 )
-            self._voice.say(f"{run}: version {record.body.get('version')} counts this client's update")
+        witness.check_sent(order.version, order.model.name)
+        while order.counted is not None and not witness.knows_counted(order.counted):
+            if not self._read_ledger(order.run, work.home):
+                raise RunError(
+                    f"the server says that this client's update of attempt {order.counted} counted, the ledger of "
+                    f"{order.run} does not; {DISTRUST}"
+                )
 
     def _end(self, names: list[str]) -> None:
         """Take leave of runs that are over."""

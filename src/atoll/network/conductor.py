@@ -213,6 +213,7 @@ class Conductor:
                 if guard is not None and guard.trusts_nobody:
                     guard.charge(machine.attempt)
                 draft.book.add_tasks(run.name, command.tasks)
+                self._announce(draft, run, machine.version)
                 numbers = {task.client for task in command.tasks}
                 log("asked", run=run.name, round=machine.version + 1, clients=len(numbers))
                 draft.then(lambda numbers=numbers: self.wake(numbers))  # type: ignore[misc]
@@ -224,6 +225,12 @@ class Conductor:
         if row is not None:
             draft.book.add_row(run.name, row)
             draft.then(lambda: run.tell(lambda: run.replace_row(row)))
+
+    def _announce(self, draft: Draft, run: Run, version: int) -> None:
+        """Say in the ledger what clients are sent of a version, before anybody is sent it."""
+        if version > run.announced:
+            self._note(draft, run, chain.BROADCAST, {"version": version, "object": run.models[version].ref.name})
+            draft.then(lambda: setattr(run, "announced", version))
 
     def arrived(
         self,

@@ -42,6 +42,7 @@ from atoll.network.protocol import (
     Problem,
     Ref,
     Welcome,
+    read_message,
 )
 
 A = TypeVar("A", bound=Message)
@@ -300,7 +301,7 @@ def _passes(status: int) -> bool:
 
 def _read(data: bytes, kind: type[A]) -> A:
     try:
-        return msgspec.json.decode(data, type=kind)
+        return read_message(data, kind)
     except msgspec.MsgspecError as error:
         raise Later(f"the server's answer is not understood ({error})") from error
 

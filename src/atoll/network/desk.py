@@ -96,7 +96,8 @@ class Desk:
         self._conductor.roll.still_here(client.number)
         mine = found.post.waiting(client.number) if client.number is not None else None
         with self._clerk.lock:
-            known = {model.ref.name for model in found.models.values()} | {news.object.name for news in found.news}
+            known = {name for model in found.models.values() for name in model.names()}
+            known |= {news.object.name for news in found.news}
         known |= {ref.name for ref in (mine, found.last) if ref is not None}
         if name not in known:
             raise Refused(HTTPStatus.GONE, "there is no such object any more: poll again")
@@ -200,7 +201,7 @@ class Desk:
             work=task.work,
             clip=guard.orders([task], run.state.rule)[0].clip if guard is not None else None,
             model=model.ref,
-            whole=model.whole,
+            encoded=model.encoded,
             news=tuple(news for news in run.news if news.version <= task.version),
             counted=run.counted.get(number),
             seconds=None if deadline is None else max(0.0, run.began + deadline - self._now()),
@@ -255,12 +256,16 @@ class Desk:
             raise BadUpdate("the training loss is not a number: check the client's data and learning rate")
         if not (math.isfinite(told.weight) and told.weight >= 0):
             raise BadUpdate(f"a weight of {told.weight} makes no sense: it must be finite, and 0 or more")
+        model = run.models.get(task.version)
+        if told.broadcast is not None and (model is None or told.broadcast != model.ref.name):
+            raise BadUpdate("the update was made of something else than was sent: train on the order's model")
         weight = min(told.weight, float(self._max_samples))
         chunks = run.uploads.whole(task, manifest) if data is None else [data]
         with self._one_large if manifest.num_bytes > LARGE else contextlib.nullcontext():
             run.parts.opened(chunks, manifest.num_bytes, weight)
         # the client signed what it told; what counts is cut to what one client may weigh
-        signed = {"num_samples": told.num_samples, "loss": told.loss, "weight": told.weight}
+        signed: dict[str, Any] = {"num_samples": told.num_samples, "loss": told.loss, "weight": told.weight}
+        signed |= {} if told.broadcast is None else {"broadcast": told.broadcast}
         counts = {"counts": weight, "samples": min(told.num_samples, self._max_samples)}
         return {**signed, **counts, "manifest": told.manifest.hex()}
 

@@ -26,7 +26,7 @@ from atoll.core.errors import PlanError, RunError
 from atoll.core.messages import State
 from atoll.core.tensor_file import tensor_file
 from atoll.ledger import chain
-from atoll.network.blobs import Disk, room_in, sync_names, written
+from atoll.network.blobs import Disk, private, room_in, sync_names, written
 from atoll.network.budget import NAME as BUDGET
 from atoll.network.budget import Budget
 from atoll.network.identity import load_key, make_key
@@ -82,6 +82,10 @@ class Talk(msgspec.Struct, frozen=True):
     """What may be done once only, and was."""
 
 
+OVER = Talk("", b"", 0, b"", ())
+"""Stands for a session that is over, or was given up: nothing of it is left, and it cannot go on."""
+
+
 class Home:
     """The directory of a client, for one process at a time."""
 
@@ -101,7 +105,7 @@ class Home:
         if not (path / "key").exists():
             make_key(path / "key")
         if not (path / "secret").exists():
-            _write(path / "secret", secrets.token_bytes(32), mode=0o600)
+            _write(path / "secret", secrets.token_bytes(32))
         return cls(path, lock)
 
     @classmethod
@@ -174,9 +178,13 @@ class RunHome:
             raise PlanError(f"run {info.run} has another plan than it had before: give the other plan another name")
         _write(path, msgspec.json.encode(info))
 
+    def info(self) -> RunInfo:
+        """Return what the client agreed to."""
+        return _read(self.path / "info.json", RunInfo)
+
     def agreed_to(self, plan: Mapping[str, Any]) -> bool:
         """Whether this is the plan that the client agreed to; only the number of rounds may differ."""
-        return _lasting(_read(self.path / "info.json", RunInfo).plan) == _lasting(plan)
+        return _lasting(self.info().plan) == _lasting(plan)
 
     def keep_model(self, named: State) -> Path:
         """Write the model that the run ended with, tensors by name; where it is."""
@@ -187,6 +195,7 @@ class RunHome:
     def end(self) -> None:
         """Note that the run has ended; nothing but its ledger and its model is needed any more."""
         _write(self.path / "over", b"")
+        self.end_talks()
         self.objects.keep_only(())
 
     def state(self) -> tuple[int, State]:
@@ -199,10 +208,10 @@ class RunHome:
         """The newest update that was trained, unless it counted already."""
         return _pending(self.path / "pending.safetensors")
 
-    def newest(self) -> int:
-        """The newest attempt that an update was trained for: none up to this one is ever trained again."""
+    def newest(self) -> tuple[int, int]:
+        """The newest attempt that an update was trained for, and its version: none before is ever trained again."""
         found = self.pending() or _pending(self.path / "state.safetensors")
-        return NEVER if found is None else found.attempt
+        return (NEVER, NEVER) if found is None else (found.attempt, found.version)
 
     def keep(self, pending: Pending, update: Sequence[bytes | memoryview], state: State) -> None:
         """Write down an update, and what is remembered if it counts; what was fetched for it is not needed any more."""
@@ -213,6 +222,7 @@ class RunHome:
         text = {"pending": msgspec.json.encode(pending).decode()}
         _write(self.path / "pending.safetensors", *tensor_file(tensors, text))
         self.objects.keep_only(())
+        self.end_talks(pending.attempt - 1)
 
     def update(self) -> memoryview:
         """The bytes of the pending update."""
@@ -227,9 +237,25 @@ class RunHome:
             return msgspec.msgpack.decode(path.read_bytes(), type=Talk)
 
     def keep_talk(self, attempt: int, talk: Talk) -> None:
-        """Write down how far a session went; it holds secrets, and is never removed: nobody is told twice."""
-        (self.path / "talks").mkdir(exist_ok=True)
-        _write(self.path / "talks" / str(attempt), msgspec.msgpack.encode(talk), mode=0o600)
+        """Write down how far a session went; it holds secrets until it is over."""
+        (self.path / "talks").mkdir(mode=0o700, exist_ok=True)
+        _write(self.path / "talks" / str(attempt), msgspec.msgpack.encode(talk))
+
+    def end_talks(self, up_to: int | None = None, idle_since: float | None = None) -> None:
+        """Remove the secrets of sessions up to an attempt, or in which nothing was said since a time; or of all.
+
+        Of the newest update it stays known that it was in a session, since it must never be in another.
+        """
+        pending = self.pending()
+        for path in (self.path / "talks").glob("[0-9]*"):
+            attempt = int(path.name)
+            going_on = idle_since is not None and path.stat().st_mtime >= idle_since
+            if going_on or (up_to is not None and attempt > up_to):
+                continue
+            if pending is None or pending.attempt != attempt:
+                path.unlink()
+            elif (talk := self.talk(attempt)) is not None and talk != OVER:
+                self.keep_talk(attempt, OVER)
 
     def settle(self, counted: int | None) -> None:
         """If the pending update counted, what it remembers holds from now on."""
@@ -253,9 +279,19 @@ class RunHome:
         return list(_lines(self.path / "ledger.jsonl"))
 
     def add_lines(self, lines: Sequence[str], head: chain.Head) -> None:
-        """Keep lines that were verified, and their head; should they be lost, the server has them."""
-        _append(self.path / "ledger.jsonl", *lines, sync=False)
+        """Keep lines that were verified, and their head: from now on the server is held to them."""
+        _append(self.path / "ledger.jsonl", *lines)
         self.head = head
+
+    def receipts(self, kind: type[T]) -> list[T]:
+        """Return what the server has acknowledged of this client."""
+        path = self.path / "receipts.jsonl"
+        with _readable(path):
+            return [msgspec.json.decode(line, type=kind) for line in _lines(path)]
+
+    def keep_receipt(self, receipt: msgspec.Struct) -> None:
+        """Write down what the server has acknowledged."""
+        _append(self.path / "receipts.jsonl", msgspec.json.encode(receipt).decode())
 
     def _read_head(self) -> chain.Head:
         """The head of the ledger; lines at its end that a loss of power has spoilt are removed."""
@@ -314,22 +350,21 @@ def _lines(path: Path) -> Iterator[str]:
     yield from whole.decode().splitlines()
 
 
-def _append(path: Path, *lines: str, sync: bool = True) -> None:
+def _append(path: Path, *lines: str) -> None:
     """Add lines to a file: all of them, or none if the disk is full."""
-    with room_in(path.parent), path.open("ab") as file:
+    with room_in(path.parent), open(path, "ab", opener=private) as file:
         size = file.tell()
         try:
             file.write("".join(f"{line}\n" for line in lines).encode())
             file.flush()
-            if sync:
-                os.fsync(file.fileno())
+            os.fsync(file.fileno())
         except OSError:
             os.truncate(path, size)
             raise
 
 
-def _write(path: Path, *parts: bytes | memoryview, mode: int = 0o666) -> None:
-    written(path, path.with_name(f".{path.name}.new"), *parts, mode=mode)
+def _write(path: Path, *parts: bytes | memoryview) -> None:
+    written(path, path.with_name(f".{path.name}.new"), *parts)
     sync_names(path.parent)
 
 
@@ -339,7 +374,7 @@ def _read(path: Path, kind: type[T]) -> T:
 
 
 def _locked(path: Path) -> IO[str]:
-    file = (path / ".lock").open("w")
+    file = open(path / ".lock", "w", opener=private)  # noqa: SIM115
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -47,7 +47,8 @@ def read_stamp(headers: dict[str, str]) -> Stamp | None:
         if any(not (number.isascii() and number.isdigit() and len(number) < 16) for number in numbers):
             return None
         epoch, counter, time = map(int, numbers)
-        return Stamp(client, epoch, counter, time, bytes.fromhex(signature))
+        found = Stamp(client, epoch, counter, time, bytes.fromhex(signature))
+        return found if found.headers() == {name: headers[name] for name in HEADERS} else None  # in its one spelling
     except (KeyError, ValueError):
         return None
 

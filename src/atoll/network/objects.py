@@ -63,6 +63,8 @@ def read_manifest(data: bytes, max_bytes: int) -> Manifest:
         found = msgspec.msgpack.decode(data, type=Manifest)
     except msgspec.MsgspecError as error:
         raise ObjectError(f"this is no manifest ({error}): send one as the protocol says") from error
+    if msgspec.msgpack.encode(found) != data:
+        raise ObjectError("this manifest is not in the shortest form of msgpack: send one as the protocol says")
     if found.num_bytes > max_bytes:
         raise ObjectError(f"an object of {found.num_bytes:,} bytes, at most {max_bytes:,} are due: check the model")
     if len(found.sizes()) != len(found.chunks):

@@ -7,8 +7,9 @@ bytes travel as base64. Docs: docs/protocol.md, and ENDPOINTS as OpenAPI at /v1/
 
 from __future__ import annotations
 
+import base64
 import re
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -26,13 +27,17 @@ RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
-ClientId = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
-ObjectName = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+ClientId = Annotated[str, Meta(pattern="^[0-9a-f]{32}$", max_length=32)]
+ObjectName = Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
+"""The length is said too: `$` alone would let a line break pass."""
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 
 class Message(msgspec.Struct, frozen=True):
     """What one side says, as JSON."""
+
+
+A = TypeVar("A", bound=Message)
 
 
 class Problem(Message, frozen=True):
@@ -136,12 +141,12 @@ class Order(Message, frozen=True):
     attempt: Count
     version: Count
     model: Ref
-    """The broadcast of this version as a packed payload: whole and not compressed, or through the downlink's chain."""
+    """The broadcast of this version as a packed payload, whole and not compressed: the ledger names it."""
     share: float = 1.0
     work: float = 1.0
     clip: float | None = None
-    whole: bool = True
-    """Whether `model` is the broadcast itself; else the downlink's chain must be undone."""
+    encoded: Ref | None = None
+    """The broadcast through the downlink's chain: who finds `model` by undoing that need not fetch it."""
     news: tuple[News, ...] = ()
     """Differences that lead to this version, oldest first: who knows the version before the first needs no `model`.
 
@@ -203,6 +208,8 @@ class Delivery(Message, frozen=True):
     """None if it is not a number, which JSON cannot say."""
     weight: float
     signature: Signature
+    broadcast: ObjectName | None = None
+    """The name of the order's `model`, which it was trained on; older clients do not say it."""
 
 
 class Answer(Message, frozen=True):
@@ -274,7 +281,25 @@ ENDPOINTS = (
 
 def update_text(run: str, attempt: int, version: int, name: str, told: Delivery) -> bytes:
     """What a client signs when it delivers an update; the ledger keeps the signature."""
-    return signing.update_text(run, attempt, version, name, told.num_samples, told.loss, told.weight)
+    return signing.update_text(run, attempt, version, name, told.num_samples, told.loss, told.weight, told.broadcast)
+
+
+def read_message(data: bytes, kind: type[A]) -> A:
+    """Read a message; bytes in it have one spelling, although base64 leaves bits at its end that decoders ignore.
+
+    >>> read_message(b'{"manifest": "AA=="}', Answer)
+    Answer(manifest=b'\\x00')
+    >>> read_message(b'{"manifest": "AB=="}', Answer)
+    Traceback (most recent call last):
+    msgspec.ValidationError: manifest is not spelt as base64 spells it
+    """
+    found = msgspec.json.decode(data, type=kind)
+    for name in found.__struct_fields__:
+        value = getattr(found, name)
+        for each in value.values() if isinstance(value, dict) else (value,):
+            if isinstance(each, bytes) and base64.b64encode(each) not in data:
+                raise msgspec.ValidationError(f"{name} is not spelt as base64 spells it")
+    return found
 
 
 def is_run_name(text: str) -> bool:

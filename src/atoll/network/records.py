@@ -21,8 +21,9 @@ def cohort_of(rows: Iterable[TaskRow], counted: Iterable[Task], clients: Iterabl
 
 def rejected_of(rows: Iterable[TaskRow], left_out: Iterable[Task] = ()) -> list[dict[str, Any]]:
     """Whose updates did not count, and why not."""
-    failed = [{"client": row.task.client, "why": row.report["why"]} for row in rows if row.stage is Stage.FAILED]
-    return failed + [{"client": task.client, "why": "left out"} for task in left_out]
+    failed = [(row.task, row.report["why"]) for row in rows if row.stage is Stage.FAILED]
+    refused = failed + [(task, "left out") for task in left_out]
+    return [{"client": task.client, "attempt": task.attempt, "why": why} for task, why in refused]
 
 
 def told(guard: Guard | None, attempt: int, people: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
@@ -49,5 +50,6 @@ def _entry(row: TaskRow, client: ClientRow) -> dict[str, Any]:
     }
     if not row.update:
         return entry
-    numbers = {name: row.report[name] for name in ("num_samples", "loss", "weight")}
+    told = ("num_samples", "loss", "weight", "broadcast")
+    numbers = {name: row.report[name] for name in told if name in row.report}
     return {**entry, "object": row.update, "signature": row.signature.hex(), **numbers}

@@ -48,6 +48,8 @@ from atoll.train.server import first_server
 FIRST = CoordinatorState()
 RUNNING = "running"
 """The status of a run that is not over."""
+NEVER = -1
+"""Stands for a version that there never was."""
 NEWS = 20
 """So many differences are kept for clients that missed some."""
 
@@ -56,7 +58,13 @@ class Model(NamedTuple):
     """A version as clients can have it."""
 
     ref: Ref
-    whole: bool
+    """The broadcast itself, which the ledger names."""
+    encoded: Ref | None = None
+    """The same through the downlink's chain, where that does not send differences."""
+
+    def names(self) -> set[str]:
+        """Return the names of its objects."""
+        return {self.ref.name} if self.encoded is None else {self.ref.name, self.encoded.name}
 
 
 class Made(NamedTuple):
@@ -106,6 +114,8 @@ class Run:
         self.state: RunState | None = None
         self.models: dict[int, Model] = {}
         self.news: tuple[News, ...] = ()
+        self.announced = NEVER
+        """The newest version of which the ledger says what was sent."""
         self.last: Ref | None = None
         """The parameters that it ended with, once somebody has asked for them."""
         self._lock = threading.Lock()
@@ -171,7 +181,7 @@ class Run:
         assert self.state is not None
         with self._lock:
             if self.last is None:
-                self.last = self._stored(Payload(self.state.params_D)).ref
+                self.last = self._stored(Payload(self.state.params_D))
                 self.models, self.news = {}, ()
                 self.objects.keep_only({self.last.name})
         return self.last
@@ -184,10 +194,10 @@ class Run:
         changed = ""
         for number in sorted(known & state.sent.keys()):
             if number not in models:
-                models[number] = self._stored(state.sent[number].plain())
+                models[number] = Model(self._stored(state.sent[number].plain()))
         if machine.version not in models:
             if machine.version in state.sent:
-                models[machine.version] = self._stored(state.sent[machine.version].plain())
+                models[machine.version] = Model(self._stored(state.sent[machine.version].plain()))
             else:
                 self.state, heard = self.parts.versions.broadcast(state)
                 models[machine.version] = self._heard(machine.version, heard)
@@ -195,23 +205,24 @@ class Run:
                     changed = self.save(self.state)
         self.models = {number: models[number] for number in models if number in known | {machine.version}}
         self.objects.keep_only(
-            {*(model.ref.name for model in self.models.values()), *(n.object.name for n in self.news)}
+            {*(name for model in self.models.values() for name in model.names()), *(n.object.name for n in self.news)}
         )
         return changed
 
     def _heard(self, number: int, heard: Heard) -> Model:
-        """Store a broadcast as clients get it: encoded, or whole with the difference beside it."""
+        """Store a broadcast whole, and as it is encoded; or the difference, for those who know the version before."""
+        whole = self._stored(heard.broadcast.plain())
         if heard.payload is None:
-            return self._stored(heard.broadcast.plain())
-        encoded = self._stored(heard.payload, whole=False)
+            return Model(whole)
+        encoded = self._stored(heard.payload, compress=True)
         if not self.parts or not self.parts.job.downlink.by_difference:
-            return encoded
-        self.news = (*self.news, News(version=number, object=encoded.ref))[-NEWS:]
-        return self._stored(heard.broadcast.plain())
+            return Model(whole, encoded)
+        self.news = (*self.news, News(version=number, object=encoded))[-NEWS:]
+        return Model(whole)
 
-    def _stored(self, payload: Payload, *, whole: bool = True) -> Model:
-        parts = pieces(payload, compress=not whole)
-        return Model(Ref(name=self.objects.put(*parts), num_bytes=sum(map(len, parts))), whole)
+    def _stored(self, payload: Payload, *, compress: bool = False) -> Ref:
+        parts = pieces(payload, compress=compress)
+        return Ref(name=self.objects.put(*parts), num_bytes=sum(map(len, parts)))
 
     def make(self, machine: CoordinatorState, rows: Mapping[Task, TaskRow], now: float, secret: Secret | None) -> Made:
         """Make the next version of what was delivered."""
@@ -286,9 +297,10 @@ class Run:
         return Arrival(parts.opened(chunks, manifest.num_bytes, row.report["counts"]), told)
 
     def _forget(self, state: RunState, *, keep: bool) -> RunState:
-        """Drop broadcasts that nobody works on."""
+        """Drop broadcasts that nobody works on; a version that is yet to be improved is sent once, in one form."""
         machine = state.coordinator
         needed = {task.version for task in (*machine.in_flight.values(), *machine.arrived)} if keep else set()
+        needed.add(machine.version)
         return state._replace(sent={number: sent for number, sent in state.sent.items() if number in needed})
 
     def save(self, state: RunState) -> str:
@@ -385,6 +397,8 @@ def taken_up(book: Book, row: RunRow, home: Path, place: Place, wake: Callable[[
     machine = CoordinatorState.from_plain(json.loads(row.machine))
     run = Run(row.id, Plan.from_toml(row.plan), home, place, wake, machine, row.seq)
     run.status, run.began, run.counted = row.status, row.began, book.last_counted(row.id)
+    lines = book.lines(row.id)
+    run.announced = _announced(lines)
     if row.sizes:
         run.build(row.sizes, row.state)
         assert run.parts is not None
@@ -401,9 +415,18 @@ def taken_up(book: Book, row: RunRow, home: Path, place: Place, wake: Callable[[
         if run.status == RUNNING and run.machine.phase is not Phase.FINISHED:
             run.prepare(run.machine)
             run.lost_sum = run.parts.job.secure is not None and run.machine.phase is Phase.COMMITTING
-    run.write_down(book.rows(row.id), book.lines(row.id))
+    run.write_down(book.rows(row.id), lines)
     run.tidy(row.state)
     return run
+
+
+def _announced(lines: Sequence[str]) -> int:
+    """Return the newest version of which a ledger says what was sent."""
+    for line in reversed(lines):
+        record, _ = chain.read(line)
+        if record.kind == chain.BROADCAST:
+            return int(record.body["version"])
+    return NEVER
 
 
 def _spot(row: TaskRow) -> Spot | None:

@@ -49,6 +49,7 @@ from atoll.network.protocol import (
     Refusal,
     Welcome,
     openapi,
+    read_message,
 )
 from atoll.network.room import SMALL, Room
 from atoll.network.tables import ClientRow
@@ -87,7 +88,7 @@ class Call(NamedTuple):
     def read(self, kind: type[M], text: str | None = None) -> M:
         """The body, or another text, as a message."""
         try:
-            return msgspec.json.decode(self.body if text is None else text, type=kind)
+            return read_message(self.body if text is None else text.encode(), kind)
         except msgspec.MsgspecError as error:
             raise Refused(
                 HTTPStatus.BAD_REQUEST, f"the request is not understood ({error}): see the protocol"

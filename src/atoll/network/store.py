@@ -7,10 +7,11 @@ nothing. Objects are kept elsewhere and are named here; they are on disk before 
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from atoll.core.errors import PlanError, RunError
 from atoll.core.messages import Task
 from atoll.ledger.chain import EMPTY, Head
+from atoll.network.blobs import private
 from atoll.network.tables import (
     SCHEMA,
     ClientRow,
@@ -335,6 +337,10 @@ def _engine(url: str) -> Engine:
             f"--store {url!r} is no address of a database: use sqlite:///PATH or postgresql://USER@HOST/NAME"
         ) from error
     if engine.dialect.name == "sqlite":
+        path = engine.url.database or ""
+        if not path.startswith(":"):
+            with suppress(OSError):  # SQLite says what is wrong; its other files have the mode of this one
+                os.close(private(path, os.O_RDWR | os.O_CREAT))
         event.listen(engine, "connect", _set_up_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
     return engine

@@ -16,9 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from atoll.core.coordinator import Coordinator
 from atoll.core.errors import AtollError, PlanError, TrainingError
 from atoll.core.messages import Broadcast, Payload, State, Task, Update, stack
 from atoll.core.plan import Plan
+from atoll.core.privacy import Mechanism
 from atoll.core.wire import packed_size, pieces, unpack_parts
 from atoll.data.dataset import Dataset
 from atoll.data.index import drawn
@@ -69,6 +71,10 @@ class Work:
     number: int
     """The client's number in plans."""
     home: RunHome
+    min_cohort: int = 1
+    """Of how many clients a version is made at least, by the plan."""
+    keys_known: bool = False
+    """Whether the owner gave the keys of the others: then the server must not be trusted with them."""
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -97,11 +103,12 @@ class Work:
             self.home.budget.charge(order.attempt, cost, self.floors.max_epsilon)
 
     def heard(self, order: Order, fetch: Fetch) -> Broadcast:
-        """The broadcast of an order: from what was heard before and the news since, or whole."""
+        """The broadcast that has the name of the order's `model`: from news, decoded, or whole."""
         sent = self._from_news(order, fetch)
+        if sent is None and order.encoded is not None:
+            sent = _if_named(order.model, self._decoded(self._payload(order.encoded, fetch), encoded=True))
         if sent is None:
-            payload = self._payload(order.model, fetch)
-            sent = self._decoded(payload, encoded=not order.whole)
+            sent = self._decoded(self._payload(order.model, fetch), encoded=False)
         if self.job.downlink.by_difference:
             self.home.keep_known(order.version, sent.vector())
         return sent
@@ -161,8 +168,7 @@ class Work:
         for each in news:
             change = self._decoded(self._payload(each.object, fetch), encoded=True)
             vector_V, exact = vector_V + change.vector(), change.exact()
-        sent = self.layout.rebuilt(vector_V, exact)
-        return sent if manifest_of(*pieces(sent.plain())).name() == order.model.name else None
+        return _if_named(order.model, self.layout.rebuilt(vector_V, exact))
 
     def _payload(self, ref: Ref, fetch: Fetch) -> Payload:
         if ref.num_bytes > self.max_bytes:
@@ -184,8 +190,25 @@ class Work:
         return self.layout.rebuilt(vector_V, exact)
 
 
-def agree(app: ClientApp, floors: Floors, info: RunInfo, number: int, home: RunHome, secret: bytes) -> Work:
-    """Look at a run and build what it takes; a plan that is weaker than the floors raises Unwilling."""
+def _if_named(ref: Ref, sent: Broadcast) -> Broadcast | None:
+    """Return a broadcast if it is the one of this name; machines may decode to other last bits than the server's."""
+    return sent if manifest_of(*pieces(sent.plain())).name() == ref.name else None
+
+
+def agree(
+    app: ClientApp,
+    floors: Floors,
+    info: RunInfo,
+    number: int,
+    home: RunHome,
+    secret: bytes,
+    *,
+    keys_known: bool = False,
+) -> Work:
+    """Look at a run and build what it takes; a plan that is weaker than the floors raises Unwilling.
+
+    What is compared with the floors follows from the plan, wherever it can: the server could say anything.
+    """
     parts = app.own_parts
     plan, dataset = read_plan(info.plan, parts), app.dataset()
     info = msgspec.structs.replace(info, num_bytes=max(info.num_bytes, _model_bytes(plan, dataset)))
@@ -195,22 +218,35 @@ def agree(app: ClientApp, floors: Floors, info: RunInfo, number: int, home: RunH
     partition = drawn(max(info.num_clients, number + 1), dataset.num_train, lambda client: indices)
     federation = Federation(dataset, partition, seed=plan.seed, holdout=plan.evaluation.holdout)
     job = build_job(plan, federation, secret=secret, loss=parts.loss(plan.loss))
+    coordinator = build_coordinator(plan, federation)
+    min_cohort = _min_cohort(coordinator, job.mechanism)
+    info = msgspec.structs.replace(info, cohort=min(info.cohort, min_cohort))
     if job.mechanism is not None:
-        exposure = exposure_of(plan, job, build_coordinator(plan, federation))
+        exposure = exposure_of(plan, job, coordinator)
         check_delta(job.mechanism, exposure)
         job = replace(job, exposure=exposure)
     if floors.max_epsilon is not None and job.mechanism is not None and info.epsilon is not None:
         own = _epsilon(job, max(1, plan.rounds))
         budget = job.mechanism.epsilon
         info = msgspec.structs.replace(info, epsilon=max(info.epsilon, own if budget is None else min(own, budget)))
-    reason = why_not(floors, info, plan, job.mechanism, job.num_steps(number))
+    reason = why_not(floors, info, plan, job.mechanism, job.num_steps(number), keys_known=keys_known)
     if reason is not None:
         raise Unwilling(reason)
     if job.mechanism is not None and job.exposure is not None and floors.max_epsilon is not None:
         rounds = last_round(job.mechanism, job.exposure, max(1, plan.rounds))
         home.budget.must_pay(cost_of(job, rounds), floors.max_epsilon)
     home.agreed(info)
-    return Work(plan=plan, job=job, floors=floors, number=number, home=home)
+    return Work(
+        plan=plan, job=job, floors=floors, number=number, home=home, min_cohort=min_cohort, keys_known=keys_known
+    )
+
+
+def _min_cohort(coordinator: Coordinator, mechanism: Mechanism | None) -> int:
+    """Return how many clients a version is made of at least."""
+    policy = coordinator.policy
+    if mechanism is None or mechanism.min_reports is None:
+        return max(1, policy.min_reports)
+    return max(1, mechanism.min_reports(policy.goal(coordinator.num_clients)))
 
 
 def _epsilon(job: Job, attempts: int) -> float:

@@ -72,7 +72,9 @@ class Client:
     It is called before keys are made, shares sealed, a vector masked or survivors accepted: a client that crashes and
     starts again from an older state can do none of these a second time."""
     registry: Mapping[int, bytes] | None = None
-    """Everybody's Ed25519 public key, from a source that is not the server; an active server needs it."""
+    """Everybody's Ed25519 public key, from a source that is not the server; an active server needs it.
+
+    Where there is one, nobody else takes part and every advert is checked against it, in any mode."""
     floors: Floors = DEFAULT_FLOORS
     random: Callable[[int], bytes] = os.urandom
 
@@ -164,7 +166,7 @@ class Client:
                 Reason.SMALL_COHORT,
                 f"a cohort of {len(clients)}, this client asks for {floors.min_cohort}; ask more clients",
             )
-        if config.mode == "active" and self.registry is not None:
+        if self.registry is not None:
             unknown = [client for client in clients if client not in self.registry]
             if unknown:
                 raise Abort(
@@ -237,8 +239,8 @@ class Client:
                 yield index, client, advert
 
     def _verify(self, state: ClientState, client: int, message: Advert | Consent, signature: bytes) -> None:
-        """Against an active server, check what another client is said to have signed."""
-        if config_of(state).mode == "curious" or self.registry is None:
+        """Check what another client is said to have signed, whatever the mode, where its key is known."""
+        if self.registry is None:
             return
         if client not in self.registry:
             raise Abort(Reason.UNKNOWN_SENDER, f"client {client} is not in the registry; update it")

@@ -61,7 +61,7 @@ class Floors(NamedTuple):
     mode: Mode = "active"
     min_cohort: int = 3
     """Clients in the cohort, and clients with keys."""
-    min_survivors: int = 2
+    min_survivors: int = 3
     """Vectors in the sum."""
     min_threshold: int = 2
     min_colluding: float = 0.0

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from atoll.secagg.encoding import Encoding
-from atoll.secagg.wire import Invite
+from atoll.secagg.wire import Invite, Mode
 
 BATCH = 64
 
@@ -34,7 +34,7 @@ class Session(NamedTuple):
     encoding: Encoding
     vector: Callable[[int], np.ndarray]
     """A client -> its integers (L,), unsigned as `encoding` has them."""
-    least: int = 2
+    least: int = 3
     """A sum of fewer clients is not opened."""
 
 
@@ -79,6 +79,8 @@ class Scheme(NamedTuple):
     """The bits of a value that it can add."""
     invite: Callable[[Session], Invite] | None = None
     """What the clients of a network are invited to; None where a scheme is for simulations only."""
+    mode: Mode | None = None
+    """What the server may do without seeing an update; None where a scheme is for simulations only."""
 
 
 @contextmanager

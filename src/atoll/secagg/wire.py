@@ -214,9 +214,12 @@ def read_envelope(data: bytes, max_bytes: int) -> Envelope:
             Reason.MALFORMED, f"a message of {len(data)} bytes, at most {max_bytes} are due now; drop its sender"
         )
     try:
-        return _envelopes.decode(data)
+        found = _envelopes.decode(data)
     except msgspec.MsgspecError as error:
         raise Abort(Reason.MALFORMED, f"bytes that are no envelope ({error}); drop its sender") from error
+    if encode(found) != data:
+        raise Abort(Reason.MALFORMED, "an envelope in another spelling than the shortest; drop its sender")
+    return found
 
 
 def read_body(envelope: Envelope, expected: type[M]) -> M:
@@ -225,6 +228,8 @@ def read_body(envelope: Envelope, expected: type[M]) -> M:
         message = _bodies.decode(envelope.body)
     except msgspec.MsgspecError as error:
         raise Abort(Reason.MALFORMED, f"an envelope without a message ({error}); drop its sender") from error
+    if encode(message) != envelope.body:
+        raise Abort(Reason.MALFORMED, "a message in another spelling than the shortest; drop its sender")
     if not isinstance(message, expected):
         raise Abort(
             Reason.UNEXPECTED,

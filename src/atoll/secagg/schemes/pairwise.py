@@ -54,15 +54,15 @@ def pairwise(server: wire.Mode = "active", dropouts: ShareBelowOne = 0.2, collud
                 identity=identities[number],
                 server_key=registry[wire.SERVER],
                 once=in_memory(),
-                registry=registry,
-                floors=floors._replace(min_survivors=max(floors.min_survivors, session.least)),
+                registry=registry if server == "active" else None,
+                floors=floors._replace(min_survivors=session.least),
             )
 
         with stage(lambda: _player(session, client)) as ask:
             return _run(session, machine, invite(session), ask)
 
     steps = tuple(name for phase, name in STEPS.items() if server == "active" or phase is not Phase.CONSENT)
-    return Scheme(play, steps, steps.index("input"), check, invite=invite)
+    return Scheme(play, steps, steps.index("input"), check, invite=invite, mode=server)
 
 
 def _run(session: Session, server: Server, invite: wire.Invite, ask: Ask) -> Outcome:
