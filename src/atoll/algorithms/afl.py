@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from atoll.core.algorithm import Algorithm, LocalTask, ServerTask
+from atoll.core.algorithm import Algorithm, LocalTask, ServerTask, at_most
 from atoll.core.errors import PlanError
 from atoll.core.messages import Aggregate, State, Update
 
@@ -46,5 +48,6 @@ def afl(step: float = 0.1) -> Algorithm:
         broadcast=broadcast,
         finish=finish,
         server_step=server_step,
+        max_weight=at_most(math.exp(LARGEST)),
         needs_loss=True,
     )

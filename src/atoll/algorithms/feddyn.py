@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from atoll.core.algorithm import Algorithm, LocalTask, ServerTask
+from atoll.core.algorithm import Algorithm, LocalTask, ServerTask, at_most
 from atoll.core.errors import PlanError
 from atoll.core.messages import Aggregate, State, Update
 
@@ -34,4 +34,11 @@ def feddyn(alpha: float = 0.1) -> Algorithm:
         dual_D = server["dual"] - alpha * taking_part * aggregate.delta_D
         return params_D + task.lr * (aggregate.delta_D - dual_D / alpha), {"dual": dual_D}
 
-    return Algorithm(init_server=init, init_client=init, local_grad=local_grad, finish=finish, server_step=server_step)
+    return Algorithm(
+        init_server=init,
+        init_client=init,
+        local_grad=local_grad,
+        finish=finish,
+        server_step=server_step,
+        max_weight=at_most(1.0),
+    )

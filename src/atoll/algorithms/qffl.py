@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from atoll.core.algorithm import Algorithm, LocalTask, ServerTask
+from atoll.core.algorithm import Algorithm, Expected, LocalTask, ServerTask
 from atoll.core.errors import PlanError
 from atoll.core.messages import Aggregate, State, Update
+
+LEAST_LOSS = 1e-10
+"""A smaller loss counts as this."""
 
 
 def qffl(q: float = 1.0) -> Algorithm:
@@ -19,7 +22,7 @@ def qffl(q: float = 1.0) -> Algorithm:
         raise PlanError(f"qffl needs q >= 0: got {q}; q = 0 is fedavg")
 
     def finish(delta_D: Tensor, task: LocalTask) -> tuple[Update, State]:
-        loss = task.first_loss.clamp(min=1e-10)
+        loss = task.first_loss.clamp(min=LEAST_LOSS)
         slope_D = delta_D / task.lr
         scale = q * loss.pow(q - 1) * slope_D.square().sum() + loss.pow(q) / task.lr
         return Update(loss.pow(q) * slope_D, task.num_samples, {"scale": scale.reshape(1)}), {}
@@ -27,4 +30,14 @@ def qffl(q: float = 1.0) -> Algorithm:
     def server_step(params_D: Tensor, aggregate: Aggregate, server: State, task: ServerTask) -> tuple[Tensor, State]:
         return params_D + task.lr * aggregate.delta_D / aggregate.aux["scale"], server
 
-    return Algorithm(finish=finish, server_step=server_step, needs_loss=True)
+    def plausible(updates: Update, expected: Expected) -> Tensor:
+        """Ask for half of the least scale that any loss F gives an update of this length: no step is longer than it.
+
+        With s = |F^q d|, q s^2 / F^(q+1) + F^q / lr is least where F^(2q+1) = (q + 1) lr s^2.
+        """
+        square_C, lr_C = updates.delta_D.double().square().sum(1), expected.lr_C.double()
+        loss_C = ((q + 1) * lr_C * square_C).pow(1 / (2 * q + 1)).clamp(min=LEAST_LOSS)
+        least_C = q * square_C / loss_C.pow(q + 1) + loss_C.pow(q) / lr_C
+        return updates.aux["scale"][:, 0] >= least_C / 2
+
+    return Algorithm(finish=finish, server_step=server_step, plausible=plausible, needs_loss=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from atoll.core.algorithm import Algorithm, LocalTask, ServerTask
+from atoll.core.algorithm import Algorithm, LocalTask, ServerTask, at_most
 from atoll.core.messages import Aggregate, State, Update
 
 
@@ -42,5 +42,6 @@ def scaffold() -> Algorithm:
         local_grad=local_grad,
         finish=finish,
         server_step=server_step,
+        max_weight=at_most(1.0),
         local={"optimizer": "sgd"},
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,12 @@ from atoll.core.errors import PlanError
 from atoll.core.parts import Part
 from atoll.core.secagg import Secagg
 from atoll.core.section import Section
+
+MAX_NORM = 1e9
+"""The largest L2 norm of an update that counts, unless a plan says otherwise.
+
+With weights of at most 1e7 neither the weighted sum of a million updates nor that of their squares (1e18 each) comes
+near the largest float32, 3.4e38."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +60,16 @@ class Server(Section):
     """Its step size; 1 unless the algorithm has one of its own."""
     samples: int | None = None
     """Samples of the training set, picked by seed, for rules that compare, detection by loss and contribution."""
+    max_norm: float | None = None
+    """An update with a larger L2 norm is rejected, like one that holds NaN; MAX_NORM unless given."""
 
     def check(self) -> None:
         """Refuse a server that cannot move."""
+        if self.max_norm is not None and not 0 < self.max_norm < math.inf:
+            raise PlanError(
+                f"server.max_norm must be a finite number above 0, got {self.max_norm}; leave it out for {MAX_NORM:g}, "
+                "or set it to 1e300 to reject only what is not finite"
+            )
         if self.samples is not None and self.samples < 1:
             raise PlanError(f"server.samples must be at least 1, got {self.samples}; leave it out for none")
         if self.lr is not None and not self.lr > 0:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice, takewhile
 from operator import attrgetter
@@ -36,7 +36,7 @@ from atoll.core.coordinator import (
 from atoll.core.devices import INSTANT, Devices, Load
 from atoll.core.eligibility import Eligibility
 from atoll.core.errors import PlanError, TrainingError
-from atoll.core.messages import Payload, Task, Update
+from atoll.core.messages import Payload, State, Task, Update
 from atoll.core.plan import Plan
 from atoll.core.seeds import generator
 from atoll.core.wire import packed_size
@@ -46,7 +46,7 @@ from atoll.engine.measuring import measured
 from atoll.engine.run_state import Ahead, Journey, Round, RunState, why_stop
 from atoll.engine.secure import Added, Sent, add_in_secret, counted, fates
 from atoll.engine.versions import Versions, valid_of
-from atoll.train.exchange import Work, finite
+from atoll.train.exchange import Work, acceptable
 from atoll.train.loop import knowledge
 from atoll.train.server import aggregated
 
@@ -259,7 +259,13 @@ class Simulation:
         added: Added | None = None
         if job.secure is not None:
             added, work = self._add_in_secret(state, asked, lost, work)
-        state, row, event = self.versions.settle(state, self._as_done(state, tasks), work, own, added)
+        done = self._as_done(state, tasks)
+
+        def fold(clients: Collection[int]) -> State:
+            some = [each for each in done if each.client in clients]
+            return self.engine.train(some, state.sent, state.clients).folded
+
+        state, row, event = self.versions.settle(state, done, work, own, added, fold)
         if row and self.devices is not INSTANT:
             row["simulated_seconds"] = round(state.clock, 6)
         if row and policy.keeps_tasks:
@@ -362,7 +368,8 @@ class Simulation:
         bad_C = torch.tensor([job.attacks(report.client, state.coordinator.version) for report in valid])
         known = knowledge(job, tasks[0], state.params_D)._replace(aggregate=aggregate, turns=job.aggregator.turns)
         changed = job.attack.collude(rows_of(work.folded), bad_C, known)
-        good_C = finite(changed)
+        of_client = {task.client: task for task in tasks}
+        good_C = acceptable(job, [of_client[report.client] for report in valid], changed)
         by_client = {report.client: bool(good) for report, good in zip(valid, good_C.tolist(), strict=True)}
         reports = [report._replace(valid=by_client.get(report.client, False)) for report in work.reports]
         return Work(as_rows(changed.rows(good_C)), reports, work.states)
