@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from atoll.core.messages import Task
 from atoll.ledger import chain
 from atoll.network.blobs import Place, written
 from atoll.network.clerk import Clerk, Draft
-from atoll.network.gate import Refused
+from atoll.network.gate import Gate, Refused
 from atoll.network.logs import log
 from atoll.network.metrics import Metrics
 from atoll.network.records import cohort_of, rejected_of, told
@@ -44,8 +44,13 @@ from atoll.network.roll import Roll
 from atoll.network.runs import RUNNING, Made, Run, hash_of, taken_up
 from atoll.network.secrecy import STEP_SECONDS, Secret
 from atoll.network.store import Store
-from atoll.network.tables import Stage, TaskRow
+from atoll.network.tables import ClientRow, Stage, Status, TaskRow
 
+MAX_OFFENCES = 3
+"""After so many bad updates and refusals a client is shut out until the operator approves it again."""
+REFUSED = "refused: "
+"""What the reason of a task begins with that the client would not do."""
+OVERFLOWED = "made the version overflow"
 LONGEST_PAUSE = 60.0
 """Seconds after many attempts in a row that came to nothing."""
 PROBE = 1 << 16
@@ -68,6 +73,8 @@ class Conductor:
         self.home, self.place, self.store, self.now = home, place, store, now
         self._key, self._metrics, self._wanted = key, metrics, num_clients
         self.wake: Callable[[set[int]], None] = lambda numbers: None
+        self.gate: Gate | None = None
+        """Whom to tell that clients were let in or shut out."""
         self.runs: dict[str, Run] = {}
         self.why = ""
         """Why nothing can be written, if so."""
@@ -79,6 +86,7 @@ class Conductor:
         self._makers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="maker")
         with store.look() as book:
             self.roll = Roll(book.clients(), now)
+            self.roll.know(book.clients(), book.agreed())
             for row in book.runs():
                 self.runs[row.id] = taken_up(book, row, home, place, self.ring)
                 metrics.at_round(row.id, self.runs[row.id].machine.version)
@@ -127,7 +135,20 @@ class Conductor:
         policy, sampler = run.parts.coordinator.policy, run.parts.coordinator.sampler
         least = 0 if sampler.draws_size else max(1, policy.min_reports) - len(run.machine.arrived)
         may = self.roll.may_be_asked(run)
-        return sum(may(client) for client in self.roll.clients) >= least
+        if sum(may(client) for client in self.roll.clients) >= least:
+            return True
+        self._say_who_is_missing(run, least)
+        return False
+
+    def _say_who_is_missing(self, run: Run, least: int) -> None:
+        """Log once that a run waits since clients take no part in it."""
+        assert run.state is not None
+        out = {client for client, known in run.refusals.items() if known.whole_run} | set(run.state.quarantined)
+        left = len(self.roll.clients.keys() - out)
+        if left < least <= len(self.roll.clients) and run.missing != out:
+            why = f"{left} clients take part, a round needs {least}: approve others, or those who refused once more"
+            log("waiting", run=run.name, why=why)
+            run.missing = out
 
     def _is_late(self, run: Run) -> bool:
         assert run.parts is not None
@@ -245,6 +266,48 @@ class Conductor:
         draft.move(run, machine, seq)
         self.follow(draft, run, commands)
 
+    def refuse(self, draft: Draft, run: Run, task: Task, why: str, *, whole_run: bool) -> None:
+        """Write down that a client will not do a task: it is not asked for a while, or in the whole run."""
+        row = draft.book.refuse(run.name, task.client, whole_run=whole_run)
+        draft.then(lambda: run.note_refusals([row]))
+        self.fail(draft, run, [task], REFUSED + why)
+
+    def shut_out(self, draft: Draft, client: ClientRow, status: Status) -> None:
+        """Shut a client out; what it was asked is not waited for."""
+        draft.book.revoke(client.id, status)
+        for run in self.runs.values():
+            task = draft.machine(run)[0].in_flight.get(client.number) if client.number is not None else None
+            if task is not None:
+                self.fail(draft, run, [task], f"client {status}")
+        draft.then(lambda: self.gate.end(client.id) if self.gate is not None else None)
+        self.know_clients(draft)
+
+    def know_clients(self, draft: Draft) -> None:
+        """Look clients up again: somebody was let in or shut out."""
+        known, agreed = draft.book.clients(), draft.book.agreed()
+        draft.then(lambda: self.roll.know(known, agreed))
+        draft.then(lambda: self.gate.forget() if self.gate is not None else None)
+
+    def blame(self, draft: Draft, numbers: Iterable[int]) -> None:
+        """Count an offence of each of these clients; who has too many is shut out."""
+        wanted = set(numbers)
+        for client in [each for each in draft.book.clients() if each.number in wanted] if wanted else []:
+            if draft.book.blame(client.id) >= MAX_OFFENCES and client.status is Status.APPROVED:
+                log("rejected", client=client.name, why="quarantined after repeated offences")
+                self.shut_out(draft, client, Status.QUARANTINED)
+
+    def _blame_refusers(self, draft: Draft, run: Run, rows: Sequence[TaskRow]) -> None:
+        """Blame those who refused what others of the same attempt could do.
+
+        Where nobody could do it, such as train on a model that has diverged, it was not the clients' fault.
+        """
+        assert run.parts is not None
+        done = any(row.stage in (Stage.ARRIVED, Stage.COUNTED) for row in rows)
+        if done and not run.parts.coordinator.policy.keeps_tasks:
+            leaves = {row.client for row in draft.book.refusals(run.name) if row.whole_run}
+            refused = [row.task.client for row in rows if str(row.report.get("why", "")).startswith(REFUSED)]
+            self.blame(draft, [client for client in refused if client not in leaves])
+
     def _deadline(self, draft: Draft, run: Run, attempt: int) -> None:
         assert run.parts is not None
         machine, seq = draft.machine(run)
@@ -276,7 +339,9 @@ class Conductor:
             run.parts.guard.charge(attempt)
         if not run.parts.coordinator.policy.keeps_tasks:
             draft.book.close_asked(run.name)
-        people = told(run.parts.guard, attempt, {"rejected": rejected_of(draft.book.tasks(run.name, attempt))})
+        rows = draft.book.tasks(run.name, attempt)
+        self._blame_refusers(draft, run, rows)
+        people = told(run.parts.guard, attempt, {"rejected": rejected_of(rows)})
         self._note(draft, run, "abandon", {"attempt": attempt, "why": str(reason), **people})
         pause = min(LONGEST_PAUSE, 0.5 * 2.0 ** min(machine.abandoned_in_a_row, 10))
         draft.then(lambda: setattr(run, "not_before", self.now() + pause))
@@ -323,9 +388,16 @@ class Conductor:
             return False
         done, attempt, before = machine.committing, machine.attempt, hash_of(run.state.params_D)
         machine, commands = run.parts.coordinator.step(machine, made.event)
-        left_out = [task for task in done if task not in made.counted]
+        overflowed = [task for task in done if task.client in made.overflowed]
+        left_out = [task for task in done if task not in made.counted and task not in overflowed]
         draft.book.set_stage(run.name, made.counted, Stage.COUNTED)
         draft.book.set_stage(run.name, left_out, Stage.CLOSED)
+        if overflowed:
+            draft.book.reject(run.name, overflowed, OVERFLOWED)
+            attempts = {row.task.attempt for row in rows}
+            rows = [row for number in sorted(attempts) for row in draft.book.tasks(run.name, number)]
+            for client in made.overflowed:
+                log("rejected", run=run.name, client=client, why=f"{OVERFLOWED}: quarantined in this run")
         draft.then(lambda: setattr(run, "state", made.state))
         if made.row is not None:
             draft.book.add_row(run.name, made.row)
@@ -359,6 +431,9 @@ class Conductor:
             self.follow(draft, run, commands)
         finally:
             run.state = run_state
+        self.blame(draft, made.overflowed)
+        if made.row is not None:
+            self._blame_refusers(draft, run, rows)
         return True
 
     def _note(self, draft: Draft, run: Run, kind: str, body: dict[str, Any], row: dict[str, Any] | None = None) -> None:

@@ -20,6 +20,7 @@ Event = Literal[
     "rejected",
     "committed",
     "abandoned",
+    "waiting",
     "ended",
     "read_only",
     "recovered",

@@ -21,8 +21,9 @@ def cohort_of(rows: Iterable[TaskRow], counted: Iterable[Task], clients: Iterabl
 
 def rejected_of(rows: Iterable[TaskRow], left_out: Iterable[Task] = ()) -> list[dict[str, Any]]:
     """Whose updates did not count, and why not."""
-    failed = [{"client": row.task.client, "why": row.report["why"]} for row in rows if row.stage is Stage.FAILED]
-    return failed + [{"client": task.client, "why": "left out"} for task in left_out]
+    failed = {row.task: row.report["why"] for row in rows if row.stage is Stage.FAILED}
+    whys = failed | {task: "left out" for task in left_out if task not in failed}
+    return [{"client": task.client, "why": why} for task, why in whys.items()]
 
 
 def told(guard: Guard | None, attempt: int, people: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from atoll.network.home import RunHome
 from atoll.network.objects import ObjectError, manifest_of
 from atoll.network.protocol import Order, Ref, RunInfo
 from atoll.privacy.accounting import spent
-from atoll.train.exchange import encoded, finite, protected, sent_by
+from atoll.train.exchange import acceptable, encoded, protected, sent_by
 from atoll.train.federation import Federation
 from atoll.train.job import Job, build_job
 from atoll.train.trainer import Trainer
@@ -119,8 +119,11 @@ class Work:
         _, before = self.home.state()
         trained = self.trainer.train_one(task, sent, before)
         update = protected(job, [task], trained.update.alone())
-        if not bool(finite(update).all()) or not math.isfinite(trained.loss):
-            raise TrainingError("the update holds NaN or Inf: lower local.lr, or check this client's data")
+        if not bool(acceptable(job, [task], update).all()) or not math.isfinite(trained.loss):
+            raise TrainingError(
+                "the update holds NaN or Inf, or is longer than server.max_norm: lower local.lr, or check this "
+                "client's data"
+            )
         payload, memory = encoded(job, task, update.rows(0), before)
         if job.secure is not None:
             payload = self._addend(task, update.rows(0), payload)
