@@ -155,11 +155,11 @@ class Versions:
     ) -> tuple[RunState, Work, dict[str, Any]]:
         """The next version, whose work counts now, and what the metrics say of both.
 
-        A version that is not finite is refused: it is made again without the clients whose updates made it so, who are
+        A version that is not sound is refused: it is made again without the clients whose updates made it so, who are
         quarantined. If nobody stands out, clients and server have diverged together, and it stays what it is.
         """
         after, done, told = self._next(state, work, given)
-        if _is_finite(state, after):
+        if self._is_sound(state, after, work):
             return after, done, told
         culprits = self._culprits(state, work, fold)
         valid = [report.client for report in valid_of(work)]
@@ -169,12 +169,27 @@ class Versions:
             return after, done, told
         reports = [report._replace(valid=report.valid and report.client not in culprits) for report in work.reports]
         states = {client: value for client, value in work.states.items() if client not in culprits}
-        quarantined = tuple(sorted({*state.quarantined, *culprits}))
-        work, state = Work(folded, reports, states), state._replace(quarantined=quarantined)
+        rest = Work(folded, reports, states)
+        left = state._replace(quarantined=tuple(sorted({*state.quarantined, *culprits})))
+        named = {"overflowed": sorted(culprits)}
         if len(kept) < self.coordinator.policy.min_reports:
-            return state, work, {"overflowed": sorted(culprits)}
-        again, done, told = self._next(state, work, given, charged=True)
-        return (again if _is_finite(state, again) else after), done, {**told, "overflowed": sorted(culprits)}
+            return left, rest, named
+        again, others, more = self._next(left, rest, given, charged=True)
+        return (again, others, {**more, **named}) if self._is_sound(state, again, rest) else (after, done, told)
+
+    def _is_sound(self, before: RunState, after: RunState, work: Work) -> bool:
+        """Whether a version is finite, and so is its loss on the test set where an update was much longer than most.
+
+        A model can be finite and of no use: its outputs overflow, and no client can train it.
+        """
+        if not _is_finite(before, after):
+            return False
+        norms = sorted(report.norm for report in valid_of(work))
+        if not norms or norms[-1] <= STANDS_OUT * norms[(len(norms) - 1) // 2]:
+            return True
+        if self.job.algorithm.scores is not None or not self.job.federation.dataset.num_test:
+            return True
+        return math.isfinite(float(self.trainer.evaluate(after.params_D, 0)["loss"]))
 
     def _culprits(self, state: RunState, work: Work, fold: Fold | None) -> set[int]:
         """Whose update alone moves model and memory much farther than those of most others."""

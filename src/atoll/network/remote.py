@@ -142,7 +142,7 @@ class Parts(NamedTuple):
 
     def must_count(self, task: Task, update: Update) -> None:
         """Raise BadUpdate for an update that would be left out of its version."""
-        if not bool(acceptable(self.job, [task], update.alone())[0]):
+        if not bool(acceptable(self.job, [task], update.alone())[0]) or not float(update.weight) > 0:
             raise BadUpdate(
                 f"the update has an L2 norm of {float(update.delta_D.double().norm()):.3g}, server.max_norm is "
                 f"{self.job.max_norm:g}; its weight is {float(update.weight):g}; if both are right, its extra vectors "

@@ -112,15 +112,15 @@ def sent_by(job: Job, tasks: list[Task]) -> Sent:
 def acceptable(job: Job, tasks: Sequence[Task], updates: Update) -> Tensor:
     """Which clients of a stacked update sent what the server can count.
 
-    That is finite, with a weight above 0, no longer than the plan's `server.max_norm`, and with extra vectors no longer
-    than its square (some are squared norms) that the algorithm finds plausible. Where updates go onto a grid or are
-    added in secret, each value is clipped there instead.
+    That is finite, no longer than the plan's `server.max_norm`, with extra vectors no longer than its square (some are
+    squared norms) that the algorithm finds plausible. Where updates go onto a grid or are added in secret, each value
+    is clipped there instead.
     """
     good_C = finite(updates)
     clipped = job.secure is not None or (job.mechanism is not None and job.mechanism.on_grid is not None)
     if clipped or not bool(good_C.any()):
         return good_C
-    good_C &= (updates.weight > 0) & (_norms(updates.delta_D) <= job.max_norm)
+    good_C &= _norms(updates.delta_D) <= job.max_norm
     for rows in updates.aux.values():
         good_C &= _norms(rows) <= job.max_norm * job.max_norm  # inf, where ** would raise
     noisy = job.mechanism is not None and job.mechanism.at_client is not None
