@@ -258,3 +258,19 @@ def test_one_who_refuses_spends_at_most_one_attempt_of_everybodys_privacy(made: 
     ledger = Ledger.read(made.directory() / "privacy.ledger", plan.replace({"local.batch_size": 5}).identity())
     assert ledger.num_charged in (rounds, rounds + 1)
     assert made.audited().abandoned <= 1
+
+
+def test_a_client_whose_floors_refuse_the_plan_is_asked_once(processes: Nursery, certs: Path, tmp_path: Path) -> None:
+    plan = Plan(rounds=4, partition={"name": "iid", "num_clients": 3}, evaluation={"every": 0})
+    with federation(tmp_path / "f", processes, certs, plan) as made:
+        made.serve("--clients", "3", "--once")
+        made.enrol(3)
+        (made.root / "floors.toml").write_text("min_cohort = 99\n")
+        for number in range(3):
+            made.join(number, *(["--floors", str(made.root / "floors.toml")] if number == 2 else []))
+        assert made.wait_for(RUN, 60) == "all rounds done"
+        assert offences(made) == [0, 0, 0]
+        rejected = [each for commit in made.commits() for each in commit["rejected"]]
+        assert [each["client"] for each in rejected] == [2]
+        assert "this client asks for at least 99" in rejected[0]["why"]
+        made.wait(60)

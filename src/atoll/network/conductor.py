@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -39,17 +39,14 @@ from atoll.network.clerk import Clerk, Draft
 from atoll.network.gate import Gate, Refused
 from atoll.network.logs import log
 from atoll.network.metrics import Metrics
+from atoll.network.offences import Offences
 from atoll.network.records import cohort_of, rejected_of, told
 from atoll.network.roll import Roll
 from atoll.network.runs import RUNNING, Made, Run, hash_of, taken_up
 from atoll.network.secrecy import STEP_SECONDS, Secret
 from atoll.network.store import Store
-from atoll.network.tables import ClientRow, Stage, Status, TaskRow
+from atoll.network.tables import Stage, TaskRow
 
-MAX_OFFENCES = 3
-"""After so many bad updates and refusals a client is shut out until the operator approves it again."""
-REFUSED = "refused: "
-"""What the reason of a task begins with that the client would not do."""
 OVERFLOWED = "made the version overflow"
 LONGEST_PAUSE = 60.0
 """Seconds after many attempts in a row that came to nothing."""
@@ -69,12 +66,11 @@ class Conductor:
         metrics: Metrics,
         num_clients: int,
         now: Callable[[], float],
+        gate: Gate,
     ) -> None:
         self.home, self.place, self.store, self.now = home, place, store, now
         self._key, self._metrics, self._wanted = key, metrics, num_clients
         self.wake: Callable[[set[int]], None] = lambda numbers: None
-        self.gate: Gate | None = None
-        """Whom to tell that clients were let in or shut out."""
         self.runs: dict[str, Run] = {}
         self.why = ""
         """Why nothing can be written, if so."""
@@ -87,6 +83,7 @@ class Conductor:
         with store.look() as book:
             self.roll = Roll(book.clients(), now)
             self.roll.know(book.clients(), book.agreed())
+            self.offences = Offences(self.runs, self.roll, gate, self.fail)
             for row in book.runs():
                 self.runs[row.id] = taken_up(book, row, home, place, self.ring)
                 metrics.at_round(row.id, self.runs[row.id].machine.version)
@@ -182,8 +179,11 @@ class Conductor:
     def _begin(self, run: Run) -> None:
         """Ask clients, once what they are to be sent is ready."""
         with self.clerk.lock:
-            sizes = self.roll.sizes(run)
+            sizes, cut = self.roll.sizes(run), self.roll.cut(run)
         if run.parts is None or (sizes != run.sizes and run.plan.privacy is None):
+            for client, (said, counts) in cut.items():
+                why = f"says {said} samples, counts as {counts}: atoll clients approve NAME --samples N agrees to more"
+                log("cut", run=run.name, client=client, why=why)
             run.build(sizes, "")
         assert run.parts is not None
         over = run.machine.version >= run.parts.coordinator.rounds  # then nobody is sent anything
@@ -249,6 +249,7 @@ class Conductor:
         elif name:
             draft.first((run.name, task.attempt), lambda: run.uploads.sync(task.attempt))
         draft.book.arrived(run.name, task, name, report, signature, seq + 1)
+        self.offences.forgive(draft, run, task.client)
         self.follow(draft, run, commands)
         return ""
 
@@ -265,48 +266,6 @@ class Conductor:
             draft.book.failed(run.name, task, why[:500], seq)
         draft.move(run, machine, seq)
         self.follow(draft, run, commands)
-
-    def refuse(self, draft: Draft, run: Run, task: Task, why: str, *, whole_run: bool) -> None:
-        """Write down that a client will not do a task: it is not asked for a while, or in the whole run."""
-        row = draft.book.refuse(run.name, task.client, whole_run=whole_run)
-        draft.then(lambda: run.note_refusals([row]))
-        self.fail(draft, run, [task], REFUSED + why)
-
-    def shut_out(self, draft: Draft, client: ClientRow, status: Status) -> None:
-        """Shut a client out; what it was asked is not waited for."""
-        draft.book.revoke(client.id, status)
-        for run in self.runs.values():
-            task = draft.machine(run)[0].in_flight.get(client.number) if client.number is not None else None
-            if task is not None:
-                self.fail(draft, run, [task], f"client {status}")
-        draft.then(lambda: self.gate.end(client.id) if self.gate is not None else None)
-        self.know_clients(draft)
-
-    def know_clients(self, draft: Draft) -> None:
-        """Look clients up again: somebody was let in or shut out."""
-        known, agreed = draft.book.clients(), draft.book.agreed()
-        draft.then(lambda: self.roll.know(known, agreed))
-        draft.then(lambda: self.gate.forget() if self.gate is not None else None)
-
-    def blame(self, draft: Draft, numbers: Iterable[int]) -> None:
-        """Count an offence of each of these clients; who has too many is shut out."""
-        wanted = set(numbers)
-        for client in [each for each in draft.book.clients() if each.number in wanted] if wanted else []:
-            if draft.book.blame(client.id) >= MAX_OFFENCES and client.status is Status.APPROVED:
-                log("rejected", client=client.name, why="quarantined after repeated offences")
-                self.shut_out(draft, client, Status.QUARANTINED)
-
-    def _blame_refusers(self, draft: Draft, run: Run, rows: Sequence[TaskRow]) -> None:
-        """Blame those who refused what others of the same attempt could do.
-
-        Where nobody could do it, such as train on a model that has diverged, it was not the clients' fault.
-        """
-        assert run.parts is not None
-        done = any(row.stage in (Stage.ARRIVED, Stage.COUNTED) for row in rows)
-        if done and not run.parts.coordinator.policy.keeps_tasks:
-            leaves = {row.client for row in draft.book.refusals(run.name) if row.whole_run}
-            refused = [row.task.client for row in rows if str(row.report.get("why", "")).startswith(REFUSED)]
-            self.blame(draft, [client for client in refused if client not in leaves])
 
     def _deadline(self, draft: Draft, run: Run, attempt: int) -> None:
         assert run.parts is not None
@@ -340,7 +299,7 @@ class Conductor:
         if not run.parts.coordinator.policy.keeps_tasks:
             draft.book.close_asked(run.name)
         rows = draft.book.tasks(run.name, attempt)
-        self._blame_refusers(draft, run, rows)
+        self.offences.blame_refusers(draft, run, rows)
         people = told(run.parts.guard, attempt, {"rejected": rejected_of(rows)})
         self._note(draft, run, "abandon", {"attempt": attempt, "why": str(reason), **people})
         pause = min(LONGEST_PAUSE, 0.5 * 2.0 ** min(machine.abandoned_in_a_row, 10))
@@ -431,9 +390,9 @@ class Conductor:
             self.follow(draft, run, commands)
         finally:
             run.state = run_state
-        self.blame(draft, made.overflowed)
+        self.offences.blame(draft, made.overflowed)
         if made.row is not None:
-            self._blame_refusers(draft, run, rows)
+            self.offences.blame_refusers(draft, run, rows)
         return True
 
     def _note(self, draft: Draft, run: Run, kind: str, body: dict[str, Any], row: dict[str, Any] | None = None) -> None:

@@ -10,12 +10,13 @@ from typing import Any
 
 from atoll.core.messages import Task
 from atoll.network.clerk import RETRY, Draft
-from atoll.network.conductor import REFUSED, Conductor
+from atoll.network.conductor import Conductor
 from atoll.network.gate import Refused
 from atoll.network.identity import holds
 from atoll.network.logs import log
 from atoll.network.metrics import Metrics
 from atoll.network.objects import Manifest, ObjectError, Objects, read_manifest
+from atoll.network.offences import REFUSED
 from atoll.network.protocol import (
     Delivered,
     Delivery,
@@ -182,7 +183,9 @@ class Desk:
         log("rejected", run=run, client=client.name, why=f"{REFUSED}{refusal.reason}")
         found.post.answer(task.client, b"")  # it leaves a sum that goes on without it
         self._clerk.make(
-            lambda draft: self._conductor.refuse(draft, found, task, refusal.reason, whole_run=refusal.whole_run)
+            lambda draft: self._conductor.offences.refuse(
+                draft, found, task, refusal.reason, whole_run=refusal.whole_run
+            )
         )
 
     def _order(self, run: Run, number: int) -> Order | None:
@@ -281,7 +284,7 @@ class Desk:
 
         def change(draft: Draft) -> None:
             self._conductor.fail(draft, run, [task], why)
-            self._conductor.blame(draft, [task.client])
+            self._conductor.offences.blame(draft, [task.client])
 
         self._clerk.make(change)
 

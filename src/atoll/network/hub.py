@@ -50,8 +50,9 @@ class Hub:
         self.gate, self.metrics = Gate(store, now), Metrics()
         self.on_shut_down: Callable[[], None] = lambda: None
         self._wanted, self._started = num_clients, now()
-        self.conductor = Conductor(home, place_of(home, objects), store, self.key, self.metrics, num_clients, now)
-        self.conductor.gate = self.gate
+        self.conductor = Conductor(
+            home, place_of(home, objects), store, self.key, self.metrics, num_clients, now, self.gate
+        )
         self._clerk, self._runs, self._store = self.conductor.clerk, self.conductor.runs, store
         self.desk = Desk(self.conductor, self.metrics, max_samples)
 
@@ -116,14 +117,7 @@ class Hub:
 
         def change(draft: Draft) -> list[int]:
             known = draft.book.clients()
-            ids = [_called(known, name).id for name in names]
-            numbers = [draft.book.approve(id) for id in ids]
-            for id in ids if samples is not None else ():
-                draft.book.agree(id, samples)
-            self.conductor.know_clients(draft)
-            for run in self._runs.values():
-                draft.then(lambda run=run: [run.refusals.pop(number, None) for number in numbers])  # type: ignore[misc]
-            return numbers
+            return self.conductor.offences.let_in(draft, [_called(known, name) for name in names], samples)
 
         numbers: list[int] = self._clerk.make(change)
         return numbers
@@ -132,7 +126,7 @@ class Hub:
         """Shut a client out; what it was asked is not waited for."""
 
         def change(draft: Draft) -> None:
-            self.conductor.shut_out(draft, _called(draft.book.clients(), name), Status.REVOKED)
+            self.conductor.offences.shut_out(draft, _called(draft.book.clients(), name), Status.REVOKED)
 
         self._clerk.make(change)
 

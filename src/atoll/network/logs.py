@@ -21,6 +21,7 @@ Event = Literal[
     "committed",
     "abandoned",
     "waiting",
+    "cut",
     "ended",
     "read_only",
     "recovered",

@@ -146,7 +146,9 @@ class Parts(NamedTuple):
             raise BadUpdate(
                 f"the update has an L2 norm of {float(update.delta_D.double().norm()):.3g}, server.max_norm is "
                 f"{self.job.max_norm:g}; its weight is {float(update.weight):g}; if both are right, its extra vectors "
-                "are not what the algorithm sends: check the client's data and learning rate"
+                f"are not what the algorithm sends for the {self.job.federation.num_samples(task.client):,} samples "
+                "that the server believes in: check the client's data and learning rate, or let the operator agree to "
+                "more (atoll clients approve NAME --samples N)"
             )
 
     def max_weight(self, num_samples: float) -> float:

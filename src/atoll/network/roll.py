@@ -76,6 +76,12 @@ class Roll:
         said = said if run.plan.privacy is not None else believed(said, self.agreed)
         return (*run.sizes, *(said.get(number, 1) for number in range(len(run.sizes), num)))
 
+    def cut(self, run: Run) -> dict[int, tuple[int, int]]:
+        """Clients that are new to a run and count as fewer samples than they say: what they say, and what counts."""
+        new = {number: each.num_samples for number, each in self.clients.items() if number >= len(run.sizes)}
+        counts = believed({number: max(1, each.num_samples) for number, each in self.clients.items()}, self.agreed)
+        return {number: (said, counts[number]) for number, said in new.items() if counts[number] < said}
+
     def most_samples(self, run: Run, number: int) -> int:
         """The largest number of samples by which an update of this client may weigh in a run."""
         return believed(dict(enumerate(run.sizes)), self.agreed)[number]

@@ -146,6 +146,11 @@ class Run:
         known = self.refusals.get(client)
         return known is None or (not known.whole_run and time.monotonic() >= known.until)
 
+    def forgive(self, clients: Iterable[int]) -> None:
+        """Ask clients again, whatever they refused."""
+        for client in clients:
+            self.refusals.pop(client, None)
+
     def note_refusals(self, rows: Iterable[RefusalRow]) -> None:
         """Leave clients out that have refused, from now on, and the longer the more often they did."""
         for row in rows:

@@ -181,7 +181,7 @@ class Book:
             largest = self._db.execute(select(func.max(clients_table.c.number))).scalar()
             number = 0 if largest is None else largest + 1
         self._set_client(id, status=Status.APPROVED, number=number, offences=0)
-        self._db.execute(delete(refusals_table).where(refusals_table.c.client == number))
+        self.forgive(number)
         return number
 
     def agree(self, id: str, num_samples: int) -> None:
@@ -201,6 +201,11 @@ class Book:
         self._db.execute(delete(refusals_table).where(*where))
         self._db.execute(insert(refusals_table).values(run=run, client=client, times=times, whole_run=whole_run))
         return RefusalRow(client, times, whole_run)
+
+    def forgive(self, client: int, run: str | None = None) -> None:
+        """Forget what a client refused, in one run or in all."""
+        where = [refusals_table.c.client == client, *([refusals_table.c.run == run] if run is not None else [])]
+        self._db.execute(delete(refusals_table).where(*where))
 
     def refusals(self, run: str) -> list[RefusalRow]:
         """Who has refused work for a run."""

@@ -135,7 +135,7 @@ def acceptable(job: Job, tasks: Sequence[Task], updates: Update) -> Tensor:
 def _norms(rows: Tensor) -> Tensor:
     """The L2 norm of each row, also where its square overflows."""
     flat_CD = rows.flatten(1)
-    norm_C = flat_CD.norm(dim=1)
+    norm_C: Tensor = flat_CD.norm(dim=1)
     return norm_C if bool(norm_C.isfinite().all()) else flat_CD.double().norm(dim=1)
 
 
