@@ -249,7 +249,6 @@ class Conductor:
         elif name:
             draft.first((run.name, task.attempt), lambda: run.uploads.sync(task.attempt))
         draft.book.arrived(run.name, task, name, report, signature, seq + 1)
-        self.offences.forgive(draft, run, task.client)
         self.follow(draft, run, commands)
         return ""
 
@@ -390,6 +389,7 @@ class Conductor:
             self.follow(draft, run, commands)
         finally:
             run.state = run_state
+        self.offences.forgive(draft, run, [task.client for task in made.counted])
         self.offences.blame(draft, made.overflowed)
         if made.row is not None:
             self.offences.blame_refusers(draft, run, rows)

@@ -32,11 +32,12 @@ class Offences:
         draft.then(lambda: run.note_refusals([row]))
         self._fail(draft, run, [task], REFUSED + why)
 
-    def forgive(self, draft: Draft, run: Run, client: int) -> None:
-        """Forget how often a client refused that works now; its offences stay."""
-        if client in run.refusals and not run.refusals[client].whole_run:
+    def forgive(self, draft: Draft, run: Run, counted: Iterable[int]) -> None:
+        """Forget how often clients refused whose updates count now; their offences stay."""
+        back = [client for client in counted if client in run.refusals and not run.refusals[client].whole_run]
+        for client in back:
             draft.book.forgive(client, run.name)
-            draft.then(lambda: run.forgive([client]))
+        draft.then(lambda: run.forgive(back))
 
     def blame(self, draft: Draft, numbers: Iterable[int]) -> None:
         """Count an offence of each of these clients; who has too many is shut out."""
