@@ -41,7 +41,8 @@ def scaffold() -> Algorithm:
     def plausible(updates: Update, expected: Expected) -> Tensor:
         steps_C = expected.num_steps_C * expected.lr_C
         control_C: Tensor = updates.aux["control"].norm(dim=1)
-        return control_C <= LARGEST * (1 + updates.delta_D.norm(dim=1) / steps_C)
+        delta_C: Tensor = updates.delta_D.norm(dim=1)
+        return control_C <= LARGEST * (1 + delta_C / steps_C)
 
     return Algorithm(
         init_server=init,
