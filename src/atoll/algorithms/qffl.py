@@ -10,6 +10,8 @@ from atoll.core.messages import Aggregate, State, Update
 
 LEAST_LOSS = 1e-10
 """A smaller loss counts as this."""
+LARGEST_LOSS = 1e4
+"""A step that only a larger loss would give is no honest client's."""
 
 
 def qffl(q: float = 1.0) -> Algorithm:
@@ -31,13 +33,16 @@ def qffl(q: float = 1.0) -> Algorithm:
         return params_D + task.lr * aggregate.delta_D / aggregate.aux["scale"], server
 
     def plausible(updates: Update, expected: Expected) -> Tensor:
-        """Ask for half of the least scale that any loss F gives an update of this length: no step is longer than it.
+        """Ask for a step that some loss F up to LARGEST_LOSS gives, however an uplink has scaled both numbers.
 
-        With s = |F^q d|, q s^2 / F^(q+1) + F^q / lr is least where F^(2q+1) = (q + 1) lr s^2.
+        F^q d / (q F^(q-1) d^2 + F^q / lr) is longest at d^2 = F / (q lr), where it is sqrt(F lr / q) / 2. Sums of
+        positive scales then never give a longer step, whoever is among them.
         """
-        square_C, lr_C = updates.delta_D.double().square().sum(1), expected.lr_C.double()
-        loss_C = ((q + 1) * lr_C * square_C).pow(1 / (2 * q + 1)).clamp(min=LEAST_LOSS)
-        least_C = q * square_C / loss_C.pow(q + 1) + loss_C.pow(q) / lr_C
-        return updates.aux["scale"][:, 0] >= least_C / 2
+        scale_C = updates.aux["scale"][:, 0].double()
+        if q == 0:
+            return scale_C > 0
+        step_C = (LARGEST_LOSS * expected.lr_C.double() / q).sqrt()
+        norm_C: Tensor = updates.delta_D.double().norm(dim=1)
+        return (scale_C > 0) & (norm_C <= step_C * scale_C)
 
     return Algorithm(finish=finish, server_step=server_step, plausible=plausible, needs_loss=True)
