@@ -34,11 +34,15 @@ def test_a_client_is_let_in_and_shut_out(cli: Any, hub: Hub) -> None:
     assert said.code == 0 and said.out == f"south is client 0\n{id} is client 1\n"
     assert cli("clients", "revoke", "south").out == ""
     lines = cli("clients", "list").out.splitlines()
-    assert lines[0].split() == ["name", "number", "status", "offences", "heard", "id"]
-    assert lines[1].split()[:5] == ["north", "1", "approved", "0", "-"] and lines[1].split()[5] == id
+    assert lines[0].split() == ["name", "number", "status", "samples", "agreed", "offences", "heard", "id"]
+    assert lines[1].split() == ["north", "1", "approved", "-", "-", "0", "-", id]
     assert lines[2].split()[:3] == ["south", "0", "revoked"]
     rows = json.loads(cli("clients", "list", "--format", "json").out)
     assert [row["status"] for row in rows] == ["approved", "revoked"]
+    assert cli("clients", "approve", "north", "--samples", "0").code == 2
+    assert cli("clients", "approve", "north", "--samples", "600").out == "north is client 1\n"
+    assert cli("clients", "list").out.splitlines()[1].split()[3:5] == ["-", "600"]
+    assert hub.conductor.roll.agreed == {1: 600}
 
 
 def test_runs_are_begun_shown_and_ended(cli: Any, hub: Hub, tmp_path: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from atoll.core.algorithm import Algorithm, LocalTask, ServerTask
+from atoll.core.algorithm import Algorithm, LocalTask, ServerTask, at_most
 from atoll.core.messages import Aggregate, State, Update
 from atoll.core.options import above
 
@@ -46,5 +47,6 @@ def afl(step: Annotated[float, above(0, "for fixed weights use fedavg")] = 0.1) 
         broadcast=broadcast,
         finish=finish,
         server_step=server_step,
+        max_weight=at_most(math.exp(LARGEST)),
         needs_loss=True,
     )

@@ -7,7 +7,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from atoll.core.algorithm import Algorithm, LocalTask, ServerTask
+from atoll.core.algorithm import Algorithm, LocalTask, ServerTask, at_most
 from atoll.core.messages import Aggregate, State, Update
 from atoll.core.options import above
 
@@ -34,4 +34,11 @@ def feddyn(alpha: Annotated[float, above(0, "for alpha = 0 use fedavg")] = 0.1) 
         dual_D = server["dual"] - alpha * taking_part * aggregate.delta_D
         return params_D + task.lr * (aggregate.delta_D - dual_D / alpha), {"dual": dual_D}
 
-    return Algorithm(init_server=init, init_client=init, local_grad=local_grad, finish=finish, server_step=server_step)
+    return Algorithm(
+        init_server=init,
+        init_client=init,
+        local_grad=local_grad,
+        finish=finish,
+        server_step=server_step,
+        max_weight=at_most(1.0),
+    )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from atoll.core.algorithm import Algorithm, LocalTask, ServerTask
+from atoll.core.algorithm import Algorithm, Expected, LocalTask, ServerTask
 from atoll.core.messages import Aggregate, State, Update
 from atoll.core.options import NotNegative
+
+LOSSY = 1e6
+"""A client may claim a squared length of so many times that of what a lossy uplink leaves of its update."""
 
 
 def fedexp(epsilon: NotNegative = 1e-3) -> Algorithm:
@@ -22,4 +25,8 @@ def fedexp(epsilon: NotNegative = 1e-3) -> Algorithm:
         step = aggregate.aux["square"] / (2 * (aggregate.delta_D.square().sum() + epsilon))
         return params_D + task.lr * step.clamp(min=1.0) * aggregate.delta_D, server
 
-    return Algorithm(finish=finish, server_step=server_step)
+    def plausible(updates: Update, expected: Expected) -> Tensor:
+        square_C = updates.aux["square"][:, 0]
+        return (square_C >= 0) & (square_C <= LOSSY * updates.delta_D.square().sum(1) + epsilon)
+
+    return Algorithm(finish=finish, server_step=server_step, plausible=plausible)

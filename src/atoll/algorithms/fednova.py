@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from atoll.core.algorithm import Algorithm, LocalTask, ServerTask
+from atoll.core.algorithm import Algorithm, Expected, LocalTask, ServerTask
 from atoll.core.messages import Aggregate, State, Update
 
 
@@ -21,4 +21,7 @@ def fednova() -> Algorithm:
     def server_step(params_D: Tensor, aggregate: Aggregate, server: State, task: ServerTask) -> tuple[Tensor, State]:
         return params_D + task.lr * aggregate.aux["steps"] * aggregate.delta_D, server
 
-    return Algorithm(finish=finish, server_step=server_step, local={"optimizer": "sgd"})
+    def plausible(updates: Update, expected: Expected) -> Tensor:
+        return updates.aux["steps"][:, 0].abs() <= 2 * expected.num_steps_C
+
+    return Algorithm(finish=finish, server_step=server_step, plausible=plausible, local={"optimizer": "sgd"})

@@ -6,9 +6,14 @@ from typing import Annotated
 
 from torch import Tensor
 
-from atoll.core.algorithm import Algorithm, LocalTask, ServerTask
+from atoll.core.algorithm import Algorithm, Expected, LocalTask, ServerTask
 from atoll.core.messages import Aggregate, State, Update
 from atoll.core.options import at_least
+
+LEAST_LOSS = 1e-10
+"""A smaller loss counts as this."""
+LARGEST_LOSS = 1e4
+"""A step that only a larger loss would give is no honest client's."""
 
 
 def qffl(q: Annotated[float, at_least(0, "0 is fedavg")] = 1.0) -> Algorithm:
@@ -19,7 +24,7 @@ def qffl(q: Annotated[float, at_least(0, "0 is fedavg")] = 1.0) -> Algorithm:
     """
 
     def finish(delta_D: Tensor, task: LocalTask) -> tuple[Update, State]:
-        loss = task.first_loss.clamp(min=1e-10)
+        loss = task.first_loss.clamp(min=LEAST_LOSS)
         slope_D = delta_D / task.lr
         scale = q * loss.pow(q - 1) * slope_D.square().sum() + loss.pow(q) / task.lr
         return Update(loss.pow(q) * slope_D, task.num_samples, {"scale": scale.reshape(1)}), {}
@@ -27,4 +32,17 @@ def qffl(q: Annotated[float, at_least(0, "0 is fedavg")] = 1.0) -> Algorithm:
     def server_step(params_D: Tensor, aggregate: Aggregate, server: State, task: ServerTask) -> tuple[Tensor, State]:
         return params_D + task.lr * aggregate.delta_D / aggregate.aux["scale"], server
 
-    return Algorithm(finish=finish, server_step=server_step, needs_loss=True)
+    def plausible(updates: Update, expected: Expected) -> Tensor:
+        """Ask for a step that some loss F up to LARGEST_LOSS gives, however an uplink has scaled both numbers.
+
+        F^q d / (q F^(q-1) d^2 + F^q / lr) is longest at d^2 = F / (q lr), where it is sqrt(F lr / q) / 2. Sums of
+        positive scales then never give a longer step, whoever is among them.
+        """
+        scale_C = updates.aux["scale"][:, 0].double()
+        if q == 0:
+            return scale_C > 0
+        step_C = (LARGEST_LOSS * expected.lr_C.double() / q).sqrt()
+        norm_C: Tensor = updates.delta_D.double().norm(dim=1)
+        return (scale_C > 0) & (norm_C <= step_C * scale_C)
+
+    return Algorithm(finish=finish, server_step=server_step, plausible=plausible, needs_loss=True)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from atoll.core.algorithm import Algorithm, LocalTask, ServerTask
+from atoll.core.algorithm import Algorithm, Expected, LocalTask, ServerTask, at_most
 from atoll.core.messages import Aggregate, State, Update
+
+LARGEST = 1e3
+"""A control variate may change by so many times the mean gradient that the update shows, and 1 more."""
 
 
 def scaffold() -> Algorithm:
@@ -35,6 +38,12 @@ def scaffold() -> Algorithm:
         control_D = server["control"] + taking_part * aggregate.aux["control"]
         return params_D + task.lr * aggregate.delta_D, {"control": control_D}
 
+    def plausible(updates: Update, expected: Expected) -> Tensor:
+        steps_C = expected.num_steps_C * expected.lr_C
+        control_C: Tensor = updates.aux["control"].norm(dim=1)
+        delta_C: Tensor = updates.delta_D.norm(dim=1)
+        return control_C <= LARGEST * (1 + delta_C / steps_C)
+
     return Algorithm(
         init_server=init,
         init_client=init,
@@ -42,5 +51,7 @@ def scaffold() -> Algorithm:
         local_grad=local_grad,
         finish=finish,
         server_step=server_step,
+        plausible=plausible,
+        max_weight=at_most(1.0),
         local={"optimizer": "sgd"},
     )

@@ -79,19 +79,24 @@ def clients_list(
         row["heard"] = "now" if row["online"] else None
         if not row["online"] and row["seconds_since"] is not None:
             row["heard"] = f"{human_seconds(row['seconds_since'])} ago"
-    print(_table(rows, ("name", "number", "status", "offences", "heard", "id")))
+    print(_table(rows, ("name", "number", "status", "samples", "agreed", "offences", "heard", "id")))
 
 
 @clients_app.command("approve")
 def clients_approve(
     names: NamesArgument,
+    samples: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many samples each has, as you know: none ever counts as more. See the docs."),
+    ] = None,
     home: HomeOption = HOME,
     admin: AdminOption = None,
     token_file: TokenOption = None,
     format: FormatOption = TABLE,
 ) -> None:
     """Let clients in, after their keys' ids were compared; they are numbered in this order."""
-    numbers = _ask(_address(home, admin, token_file), "POST", "/clients/approve", {"names": names})["numbers"]
+    body = {"names": names} | ({} if samples is None else {"samples": samples})
+    numbers = _ask(_address(home, admin, token_file), "POST", "/clients/approve", body)["numbers"]
     given = dict(zip(names, numbers, strict=True))
     print(json.dumps(given) if format is Format.JSON else "\n".join(f"{n} is client {i}" for n, i in given.items()))
 

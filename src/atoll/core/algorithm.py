@@ -71,6 +71,13 @@ class ServerTask(NamedTuple):
     """The randomness of this round's step."""
 
 
+class Expected(NamedTuple):
+    """What the server knows of the work behind stacked updates; (C,) each."""
+
+    num_steps_C: Tensor
+    lr_C: Tensor
+
+
 def nothing(params_D: Tensor) -> State:
     """Remember nothing."""
     return {}
@@ -90,6 +97,16 @@ def add_delta(params_D: Tensor, aggregate: Aggregate, server: State, task: Serve
     """Move the model by the mean delta times the server's learning rate."""
     step_D = task.lr * aggregate.delta_D
     return step_D.add_(params_D), server  # in place: large models have no room for another vector
+
+
+def as_samples(num_samples: float) -> float:
+    """A client weighs as much as it has samples."""
+    return num_samples
+
+
+def at_most(largest: float) -> Callable[[float], float]:
+    """However many samples a client has, it weighs at most so much."""
+    return lambda num_samples: largest
 
 
 class Scores(NamedTuple):
@@ -117,6 +134,12 @@ class Algorithm(NamedTuple):
     local_grad: Callable[[Tensor, Tensor, LocalTask], Tensor] | None = None
     finish: Callable[[Tensor, LocalTask], tuple[Update, State]] = send_delta
     server_step: Callable[[Tensor, Aggregate, State, ServerTask], tuple[Tensor, State]] = add_delta
+    plausible: Callable[[Update, Expected], Tensor] | None = None
+    """(stacked update, what the server knows) -> (C,): which clients sent extra vectors that `finish` could have made.
+
+    Others are rejected: a step that divides or multiplies by a client's word needs it. Leave room for lossy uplinks."""
+    max_weight: Callable[[float], float] = as_samples
+    """Number of samples -> the largest weight that `finish` gives a client that has so many."""
     needs_loss: bool = False
     """Whether clients measure the broadcast model on their data first, for `first_loss`."""
     needs_updates: bool = False

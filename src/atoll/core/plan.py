@@ -16,6 +16,12 @@ from atoll.core.parts import Part
 from atoll.core.secagg import Secagg
 from atoll.core.section import Section
 
+MAX_NORM = 1e9
+"""The largest L2 norm of an update that counts, unless a plan says otherwise.
+
+With weights of at most 1e7 neither the weighted sum of a million updates nor that of their squares (1e18 each) comes
+near the largest float32, 3.4e38."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Local(Section, key="local"):
@@ -51,6 +57,8 @@ class Server(Section, key="server"):
     contribution."""
     source: Literal["clients", "public"] | None = None
     """Where they come from: copies of clients' training samples, as if unset, or the plan's `public` samples."""
+    max_norm: Annotated[float, above(0, "1e300 rejects only what is not finite")] | None = None
+    """An update with a larger L2 norm is rejected, like one that holds NaN; MAX_NORM unless given."""
 
     def check(self) -> None:
         """Refuse a source of samples that are none."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice, takewhile
 from operator import attrgetter
 from typing import Any
@@ -34,7 +34,7 @@ from atoll.core.coordinator import (
 from atoll.core.devices import INSTANT, Devices, Load
 from atoll.core.eligibility import Eligibility
 from atoll.core.errors import TrainingError
-from atoll.core.messages import Payload, Task, Update
+from atoll.core.messages import Payload, State, Task, Update
 from atoll.core.plan import Plan
 from atoll.core.seeds import generator
 from atoll.core.wire import packed_size
@@ -44,7 +44,7 @@ from atoll.engine.guarding import Guard, must_fit
 from atoll.engine.run_state import Ahead, Journey, Round, RunState
 from atoll.engine.secure import Added, Sent, add_in_secret, counted, fates
 from atoll.engine.versions import Versions, valid_of
-from atoll.train.exchange import Work, finite
+from atoll.train.exchange import Work, acceptable
 from atoll.train.loop import knowledge
 from atoll.train.server import aggregated, first_server
 
@@ -253,7 +253,13 @@ class Simulation:
         added: Added | None = None
         if job.secure is not None:
             added, work = self._add_in_secret(state, asked, lost, work)
-        state, row, event = self.versions.settle(state, self._as_done(state, tasks), work, own, added)
+        done = self._as_done(state, tasks)
+
+        def fold(clients: Collection[int]) -> State:
+            some = [each for each in done if each.client in clients]
+            return self.engine.train(some, state.sent, state.clients).folded
+
+        state, row, event = self.versions.settle(state, done, work, own, added, fold)
         if row and self.devices is not INSTANT:
             row["simulated_seconds"] = round(state.clock, 6)
         if row and policy.keeps_tasks:
@@ -357,7 +363,8 @@ class Simulation:
         known = knowledge(job, tasks[0], job.trainable(state.params_D))
         known = known._replace(aggregate=aggregate, turns=job.aggregator.turns)
         changed = job.attack.collude(rows_of(work.folded), bad_C, known)
-        good_C = finite(changed)
+        of_client = {task.client: task for task in tasks}
+        good_C = acceptable(job, [of_client[report.client] for report in valid], changed)
         by_client = {report.client: bool(good) for report, good in zip(valid, good_C.tolist(), strict=True)}
         reports = [report._replace(valid=by_client.get(report.client, False)) for report in work.reports]
         return Work(as_rows(changed.rows(good_C)), reports, work.states)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from atoll.core.aggregator import as_rows, rows_of
+from atoll.core.aggregator import as_rows, merge_rows, rows_of
 from atoll.core.contribution import Contribution
 from atoll.core.coordinator import Committed, Coordinator
 from atoll.core.detection import Detector, Seen, Sight
@@ -25,6 +26,11 @@ from atoll.train.exchange import Report, Work, finite
 from atoll.train.judging import detection_row, judged
 from atoll.train.server import aggregated, broadcast_of, stepped
 from atoll.train.trainer import Trainer
+
+STANDS_OUT = 1e3
+"""Whose update alone moves the model so many times as far as the median client's may have made a version overflow."""
+Fold = Callable[[Collection[int]], State]
+"""Folds the updates of some clients of a round again."""
 
 
 class Given(NamedTuple):
@@ -91,11 +97,19 @@ class Versions:
         return as_rows(stacked._replace(delta_D=stacked.delta_D * counts[:, None], aux=stacked.aux | aux))
 
     def settle(
-        self, state: RunState, tasks: Sequence[Task], work: Work, own: Update | None, added: Added | None = None
+        self,
+        state: RunState,
+        tasks: Sequence[Task],
+        work: Work,
+        own: Update | None,
+        added: Added | None = None,
+        fold: Fold | None = None,
     ) -> tuple[RunState, dict[str, Any], Committed]:
         """Make a version of what clients did if it is enough; what the metrics say of it, and what to tell the machine.
 
-        `added` is what is known of a sum that was made in secret: `work` then has a row for each group.
+        `added` is what is known of a sum that was made in secret: `work` then has a row for each group. `fold` folds
+        the updates of some of the clients again, where they are not kept one by one: whoever makes a version overflow
+        is looked for, and left out.
         """
         policy, valid = self.coordinator.policy, valid_of(work)
         told: dict[str, Any] = {} if added is None else {"secagg": added.row}
@@ -110,7 +124,7 @@ class Versions:
                 gap_D = share * (state.sent[task.version].params_D - self.job.trainable(state.params_D))
             stands_for_many = added is not None and "weight" in work.folded
             given = Given(own, gap_D, len(valid) if stands_for_many else None, share)
-            state, work, more = self.next(state, work, given)
+            state, work, more = self.next(state, work, given, fold if added is None else None)
             valid, told = valid_of(work), told | more
         samples, loss = _seen(valid) if added is None else (added.samples, added.loss)
         row: dict[str, Any] = {
@@ -144,10 +158,98 @@ class Versions:
         """How much a task's update counts that is late by some versions."""
         return self.coordinator.policy.staleness(state.coordinator.version - task.version)
 
-    def next(self, state: RunState, work: Work, given: Given) -> tuple[RunState, Work, dict[str, Any]]:
-        """The next version, whose work counts now, and what the metrics say of both."""
+    def next(
+        self, state: RunState, work: Work, given: Given, fold: Fold | None = None
+    ) -> tuple[RunState, Work, dict[str, Any]]:
+        """The next version, whose work counts now, and what the metrics say of both.
+
+        A version that is not sound is refused: it is made again without the clients whose updates made it so, who are
+        quarantined. If nobody stands out, clients and server have diverged together, and it stays what it is.
+        """
+        after, done, told = self._next(state, work, given)
+        if self._is_sound(state, after, work):
+            return after, done, told
+        culprits = self._culprits(state, work, fold)
+        valid = [report.client for report in valid_of(work)]
+        kept = [client for client in valid if client not in culprits]
+        folded = self._folded(work, kept, fold) if culprits else None
+        if folded is None:
+            return after, done, told
+        reports = [report._replace(valid=report.valid and report.client not in culprits) for report in work.reports]
+        states = {client: value for client, value in work.states.items() if client not in culprits}
+        rest = Work(folded, reports, states)
+        left = state._replace(quarantined=tuple(sorted({*state.quarantined, *culprits})))
+        named = {"overflowed": sorted(culprits)}
+        if len(kept) < self.coordinator.policy.min_reports:
+            return left, rest, named
+        again, others, more = self._next(left, rest, given, charged=True)
+        return (again, others, {**more, **named}) if self._is_sound(state, again, rest) else (after, done, told)
+
+    def _is_sound(self, before: RunState, after: RunState, work: Work) -> bool:
+        """Whether a version is finite, and so is its loss on the test set where an update was much longer than most.
+
+        A model can be finite and of no use: its outputs overflow, and no client can train it.
+        """
+        if not _is_finite(before, after):
+            return False
+        norms = sorted(report.norm for report in valid_of(work))
+        if not norms or norms[-1] <= STANDS_OUT * norms[(len(norms) - 1) // 2]:
+            return True
+        if self.job.algorithm.scores is not None or not self.job.federation.dataset.num_test:
+            return True
+        return math.isfinite(float(self.trainer.evaluate(after.params_D, 0)["loss"]))
+
+    def _culprits(self, state: RunState, work: Work, fold: Fold | None) -> set[int]:
+        """Whose update alone moves model and memory much farther than those of most others."""
+        reach: dict[int, float] = {}
+        for report in valid_of(work):
+            alone = self._folded(work, [report.client], fold)
+            if alone is None:
+                return set()
+            reach[report.client] = self._reach(state, alone)
+        usual = sorted(reach.values())[(len(reach) - 1) // 2]
+        return {client for client, far in reach.items() if far > STANDS_OUT * usual}
+
+    def _folded(self, work: Work, clients: Collection[int], fold: Fold | None) -> State | None:
+        """The updates of some of a round's clients; None if they cannot be told from the others."""
+        released = self.guard is not None and self.guard.mechanism.release is not None
+        if fold is None or released:
+            return None
+        if not self._has_rows:
+            return fold(clients)
+        keep_C = torch.tensor([report.client in clients for report in valid_of(work)])
+        return as_rows(rows_of(work.folded).rows(keep_C))
+
+    @property
+    def _has_rows(self) -> bool:
+        """Whether the updates of a round are kept one by one."""
+        return self.coordinator.policy.keeps_tasks or self.trainer.fold.merge is merge_rows
+
+    def _reach(self, state: RunState, folded: State) -> float:
+        """How far one client's update alone would move the model or what the server remembers, at most."""
+        job = self.job
+        if self._has_rows:
+            row = rows_of(folded)
+            delta_D, aux = row.delta_D[0], {name: rows[0] for name, rows in row.aux.items()}
+            alone = Aggregate(delta_D, aux, float(row.weight), 1, row if job.algorithm.needs_updates else None)
+        else:
+            alone, _ = job.aggregator.finish(folded, state.rule)
+        version, num_clients = state.coordinator.version, self.coordinator.num_clients
+        params_D, server = stepped(job, state.params_D, alone, state.server, version, num_clients)
+        old = {name: value.nan_to_num() for name, value in state.server.items()}
+        moves = [params_D - state.params_D, *(value - old.get(name, 0.0) for name, value in server.items())]
+        sizes = [float(move.abs().max()) for move in moves if move.numel()]
+        return max((size if math.isfinite(size) else math.inf for size in sizes), default=0.0)
+
+    def _next(
+        self, state: RunState, work: Work, given: Given, *, charged: bool = False
+    ) -> tuple[RunState, Work, dict[str, Any]]:
+        """The next version, finite or not; `charged` says that a private attempt has been charged already."""
         job, told = self.job, dict[str, Any]()
-        aggregate, rule = self._aggregated(state, work.folded, given.own)
+        if charged:
+            aggregate, rule = aggregated(job, work.folded, state.rule, given.own)
+        else:
+            aggregate, rule = self._aggregated(state, work.folded, given.own)
         if job.detector is not None:
             before = work
             state, work, told["detection"] = self._detect(state, job.detector, work, aggregate.delta_D)
@@ -207,6 +309,18 @@ class Versions:
         told = {str(client): share for client, share in found.clients.items()}
         state = state._replace(contribution=with_shares(state.contribution, found))
         return state, {"clients": told, "utility": how.utility, "evaluations": found.evaluations}
+
+
+def _is_finite(before: RunState, after: RunState) -> bool:
+    """Whether the model and what the server remembers are finite; what was not before need not be."""
+
+    def whole(value: Tensor) -> bool:
+        return bool(value.sum().isfinite()) or bool(value.isfinite().all())  # a finite sum is enough
+
+    def kept(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> bool:
+        return all(whole(value) or not (name not in old or whole(old[name])) for name, value in new.items())
+
+    return whole(after.params_D) and kept(before.server, after.server) and kept(before.rule, after.rule)
 
 
 def valid_of(work: Work) -> list[Report]:

@@ -47,8 +47,8 @@ class Operated(Protocol):
     def clients(self) -> list[dict[str, Any]]:
         """Everybody who is, or wants to be, part of the federation."""
 
-    def approve(self, names: list[str], /) -> list[int]:
-        """Let clients in, by name or id; their numbers, in this order."""
+    def approve(self, names: list[str], samples: int | None, /) -> list[int]:
+        """Let clients in, by name or id, who have so many samples each; their numbers, in this order."""
 
     def revoke(self, name: str, /) -> None:
         """Shut a client out."""
@@ -77,6 +77,12 @@ class Names(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Clients, by name or id."""
 
     names: Annotated[list[str], Meta(min_length=1, max_length=10_000)]
+
+
+class Approved(Names, frozen=True, forbid_unknown_fields=True):
+    """Clients that are let in, and how many samples each of them has, where the operator knows that."""
+
+    samples: Annotated[int, Meta(ge=1)] | None = None
 
 
 class TokenFor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -128,7 +134,9 @@ def _known(hub: Operated, run: str) -> str:
 COMMANDS = (
     Command("GET", "/status", lambda hub, told, path: hub.status()),
     Command("GET", "/clients", lambda hub, told, path: {"clients": hub.clients()}),
-    Command("POST", "/clients/approve", lambda hub, told, path: {"numbers": hub.approve(told.names)}, Names),
+    Command(
+        "POST", "/clients/approve", lambda hub, told, path: {"numbers": hub.approve(told.names, told.samples)}, Approved
+    ),
     Command("POST", "/clients/revoke", _revoke, Names),
     Command("POST", "/clients/token", lambda hub, told, path: {"token": hub.token(told.seconds)}, TokenFor),
     Command("POST", "/runs", _add_run, NewRun),

@@ -206,7 +206,11 @@ class Client:
 
     def _trained(self, work: Work, order: Order) -> Pending:
         """Train, and write everything down before anything leaves."""
-        work.must_be_allowed(order)
+        try:
+            work.must_be_allowed(order)
+        except Unwilling as unwilling:  # what was spent only grows
+            self._unwilling[order.run] = str(unwilling)
+            raise
         home, start = work.home, time.monotonic()
         down = 0
 
@@ -283,7 +287,8 @@ class Client:
         self._warn_once(order.run, reason)
         path = TASK.format(run=order.run, attempt=order.attempt)
         try:
-            self._connection.ask("POST", f"{path}/refuse", Done, Refusal(reason[:1000]))
+            refusal = Refusal(reason[:1000], whole_run=order.run in self._unwilling)
+            self._connection.ask("POST", f"{path}/refuse", Done, refusal)
         except Declined as declined:  # nobody waits for it any more
             self._voice.say(f"{order.run}: {declined}")
 

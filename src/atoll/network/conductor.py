@@ -38,9 +38,10 @@ from atoll.engine.finishing import end_reason
 from atoll.ledger import chain
 from atoll.network.blobs import Place, written
 from atoll.network.clerk import Clerk, Draft
-from atoll.network.gate import Refused
+from atoll.network.gate import Gate, Refused
 from atoll.network.logs import log
 from atoll.network.metrics import Metrics
+from atoll.network.offences import Offences
 from atoll.network.records import cohort_of, rejected_of, told
 from atoll.network.roll import Roll
 from atoll.network.runs import RUNNING, Made, Run, hash_of, taken_up
@@ -48,6 +49,7 @@ from atoll.network.secrecy import STEP_SECONDS, Secret
 from atoll.network.store import Store
 from atoll.network.tables import Stage, TaskRow
 
+OVERFLOWED = "made the version overflow"
 LONGEST_PAUSE = 60.0
 """Seconds after many attempts in a row that came to nothing."""
 FEW_LOST = 10
@@ -68,6 +70,7 @@ class Conductor:
         metrics: Metrics,
         num_clients: int,
         now: Callable[[], float],
+        gate: Gate,
     ) -> None:
         self.home, self.place, self.store, self.now = home, place, store, now
         self._key, self._metrics, self._wanted = key, metrics, num_clients
@@ -83,6 +86,8 @@ class Conductor:
         self._makers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="maker")
         with store.look() as book:
             self.roll = Roll(book.clients(), now)
+            self.roll.know(book.clients(), book.agreed())
+            self.offences = Offences(self.runs, self.roll, gate, self.fail)
             for row in book.runs():
                 self.runs[row.id] = taken_up(book, row, home, place, self.ring)
                 metrics.at_round(row.id, self.runs[row.id].machine.version)
@@ -136,7 +141,20 @@ class Conductor:
         waiting = {task.client for task in machine.arrived}
         may = self.roll.may_be_asked(run)
         least = 1 if policy.keeps_tasks else max(1, policy.min_reports)
-        return sum(may(client) and client not in waiting for client in self.roll.clients) >= least
+        if sum(may(client) and client not in waiting for client in self.roll.clients) >= least:
+            return True
+        self._say_who_is_missing(run, least)
+        return False
+
+    def _say_who_is_missing(self, run: Run, least: int) -> None:
+        """Log once that a run waits since clients take no part in it."""
+        assert run.state is not None
+        out = {client for client, known in run.refusals.items() if known.whole_run} | set(run.state.quarantined)
+        left = len(self.roll.clients.keys() - out)
+        if left < least <= len(self.roll.clients) and run.missing != out:
+            why = f"{left} clients take part, a round needs {least}: approve others, or those who refused once more"
+            log("waiting", run=run.name, why=why)
+            run.missing = out
 
     def _is_late(self, run: Run) -> bool:
         assert run.parts is not None
@@ -170,8 +188,11 @@ class Conductor:
     def _begin(self, run: Run) -> None:
         """Ask clients, once what they are to be sent is ready."""
         with self.clerk.lock:
-            sizes = self.roll.sizes(run)
+            sizes, cut = self.roll.sizes(run), self.roll.cut(run)
         if run.parts is None or (sizes != run.sizes and run.plan.privacy is None):
+            for client, (said, counts) in cut.items():
+                why = f"says {said} samples, counts as {counts}: atoll clients approve NAME --samples N agrees to more"
+                log("cut", run=run.name, client=client, why=why)
             run.build(sizes, "")
         assert run.parts is not None
         machine = run.machine
@@ -312,7 +333,9 @@ class Conductor:
             run.parts.guard.charge(attempt)
         if not run.parts.coordinator.policy.keeps_tasks:
             draft.book.close_asked(run.name)
-        people = told(run.parts.guard, attempt, {"rejected": rejected_of(draft.book.tasks(run.name, attempt))})
+        rows = draft.book.tasks(run.name, attempt)
+        self.offences.blame_refusers(draft, run, rows)
+        people = told(run.parts.guard, attempt, {"rejected": rejected_of(rows)})
         self._note(draft, run, "abandon", {"attempt": attempt, "why": str(reason), **people})
         pause = _pause(machine.abandoned_in_a_row)
         draft.then(lambda: setattr(run, "not_before", self.now() + pause))
@@ -363,9 +386,16 @@ class Conductor:
         commands: list[Command] = []
         if made.event is not None:
             machine, commands = run.parts.coordinator.step(machine, made.event)
-        left_out = [task for task in done if task not in made.counted]
+        overflowed = [task for task in done if task.client in made.overflowed]
+        left_out = [task for task in done if task not in made.counted and task not in overflowed]
         draft.book.set_stage(run.name, made.counted, Stage.COUNTED)
         draft.book.set_stage(run.name, left_out, Stage.CLOSED)
+        if overflowed:
+            draft.book.reject(run.name, overflowed, OVERFLOWED)
+            attempts = {row.task.attempt for row in rows}
+            rows = [row for number in sorted(attempts) for row in draft.book.tasks(run.name, number)]
+            for client in made.overflowed:
+                log("rejected", run=run.name, client=client, why=f"{OVERFLOWED}: quarantined in this run")
         draft.then(lambda: setattr(run, "state", made.state))
         if made.row is not None:
             draft.book.add_row(run.name, made.row)
@@ -400,6 +430,10 @@ class Conductor:
             self.follow(draft, run, commands)
         finally:
             run.state = run_state
+        self.offences.forgive(draft, run, [task.client for task in made.counted])
+        self.offences.blame(draft, made.overflowed)
+        if made.row is not None:
+            self.offences.blame_refusers(draft, run, rows)
         return True
 
     def _note(self, draft: Draft, run: Run, kind: str, body: dict[str, Any], row: dict[str, Any] | None = None) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 from http import HTTPStatus
 from typing import Any
@@ -18,14 +16,26 @@ from atoll.network.identity import holds
 from atoll.network.logs import log
 from atoll.network.metrics import Metrics
 from atoll.network.objects import Manifest, ObjectError, Objects, read_manifest
-from atoll.network.protocol import Delivered, Delivery, Missing, Order, Orders, Poll, RunInfo, update_text
+from atoll.network.offences import REFUSED
+from atoll.network.protocol import (
+    Delivered,
+    Delivery,
+    Missing,
+    Order,
+    Orders,
+    Poll,
+    Refusal,
+    RunInfo,
+    update_text,
+)
 from atoll.network.remote import BadUpdate
 from atoll.network.runs import RUNNING, Run
 from atoll.network.tables import ClientRow, Stage
 
-MAX_OFFENCES = 3
-"""After so many bad updates a client is shut out until the operator approves it again."""
-
+ROUNDING = 1e-6
+"""How much larger than it should be a weight may be, since clients compute it in float32."""
+MAX_LOSS = 1e30
+"""A larger training loss is no loss: sums of it over clients and samples would overflow."""
 LARGE = 64 << 20
 """Updates of more bytes than this are looked at one after another, so that memory does not grow with their number."""
 
@@ -33,15 +43,8 @@ LARGE = 64 << 20
 class Desk:
     """Answers clients that the gate has let in."""
 
-    def __init__(
-        self, conductor: Conductor, metrics: Metrics, max_samples: int, quarantine: Callable[[str], None]
-    ) -> None:
-        self._conductor, self._metrics, self._max_samples, self._quarantine = (
-            conductor,
-            metrics,
-            max_samples,
-            quarantine,
-        )
+    def __init__(self, conductor: Conductor, metrics: Metrics, max_samples: int) -> None:
+        self._conductor, self._metrics, self._max_samples = conductor, metrics, max_samples
         self._clerk, self._runs, self._store = conductor.clerk, conductor.runs, conductor.store
         self._now = conductor.now
         self._counting, self._one_large = threading.Lock(), threading.Lock()
@@ -175,13 +178,16 @@ class Desk:
         if not found.post.answer(task.client, data):
             raise Refused(HTTPStatus.GONE, "nobody waits for this answer any more: poll for work")
 
-    def refuse(self, client: ClientRow, run: str, attempt: int, reason: str) -> None:
-        """A client will not do a task."""
+    def refuse(self, client: ClientRow, run: str, attempt: int, refusal: Refusal) -> None:
+        """A client will not do a task, or takes no part in the run at all."""
         found, task = self._waited_for(client, run, attempt)
-        log("rejected", run=run, client=client.name, why=f"refused: {reason}")
-        if found.post.answer(task.client, b""):  # it leaves a sum that goes on without it
-            return
-        self._clerk.make(lambda draft: self._conductor.fail(draft, found, [task], f"refused: {reason}"))
+        log("rejected", run=run, client=client.name, why=f"{REFUSED}{refusal.reason}")
+        found.post.answer(task.client, b"")  # it leaves a sum that goes on without it
+        self._clerk.make(
+            lambda draft: self._conductor.offences.refuse(
+                draft, found, task, refusal.reason, whole_run=refusal.whole_run
+            )
+        )
 
     def _order(self, run: Run, number: int) -> Order | None:
         task, mail = run.machine.in_flight.get(number), run.post.waiting(number)
@@ -252,21 +258,28 @@ class Desk:
     def _checked(self, run: Run, task: Task, manifest: Manifest, told: Delivery, data: bytes | None) -> dict[str, Any]:
         """Look at an update before it counts; what is written down of it."""
         assert run.parts is not None
-        if told.loss is None or not math.isfinite(told.loss):
+        if told.loss is None or not abs(told.loss) <= MAX_LOSS:
             raise BadUpdate("the training loss is not a number: check the client's data and learning rate")
-        if not (math.isfinite(told.weight) and told.weight >= 0):
-            raise BadUpdate(f"a weight of {told.weight} makes no sense: it must be finite, and 0 or more")
         model = run.models.get(task.version)
         if told.broadcast is not None and (model is None or told.broadcast != model.ref.name):
             raise BadUpdate("the update was made of something else than was sent: train on the order's model")
-        weight = min(told.weight, float(self._max_samples))
+        due = run.parts.max_weight(told.num_samples)
+        if not 0 < told.weight <= due * (1 + ROUNDING):
+            raise BadUpdate(
+                f"a weight of {told.weight} makes no sense: an update of {told.num_samples:,} samples weighs above 0 "
+                f"and at most {due:g} in this run"
+            )
+        most = min(
+            run.parts.job.federation.num_samples(task.client), self._conductor.roll.most_samples(run, task.client)
+        )
+        weight = min(told.weight, run.parts.max_weight(most))
         chunks = run.uploads.whole(task, manifest) if data is None else [data]
         with self._one_large if manifest.num_bytes > LARGE else contextlib.nullcontext():
-            run.parts.opened(chunks, manifest.num_bytes, weight)
-        # the client signed what it told; what counts is cut to what one client may weigh
+            run.parts.must_count(task, run.parts.opened(chunks, manifest.num_bytes, weight))
+        # the client signed what it told; what counts is cut to what the samples weigh that it is believed to have
         signed: dict[str, Any] = {"num_samples": told.num_samples, "loss": told.loss, "weight": told.weight}
         signed |= {} if told.broadcast is None else {"broadcast": told.broadcast}
-        counts = {"counts": weight, "samples": min(told.num_samples, self._max_samples)}
+        counts = {"counts": weight, "samples": min(told.num_samples, most)}
         return {**signed, **counts, "manifest": told.manifest.hex()}
 
     def _reject(self, client: ClientRow, run: Run, task: Task, why: str) -> None:
@@ -274,13 +287,11 @@ class Desk:
         self._metrics.rejected("bad update")
         log("rejected", run=run.name, client=client.name, why=why)
 
-        def change(draft: Draft) -> int:
+        def change(draft: Draft) -> None:
             self._conductor.fail(draft, run, [task], why)
-            return draft.book.blame(client.id)
+            self._conductor.offences.blame(draft, [task.client])
 
-        if self._clerk.make(change) >= MAX_OFFENCES:
-            log("rejected", client=client.name, why="quarantined after repeated offences")
-            self._quarantine(client.id)
+        self._clerk.make(change)
 
 
 def _number(client: ClientRow) -> int:

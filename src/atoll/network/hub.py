@@ -51,9 +51,9 @@ class Hub:
         self.on_shut_down: Callable[[], None] = lambda: None
         self._wanted, self._started = num_clients, now()
         place = place_of(home, objects)
-        self.conductor = Conductor(home, place, store, self.key, self.metrics, num_clients or 1, now)
+        self.conductor = Conductor(home, place, store, self.key, self.metrics, num_clients or 1, now, self.gate)
         self._clerk, self._runs, self._store = self.conductor.clerk, self.conductor.runs, store
-        self.desk = Desk(self.conductor, self.metrics, max_samples, lambda id: self.revoke(id, Status.QUARANTINED))
+        self.desk = Desk(self.conductor, self.metrics, max_samples)
 
     def start(self) -> None:
         """Begin to write down and to make."""
@@ -87,7 +87,8 @@ class Hub:
     def clients(self) -> list[dict[str, Any]]:
         """Everybody who is known."""
         with self._store.look() as book:
-            known = book.clients()
+            known, agreed = book.clients(), book.agreed()
+            refused = {row.client for run in self._runs for row in book.refusals(run)}
         found = []
         for client in known:
             since = self.conductor.roll.seconds_since(client.number)
@@ -97,37 +98,34 @@ class Hub:
                     "name": client.name,
                     "number": client.number,
                     "status": client.status.value,
+                    "samples": client.num_samples or None,
+                    "agreed": agreed.get(client.id),
                     "offences": client.offences,
+                    "refused": client.number in refused,
                     "online": since is not None and since < ONLINE_SECONDS,
                     "seconds_since": None if since is None else round(since, 1),
                 }
             )
         return found
 
-    def approve(self, names: list[str]) -> list[int]:
-        """Let clients in, by name or id, in this order; their numbers."""
+    def approve(self, names: list[str], samples: int | None = None) -> list[int]:
+        """Let clients in, by name or id, in this order; their numbers.
+
+        `samples` is how many samples each of them has, as the operator knows: none of them ever counts as more.
+        """
 
         def change(draft: Draft) -> list[int]:
             known = draft.book.clients()
-            numbers = [draft.book.approve(_called(known, name).id) for name in names]
-            self._know_clients(draft)
-            return numbers
+            return self.conductor.offences.let_in(draft, [_called(known, name) for name in names], samples)
 
         numbers: list[int] = self._clerk.make(change)
         return numbers
 
-    def revoke(self, name: str, status: Status = Status.REVOKED) -> None:
+    def revoke(self, name: str) -> None:
         """Shut a client out; what it was asked is not waited for."""
 
         def change(draft: Draft) -> None:
-            client = _called(draft.book.clients(), name)
-            draft.book.revoke(client.id, status)
-            for run in self._runs.values():
-                task = draft.machine(run)[0].in_flight.get(client.number) if client.number is not None else None
-                if task is not None:
-                    self.conductor.fail(draft, run, [task], f"client {status}")
-            draft.then(lambda: self.gate.end(client.id))
-            self._know_clients(draft)
+            self.conductor.offences.shut_out(draft, _called(draft.book.clients(), name), Status.REVOKED)
 
         self._clerk.make(change)
 
@@ -211,12 +209,6 @@ class Hub:
                 worked = {number for run in self._runs.values() for number in run.counted}
                 there |= worked & roll.clients.keys()
             return over and there <= self.desk.told_end
-
-    def _know_clients(self, draft: Draft) -> None:
-        """Somebody was let in or shut out."""
-        known = draft.book.clients()
-        draft.then(lambda: self.conductor.roll.know(known))
-        draft.then(self.gate.forget)
 
     def _status_of(self, run: Run) -> dict[str, Any]:
         machine, row = run.machine, run.last_row or {}

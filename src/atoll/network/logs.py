@@ -20,6 +20,8 @@ Event = Literal[
     "rejected",
     "committed",
     "abandoned",
+    "waiting",
+    "cut",
     "ended",
     "read_only",
     "recovered",

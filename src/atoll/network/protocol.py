@@ -225,9 +225,11 @@ class Delivered(Message, frozen=True):
 
 
 class Refusal(Message, frozen=True):
-    """The client will not do a task."""
+    """The client will not do a task, and is not asked for a while."""
 
     reason: Annotated[str, Meta(max_length=1000)]
+    whole_run: bool = False
+    """Whether it takes no part in the run at all, such as where the plan is weaker than its floors."""
 
 
 class Lines(Message, frozen=True):

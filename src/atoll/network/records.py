@@ -21,9 +21,9 @@ def cohort_of(rows: Iterable[TaskRow], counted: Iterable[Task], clients: Iterabl
 
 def rejected_of(rows: Iterable[TaskRow], left_out: Iterable[Task] = ()) -> list[dict[str, Any]]:
     """Whose updates did not count, and why not."""
-    failed = [(row.task, row.report["why"]) for row in rows if row.stage is Stage.FAILED]
-    refused = failed + [(task, "left out") for task in left_out]
-    return [{"client": task.client, "attempt": task.attempt, "why": why} for task, why in refused]
+    failed = {row.task: row.report["why"] for row in rows if row.stage is Stage.FAILED}
+    whys = failed | {task: "left out" for task in left_out if task not in failed}
+    return [{"client": task.client, "attempt": task.attempt, "why": why} for task, why in whys.items()]
 
 
 def told(guard: Guard | None, attempt: int, people: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from atoll.engine.versions import Versions
 from atoll.network.objects import ObjectError
 from atoll.privacy.ledger import Ledger
 from atoll.privacy.noise import fresh_secret
-from atoll.train.exchange import Told, Work, encoded, received
+from atoll.train.exchange import Told, Work, acceptable, encoded, received
 from atoll.train.federation import Federation
 from atoll.train.job import Job, build_job
 from atoll.train.loop import Workspace, workspace
@@ -139,6 +139,23 @@ class Parts(NamedTuple):
                 raise BadUpdate("the update holds NaN or Inf: check the client's data and learning rate")
         update = self.layout.rebuilt(vector_V, exact)
         return update._replace(weight=torch.tensor(weight, dtype=self.layout.weight.dtype))
+
+    def must_count(self, task: Task, update: Update) -> None:
+        """Raise BadUpdate for an update that would be left out of its version."""
+        if not bool(acceptable(self.job, [task], update.alone())[0]) or not float(update.weight) > 0:
+            raise BadUpdate(
+                f"the update has an L2 norm of {float(update.delta_D.double().norm()):.3g}, server.max_norm is "
+                f"{self.job.max_norm:g}; its weight is {float(update.weight):g}; if both are right, its extra vectors "
+                f"are not what the algorithm sends for the {self.job.federation.num_samples(task.client):,} samples "
+                "that the server believes in: check the client's data and learning rate, or let the operator agree to "
+                "more (atoll clients approve NAME --samples N)"
+            )
+
+    def max_weight(self, num_samples: float) -> float:
+        """The largest weight of an update that was trained on so many samples."""
+        mechanism = self.job.mechanism
+        alike = mechanism is not None and mechanism.at_client is not None
+        return 1.0 if alike else self.job.algorithm.max_weight(num_samples)
 
 
 def build_parts(plan: Plan, sizes: Sequence[int], ledger: Ledger | None) -> tuple[Parts, Tensor]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from atoll.core.aggregator import rows_of
 from atoll.core.coordinator import Arrived, Committed, CoordinatorState, Failed, Phase, Reason
 from atoll.core.downlink import Heard
-from atoll.core.messages import Payload, Task
+from atoll.core.messages import Payload, State, Task
 from atoll.core.params import load
 from atoll.core.plan import Plan
 from atoll.core.wire import packed_size, pieces
@@ -36,7 +37,7 @@ from atoll.network.protocol import News, Ref, RunInfo
 from atoll.network.remote import Arrival, Parts, build_parts, open_ledger
 from atoll.network.secrecy import Post, Secret, add_with_clients
 from atoll.network.store import Book
-from atoll.network.tables import RunRow, Stage, TaskRow
+from atoll.network.tables import RefusalRow, RunRow, Stage, TaskRow
 from atoll.network.uploads import Spot, Uploads
 from atoll.privacy.ledger import NAME as PRIVACY_LEDGER
 from atoll.report.record import RunDirectory, encode_state, read_state
@@ -52,6 +53,19 @@ NEVER = -1
 """Stands for a version that there never was."""
 NEWS = 20
 """So many differences are kept for clients that missed some."""
+
+
+FIRST_REFUSAL, LONGEST_REFUSAL = 10.0, 3600.0
+"""Seconds for which a client is not asked after its first refusal; each one doubles them, up to an hour."""
+
+
+class Refusals(NamedTuple):
+    """What came of a client's refusals."""
+
+    whole_run: bool
+    """Whether it takes no part in the run at all."""
+    until: float
+    """The monotonic time until which it is not asked."""
 
 
 class Model(NamedTuple):
@@ -82,6 +96,8 @@ class Made(NamedTuple):
     epsilon: float | None
     measured: dict[str, Any] | None = None
     """The row of the version before, which is the last, if it was measured only now."""
+    overflowed: tuple[int, ...] = ()
+    """Clients whose updates made a version overflow, which was made again without them."""
 
 
 class Run:
@@ -136,6 +152,26 @@ class Run:
         """Messages of secure aggregation."""
         self.lost_sum = False
         """Whether what is to be committed was being added in secret by a process that is gone."""
+        self.refusals: dict[int, Refusals] = {}
+        """Clients that have refused work for it."""
+        self.missing: set[int] = set()
+        """Clients without which it cannot go on, as far as the log has said so."""
+
+    def may_ask(self, client: int) -> bool:
+        """Whether a client that has refused work may be asked again."""
+        known = self.refusals.get(client)
+        return known is None or (not known.whole_run and time.monotonic() >= known.until)
+
+    def forgive(self, clients: Iterable[int]) -> None:
+        """Ask clients again, whatever they refused."""
+        for client in clients:
+            self.refusals.pop(client, None)
+
+    def note_refusals(self, rows: Iterable[RefusalRow]) -> None:
+        """Leave clients out that have refused, from now on, and the longer the more often they did."""
+        for row in rows:
+            pause = min(LONGEST_REFUSAL, FIRST_REFUSAL * 2.0 ** min(row.times - 1, 30))
+            self.refusals[row.client] = Refusals(row.whole_run, time.monotonic() + pause)
 
     def build(self, sizes: Sequence[int], state_file: str) -> None:
         """Build the plan for clients of these sizes, and take up the state in a file, or begin."""
@@ -240,8 +276,9 @@ class Run:
             return Made(kept, None, None, (), refused, self.save(kept), None, self.measure_last())
         after, commands = parts.coordinator.step(machine, event)
         state = self._forget(state._replace(coordinator=after), keep=policy.keeps_tasks)
+        overflowed = tuple(row.get("overflowed", ()))
         if commands or not row:
-            return Made(state, None, event, (), None, self.save(state), None)
+            return Made(state, None, event, (), None, self.save(state), None, overflowed=overflowed)
         valid = {report.client for report in reports} - set(state.quarantined)
         if policy.keeps_tasks:
             row["staleness"] = sum(machine.version - task.version for task in tasks) / len(tasks)
@@ -252,7 +289,7 @@ class Run:
         self._confusion = confusion_info(found) or self._confusion
         counted = tuple(task for task in tasks if task.client in valid)
         epsilon = found.row.get("privacy", {}).get("epsilon")
-        return Made(state, found.row, event, counted, reason, self.save(state), epsilon)
+        return Made(state, found.row, event, counted, reason, self.save(state), epsilon, overflowed=overflowed)
 
     def measure_last(self) -> dict[str, Any] | None:
         """Measure the last round that counts if it has not been; its whole row, or None."""
@@ -287,7 +324,11 @@ class Run:
             late = enumerate(by_client[report.client] for report in valid_of(work))
             each = rows_of(work.folded)
             work = work._replace(folded=parts.versions.late_rows(state, [(task, each.rows(i)) for i, task in late]))
-        state, row, event = parts.versions.settle(state, tasks, work, own, added)
+
+        def fold(clients: Collection[int]) -> State:
+            return parts.engine.train([task for task in done if task.client in clients], state.sent, {}).folded
+
+        state, row, event = parts.versions.settle(state, tasks, work, own, added, fold)
         return state, row, event, valid_of(work)
 
     def _arrival(self, parts: Parts, row: TaskRow) -> Arrival:
@@ -399,6 +440,7 @@ def taken_up(book: Book, row: RunRow, home: Path, place: Place, wake: Callable[[
     run.status, run.began, run.counted = row.status, row.began, book.last_counted(row.id)
     lines = book.lines(row.id)
     run.announced = _announced(lines)
+    run.note_refusals(book.refusals(row.id))
     if row.sizes:
         run.build(row.sizes, row.state)
         assert run.parts is not None

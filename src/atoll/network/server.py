@@ -355,8 +355,7 @@ class Server:
         return Done()
 
     def _refuse(self, call: Call) -> Message:
-        reason = call.read(Refusal).reason
-        self._hub.desk.refuse(call.who, call.path["run"], call.attempt, reason)
+        self._hub.desk.refuse(call.who, call.path["run"], call.attempt, call.read(Refusal))
         return Done()
 
 

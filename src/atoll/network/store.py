@@ -25,16 +25,19 @@ from atoll.network.blobs import private
 from atoll.network.tables import (
     SCHEMA,
     ClientRow,
+    RefusalRow,
     RunRow,
     Stage,
     Status,
     TaskRow,
+    agreed_table,
     all_tables,
     client_of,
     clients_table,
     is_task,
     ledger_table,
     meta_table,
+    refusals_table,
     rounds_table,
     run_of,
     runs_table,
@@ -171,7 +174,7 @@ class Book:
         return [client_of(row) for row in self._db.execute(select(clients_table).order_by(clients_table.c.name))]
 
     def approve(self, id: str) -> int:
-        """Let a client in and give it the next number, or the one that it had."""
+        """Let a client in and give it the next number, or the one that it had; what it refused is forgiven."""
         known = self.client(id)
         if known is None:
             raise RunError(f"there is no client {id}: see atoll clients list")
@@ -180,7 +183,36 @@ class Book:
             largest = self._db.execute(select(func.max(clients_table.c.number))).scalar()
             number = 0 if largest is None else largest + 1
         self._set_client(id, status=Status.APPROVED, number=number, offences=0)
+        self.forgive(number)
         return number
+
+    def agree(self, id: str, num_samples: int) -> None:
+        """Write down how many samples the operator agreed to."""
+        self._db.execute(delete(agreed_table).where(agreed_table.c.client == id))
+        self._db.execute(insert(agreed_table).values(client=id, num_samples=num_samples))
+
+    def agreed(self) -> dict[str, int]:
+        """How many samples the operator has agreed to, by client id."""
+        return {row.client: row.num_samples for row in self._db.execute(select(agreed_table))}
+
+    def refuse(self, run: str, client: int, *, whole_run: bool) -> RefusalRow:
+        """Count that a client refused work for a run; what is known of it now."""
+        where = (refusals_table.c.run == run, refusals_table.c.client == client)
+        known = self._db.execute(select(refusals_table).where(*where)).one_or_none()
+        times, whole_run = (1, whole_run) if known is None else (known.times + 1, known.whole_run or whole_run)
+        self._db.execute(delete(refusals_table).where(*where))
+        self._db.execute(insert(refusals_table).values(run=run, client=client, times=times, whole_run=whole_run))
+        return RefusalRow(client, times, whole_run)
+
+    def forgive(self, client: int, run: str | None = None) -> None:
+        """Forget what a client refused, in one run or in all."""
+        where = [refusals_table.c.client == client, *([refusals_table.c.run == run] if run is not None else [])]
+        self._db.execute(delete(refusals_table).where(*where))
+
+    def refusals(self, run: str) -> list[RefusalRow]:
+        """Who has refused work for a run."""
+        found = self._db.execute(select(refusals_table).where(refusals_table.c.run == run))
+        return [RefusalRow(row.client, row.times, row.whole_run) for row in found]
 
     def revoke(self, id: str, status: Status = Status.REVOKED) -> None:
         """Shut a client out, its present session included."""
@@ -308,6 +340,13 @@ class Book:
             clients = [task.client for task in tasks if task.attempt == attempt]
             where = (tasks_table.c.run == run, tasks_table.c.attempt == attempt, tasks_table.c.client.in_(clients))
             self._db.execute(update(tasks_table).where(*where).values(stage=stage))
+
+    def reject(self, run: str, tasks: Sequence[Task], why: str) -> None:
+        """Say of tasks that have arrived that they do not count."""
+        for task in tasks:
+            values = {"stage": Stage.FAILED, "report": msgspec.json.encode({"why": why}).decode()}
+            where = is_task(run, task.attempt, task.client)
+            self._db.execute(update(tasks_table).where(*where).values(**values))
 
     def last_counted(self, run: str) -> dict[int, int]:
         """The newest attempt in which the update of each client counted."""

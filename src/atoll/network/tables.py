@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import BigInteger, Column, Float, Integer, LargeBinary, MetaData, String, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Float, Integer, LargeBinary, MetaData, String, Table, Text
 
 from atoll.core.messages import Task
 from atoll.ledger.chain import Head
@@ -52,6 +52,16 @@ class ClientRow(NamedTuple):
     offences: int
     num_samples: int
     """How many it says it has; 0 before it said so."""
+
+
+class RefusalRow(NamedTuple):
+    """How often a client has refused work for a run."""
+
+    client: int
+    """Its number."""
+    times: int
+    whole_run: bool
+    """Whether it takes no part in the run at all."""
 
 
 class RunRow(NamedTuple):
@@ -102,6 +112,20 @@ clients_table = Table(
     Column("epoch", Integer, nullable=False),
     Column("offences", Integer, nullable=False),
     Column("num_samples", BigInteger, nullable=False),
+)
+agreed_table = Table(
+    "agreed",
+    all_tables,
+    Column("client", String(32), primary_key=True),
+    Column("num_samples", BigInteger, nullable=False),
+)
+refusals_table = Table(
+    "refusals",
+    all_tables,
+    Column("run", String(64), primary_key=True),
+    Column("client", Integer, primary_key=True),
+    Column("times", Integer, nullable=False),
+    Column("whole_run", Boolean, nullable=False),
 )
 tokens_table = Table(
     "tokens",

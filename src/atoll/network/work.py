@@ -34,7 +34,7 @@ from atoll.network.home import RunHome
 from atoll.network.objects import ObjectError, manifest_of
 from atoll.network.protocol import Order, Ref, RunInfo
 from atoll.privacy.accounting import spent
-from atoll.train.exchange import decoded, encoded, finite, protected, sent_by
+from atoll.train.exchange import decoded, encoded, protected, sent_by
 from atoll.train.federation import Federation
 from atoll.train.job import Job, build_job
 from atoll.train.server import broadcast_of, first_server
@@ -126,8 +126,11 @@ class Work:
         _, before = self.home.state()
         trained = self.trainer.train_one(task, sent, before)
         update = protected(job, [task], trained.update.alone())
-        if not self._is_usable(update, trained.loss):
-            raise TrainingError("the update holds NaN or Inf: lower local.lr, or check this client's data")
+        if not self._is_usable(task, update, trained.loss):
+            raise TrainingError(
+                "the update holds NaN or Inf, or is longer than server.max_norm: lower local.lr, or check this "
+                "client's data"
+            )
         payload, memory = encoded(job, task, update.rows(0), before)
         if job.secure is not None:
             payload = self._addend(task, update.rows(0), payload)
@@ -136,13 +139,13 @@ class Work:
             samples, loss = samples if job.mechanism.at_client is None else 1, 0.0
         return Made(pieces(payload, compress=True), samples, loss, float(update.weight[0]), trained.state | memory)
 
-    def _is_usable(self, update: Update, loss: float) -> bool:
+    def _is_usable(self, task: Task, update: Update, loss: float) -> bool:
         """Whether an update is worth sending; where that would tell of what is protected, any is."""
         mechanism = self.job.mechanism
         if mechanism is None:
-            return bool(finite(update).all()) and math.isfinite(loss)
+            return bool(acceptable(self.job, [task], update).all()) and math.isfinite(loss)
         counts_as_none = self.job.secure is not None and mechanism.on_grid is not None  # see _addend
-        return counts_as_none or bool(finite(update).all())
+        return counts_as_none or bool(acceptable(self.job, [task], update).all())
 
     def _addend(self, task: Task, update: Update, payload: Payload) -> Payload:
         """What is left of an update at the uplink's other end; with this client's share of noise, where that is due."""

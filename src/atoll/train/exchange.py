@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from atoll.core.aggregator import Aggregator
+from atoll.core.algorithm import Expected
 from atoll.core.messages import Payload, State, Task, Update
 from atoll.core.privacy import Sent
 from atoll.core.seeds import generator
@@ -34,7 +35,7 @@ class Report(NamedTuple):
     """The length of its update."""
     bytes_up: int
     valid: bool
-    """Whether the update was finite; others are left out."""
+    """Whether the update was `acceptable`; others are left out."""
 
 
 class Work(NamedTuple):
@@ -77,11 +78,11 @@ def decoded(job: Job, layout: Update, payload: Payload) -> Update:
 
 
 def received(job: Job, fold: Aggregator, tasks: list[Task], updates: Update, told: Sequence[Told]) -> Work:
-    """Fold stacked updates as the uplink's other end gives them, without those that are not finite."""
+    """Fold stacked updates as the uplink's other end gives them, without those that are not `acceptable`."""
     if any(task.share != 1 for task in tasks):
         shares_C = torch.tensor([task.share for task in tasks], dtype=updates.weight.dtype)
         updates = updates._replace(weight=updates.weight * shares_C)
-    valid_C = finite(updates)
+    valid_C = acceptable(job, tasks, updates)
     mechanism = job.mechanism
     summed = mechanism is not None and mechanism.on_grid is not None  # what is not finite counts there as nothing
     norms = updates.delta_D.norm(dim=1).tolist()
@@ -113,6 +114,36 @@ def sent_by(job: Job, tasks: list[Task]) -> Sent:
         return derived(job.secret, "client", tasks[row].attempt, tasks[row].client)
 
     return Sent(job.spec, clip, cohort, key)
+
+
+def acceptable(job: Job, tasks: Sequence[Task], updates: Update) -> Tensor:
+    """Which clients of a stacked update sent what the server can count.
+
+    That is finite, no longer than the plan's `server.max_norm`, with extra vectors no longer than its square (some are
+    squared norms) that the algorithm finds plausible. Where updates go onto a grid or are added in secret, each value
+    is clipped there instead.
+    """
+    good_C = finite(updates)
+    clipped = job.secure is not None or (job.mechanism is not None and job.mechanism.on_grid is not None)
+    if clipped or not bool(good_C.any()):
+        return good_C
+    good_C &= _norms(updates.delta_D) <= job.max_norm
+    for rows in updates.aux.values():
+        good_C &= _norms(rows) <= job.max_norm * job.max_norm  # inf, where ** would raise
+    noisy = job.mechanism is not None and job.mechanism.at_client is not None
+    if job.algorithm.plausible is not None and not noisy:
+        steps_C = [float(job.num_steps(task.client, task.work)) for task in tasks]
+        lr_C = [job.lr_of(task.version) for task in tasks]
+        known = Expected(*(updates.weight.new_tensor(each) for each in (steps_C, lr_C)))
+        good_C &= job.algorithm.plausible(updates, known)
+    return good_C
+
+
+def _norms(rows: Tensor) -> Tensor:
+    """The L2 norm of each row, also where its square overflows."""
+    flat_CD = rows.flatten(1)
+    norm_C: Tensor = flat_CD.norm(dim=1)
+    return norm_C if bool(norm_C.isfinite().all()) else flat_CD.double().norm(dim=1)
 
 
 def finite(updates: Update) -> Tensor:

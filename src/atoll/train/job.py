@@ -23,7 +23,7 @@ from atoll.core.messages import STATISTICS, Broadcast, State, Task
 from atoll.core.optimizer import Optimizer
 from atoll.core.params import ParamSpec, Slot, flatten, float_buffers, spec_of
 from atoll.core.parts import Part, find
-from atoll.core.plan import Attackers, Local, Plan
+from atoll.core.plan import MAX_NORM, Attackers, Local, Plan
 from atoll.core.privacy import Exposure, Mechanism, SampleSteps
 from atoll.core.seeds import derive, generator
 from atoll.core.transform import Chain, chain
@@ -60,6 +60,8 @@ class Job:
     downlink: Downlink
     aggregator: Aggregator
     server_lr: float
+    max_norm: float
+    """The largest L2 norm of an update that counts."""
     keeps_rows: bool
     """Whether updates may be late by different amounts, so that each counts differently."""
     attack: Attack | None
@@ -201,6 +203,7 @@ def build_job(
         downlink=_downlink(plan),
         aggregator=aggregator,
         server_lr=algorithm.server_lr if plan.server.lr is None else plan.server.lr,
+        max_norm=MAX_NORM if plan.server.max_norm is None else plan.server.max_norm,
         keeps_rows=policy.keeps_tasks,
         attack=plan.attack.build("attacks") if plan.attack else None,
         attackers=_attackers(plan.attackers, federation, plan.seed) if plan.attack else frozenset(),

@@ -103,7 +103,7 @@ def to_integers(
     """What a client adds to the sum (L,); weights beyond the largest are cut."""
     vector_V = update.vector().double().numpy()
     weight, clip = min(float(update.weight) / largest.weight, 1.0), encoding.clip
-    size, told = samples / largest.samples, min(loss, MOST_LOSS) if math.isfinite(loss) else MOST_LOSS
+    size, told = min(samples / largest.samples, 1.0), min(loss, MOST_LOSS) if math.isfinite(loss) else MOST_LOSS
     values = np.empty(vector_V.size + EXTRAS)
     np.clip(vector_V, -clip, clip, out=values[:-EXTRAS])
     cut = np.count_nonzero(values[:-EXTRAS] != vector_V) / vector_V.size

@@ -17,7 +17,7 @@ from atoll.core.messages import SERVER, Broadcast, State, Task, Update, stack
 from atoll.core.wire import packed_size
 from atoll.privacy.grid import integer_sum
 from atoll.train.evaluate import evaluate_clients, evaluate_ready, evaluate_slice, ready_slices
-from atoll.train.exchange import Told, Work, decoded, encoded, finite, protected, received
+from atoll.train.exchange import Told, Work, acceptable, decoded, encoded, protected, received
 from atoll.train.job import Job
 from atoll.train.loop import Trained, Workspace, knowledge, train_client, workspace
 from atoll.train.own_models import OwnModels
@@ -200,7 +200,7 @@ class Trainer:
         work = received(job, self.fold, tasks, updates, told)
         if not any(after):
             return work
-        everyone = zip(tasks, after, finite(updates).tolist(), strict=True)
+        everyone = zip(tasks, after, acceptable(job, tasks, updates).tolist(), strict=True)
         states = {task.client: state for task, state, valid in everyone if state and valid}  # NaN is not remembered
         return work._replace(states=states)
 
