@@ -34,7 +34,7 @@ from atoll.network.home import RunHome
 from atoll.network.objects import ObjectError, manifest_of
 from atoll.network.protocol import Order, Ref, RunInfo
 from atoll.privacy.accounting import spent
-from atoll.train.exchange import decoded, encoded, protected, sent_by
+from atoll.train.exchange import acceptable, decoded, encoded, protected, sent_by
 from atoll.train.federation import Federation
 from atoll.train.job import Job, build_job
 from atoll.train.server import broadcast_of, first_server
