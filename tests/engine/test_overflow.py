@@ -66,7 +66,7 @@ def test_the_bound_is_the_plans() -> None:
     assert [row["rejected"] for row in free] == [0, 0]
     assert [row["rejected"] for row in bound] == [1, 2]
     for wrong in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(PlanError, match=r"server\.max_norm must be a finite number above 0"):
+        with pytest.raises(PlanError, match=r"server\.max_norm must be .*above 0"):
             BASE.replace({"server.max_norm": wrong})
     assert "max_norm" not in BASE.to_toml()  # plans of before have the same identity
 

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from network.federation import Federation
 from torch import Tensor
 
-from atoll.core.messages import Payload
+from atoll.core.messages import Payload, State
 from atoll.core.wire import pack, unpack
 from atoll.network.connection import tls_context
 from atoll.network.gate import session_request
@@ -237,9 +237,9 @@ class Light:
         return self.send(head + b"\r\n" + TOLD_HEADER.encode() + b": " + told + b"\r\n\r\n" + body)
 
 
-def packed(delta_D: Tensor) -> bytes:
-    """An update as it travels."""
-    return pack(Payload(delta_D), compress=True)
+def packed(delta_D: Tensor, exact: State | None = None) -> bytes:
+    """An update as it travels, with exact extras beside it."""
+    return pack(Payload(delta_D).beside(exact or {}), compress=True)
 
 
 def level(value: float, num: int = NUM_PARAMS) -> bytes:

@@ -18,7 +18,6 @@ from network.operated import client_of, operated, serving
 
 from atoll import Plan
 from atoll.core.coordinator import Phase, Reason
-from atoll.network.conductor import FEW_LOST
 from atoll.network.runs import RUNNING
 from atoll.report.html import write_report
 
@@ -131,8 +130,8 @@ def test_a_run_waits_for_clients_without_turning(tmp_path: Path, monkeypatch: py
         assert hub.status()["runs"][0]["status"] == "all rounds done"
 
 
-def test_there_is_a_pause_when_every_task_is_lost(tmp_path: Path) -> None:
-    """Clients that refuse are asked again, but not as fast as they can refuse."""
+def test_nobody_is_asked_as_fast_as_they_can_refuse(tmp_path: Path) -> None:
+    """Each client refuses once, and is left alone for a while; the run waits, and does not end."""
     plan = Plan(
         partition={"name": "iid", "num_clients": 2},
         model={"name": "mlp_2nn", "hidden": 8},
@@ -146,8 +145,10 @@ def test_there_is_a_pause_when_every_task_is_lost(tmp_path: Path) -> None:
         for thread in threads:
             thread.start()
         run = hub.desk.run("refused")
-        until(lambda: run.machine.lost_in_a_row > FEW_LOST and run.not_before > 0, 180, "a pause")
+        until(lambda: len(run.refusals) == 2 and not run.machine.in_flight, 180, "both refusals")
         assert run.status == RUNNING
+        assert run.machine.lost_in_a_row <= 4
+        assert not any(run.may_ask(client) for client in run.refusals)
         hub.stop_run("refused")
         for thread in threads:
             thread.join(180)
