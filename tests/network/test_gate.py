@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
@@ -10,11 +9,10 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from atoll.network.clock import Clock
 from atoll.network.gate import NONCE_SECONDS, Gate, Refused, enrolment, session_request, token_hash
 from atoll.network.identity import MAX_AGE, Stamp, client_id, public_bytes, sign
 from atoll.network.store import Store
-
-EMPTY = hashlib.sha256(b"").hexdigest()
 
 
 class World:
@@ -22,7 +20,8 @@ class World:
 
     def __init__(self, path: Path) -> None:
         self.store, self.now = Store(f"sqlite:///{path}/store.db"), 1_700_000_000.0
-        self.gate = Gate(self.store, lambda: self.now)
+        self.clock = Clock(lambda: self.now, lambda: self.now)
+        self.gate = Gate(self.store, self.clock)
         with self.store.change() as book:
             book.add_token(token_hash("token"), self.now + 1000)
 
@@ -44,7 +43,7 @@ class World:
         return sign(key, stamp, "POST", "/v1/poll", b"")
 
     def heard(self, stamp: Stamp) -> str:
-        return self.gate.check(stamp, "POST", "/v1/poll", EMPTY).name
+        return self.gate.check(stamp, "POST", "/v1/poll").name
 
 
 @pytest.fixture
@@ -84,7 +83,7 @@ def test_a_client_waits_for_approval_and_can_be_shut_out(world: World) -> None:
     world.gate.forget()
     refused(HTTPStatus.FORBIDDEN, "shut out", lambda: world.heard(world.request(key, epoch, 1)))
     refused(HTTPStatus.FORBIDDEN, "shut out", lambda: world.session(key))
-    world.gate.end(id)
+    world.gate.end(id, epoch + 1)
     world.approve(id)
     refused(HTTPStatus.UNAUTHORIZED, "begin one", lambda: world.heard(world.request(key, epoch, 1)))
 
@@ -112,8 +111,8 @@ def test_a_capture_cannot_be_replayed(world: World, key: Ed25519PrivateKey) -> N
     refused(HTTPStatus.CONFLICT, "made before", lambda: world.heard(stamp))
     world.session(key)
     refused(HTTPStatus.CONFLICT, "another process", lambda: world.heard(world.request(key, epoch, 8)))
-    again = Gate(world.store, lambda: world.now)  # the server was started anew
-    refused(HTTPStatus.UNAUTHORIZED, "begin one", lambda: again.check(stamp, "POST", "/v1/poll", EMPTY))
+    again = Gate(world.store, world.clock)  # the server was started anew
+    refused(HTTPStatus.UNAUTHORIZED, "begin one", lambda: again.check(stamp, "POST", "/v1/poll"))
 
 
 def test_a_challenge_is_answered_once_in_time_and_by_whom_it_is_for(world: World, key: Ed25519PrivateKey) -> None:
@@ -137,7 +136,9 @@ def test_a_challenge_is_answered_once_in_time_and_by_whom_it_is_for(world: World
 def test_stale_forged_and_foreign_requests_are_refused(world: World, key: Ed25519PrivateKey) -> None:
     epoch, other = world.session(key), Ed25519PrivateKey.generate()
     for time in (world.now - MAX_AGE - 2, world.now + MAX_AGE + 2):
-        refused(HTTPStatus.UNAUTHORIZED, "clock", lambda time=time: world.heard(world.request(key, epoch, 1, time)))
+        refused(
+            HTTPStatus.UNAUTHORIZED, "time differs", lambda time=time: world.heard(world.request(key, epoch, 1, time))
+        )
     forged = world.request(other, epoch, 1)._replace(client=client_id(public_bytes(key)))
     refused(HTTPStatus.UNAUTHORIZED, "not signed", lambda: world.heard(forged))
     refused(HTTPStatus.UNAUTHORIZED, "does not know", lambda: world.heard(world.request(other, epoch, 1)))

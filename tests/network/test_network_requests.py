@@ -93,7 +93,7 @@ def test_little_is_kept_of_those_who_have_no_session(open_server: tuple[Federati
     with Line(made.port, made.certs) as line:
         line.say(data[:-MEGABYTE])  # the head alone
         said = line.hear()
-        assert (said.status, said.error) == (401, "there is no such session: begin one")
+        assert (said.status, said.error) == (401, "this server does not know this client: enrol it")
         line.say(data[-MEGABYTE:])  # it is dropped, and nobody hangs up: on a slow line too a client hears why
         line.say(request("GET", "/v1/about"))
         assert line.hear().status == 200
@@ -214,10 +214,9 @@ def test_who_wants_another_protocol_gets_this_one(open_server: tuple[Federation,
 def test_one_client_has_few_bodies_in_memory(open_server: tuple[Federation, Light]) -> None:
     made, light = open_server
     path = f"{TASK.format(run=RUN, attempt=0)}/chunks/{'00' * 32}"
-    head = light.signed("PUT", path, bytes(MEGABYTE))[: -MEGABYTE // 2]
     lines = [Line(made.port, made.certs) for _ in range(EACH)]
     for line in lines:
-        line.say(head)  # and not the rest
+        line.say(light.signed("PUT", path, bytes(MEGABYTE))[: -MEGABYTE // 2])  # and not the rest
     until(lambda: light.ask("PUT", path, bytes(MEGABYTE)).status == 429, 10, "no more bodies to be taken")
     assert light.ask("POST", "/v1/poll", Poll(10, 0.0)).status == 200
     for line in lines:
@@ -246,11 +245,11 @@ def test_five_hundred_slow_lorises_do_not_keep_an_honest_client_waiting(made: Fe
 
 
 @pytest.mark.slow
-def test_slow_lorises_are_cut_off_after_a_minute(made: Federation) -> None:
+def test_slow_lorises_are_cut_off(made: Federation) -> None:
     crowd(made, 1)
     made.serve("--clients", "1")
     with lorises(made, 500) as num:
-        until(lambda: num() == 0, 90, "the end of the lorises")
+        until(lambda: num() == 0, 60, "the end of the lorises")
 
 
 @contextmanager

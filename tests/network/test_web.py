@@ -17,7 +17,17 @@ import pytest
 
 from atoll.core.errors import RunError
 from atoll.network.certs import make_certificates
-from atoll.network.web import TooLarge, agreed_length, listener_of, read_body, server_of, tls_context
+from atoll.network.connections import Limits
+from atoll.network.web import (
+    LIMITS,
+    Pace,
+    TooLarge,
+    agreed_length,
+    listener_of,
+    read_body,
+    server_of,
+    tls_context,
+)
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
@@ -34,9 +44,9 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 
 @contextmanager
-def serving(tls: ssl.SSLContext | None = None, seconds: float = 0.7) -> Iterator[int]:
+def serving(tls: ssl.SSLContext | None = None, seconds: float = 0.7, limits: Limits = LIMITS) -> Iterator[int]:
     with listener_of("127.0.0.1", 0) as listener:
-        server = server_of(echo, "127.0.0.1", 0, tls, seconds)
+        server = server_of(echo, "127.0.0.1", 0, tls, Pace(head=seconds, body=seconds), limits)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
         thread.start()
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,10 @@ from atoll.core.errors import RunError
 from atoll.core.plan import Plan
 from atoll.network.blobs import place_of
 from atoll.network.clerk import Draft
+from atoll.network.clock import Clock
 from atoll.network.conductor import Conductor
 from atoll.network.desk import Desk
-from atoll.network.gate import Gate, token_hash
+from atoll.network.gate import SYSTEM, Gate, token_hash
 from atoll.network.identity import load_key, make_key, public_bytes
 from atoll.network.logs import log
 from atoll.network.metrics import Metrics
@@ -39,18 +39,18 @@ class Hub:
         objects: str | None = None,
         num_clients: int = 1,
         max_samples: int = 10_000_000,
-        now: Callable[[], float] = time.time,
+        clock: Clock = SYSTEM,
     ) -> None:
         home.mkdir(parents=True, exist_ok=True)
         store.claim()
-        self.now = now
+        self._clock, self._now = clock, clock.monotonic
         path = home / "ledger.key"  # not to be mistaken for the key of a certificate
         self.key = load_key(path) if path.exists() else make_key(path)
         self.server_key = public_bytes(self.key)
-        self.gate, self.metrics = Gate(store, now), Metrics()
+        self.gate, self.metrics = Gate(store, clock), Metrics()
         self.on_shut_down: Callable[[], None] = lambda: None
-        self._wanted, self._started = num_clients, now()
-        self.conductor = Conductor(home, place_of(home, objects), store, self.key, self.metrics, num_clients, now)
+        self._wanted, self._started = num_clients, self._now()
+        self.conductor = Conductor(home, place_of(home, objects), store, self.key, self.metrics, num_clients, clock)
         self._clerk, self._runs, self._store = self.conductor.clerk, self.conductor.runs, store
         self.desk = Desk(self.conductor, self.metrics, max_samples, lambda id: self.revoke(id, Status.QUARANTINED))
 
@@ -76,7 +76,7 @@ class Hub:
         for client in self.clients():
             counts[client["status"]] += 1
         server = {
-            "seconds_up": round(self.now() - self._started, 1),
+            "seconds_up": round(self._now() - self._started, 1),
             "read_only": bool(self.conductor.why),
             "why": self.conductor.why,
             "key": self.server_key.hex(),
@@ -120,20 +120,22 @@ class Hub:
 
         def change(draft: Draft) -> None:
             client = _called(draft.book.clients(), name)
-            draft.book.revoke(client.id, status)
+            epoch = draft.book.revoke(client.id, status)
             for run in self._runs.values():
                 task = draft.machine(run)[0].in_flight.get(client.number) if client.number is not None else None
                 if task is not None:
                     self.conductor.fail(draft, run, [task], f"client {status}")
-            draft.then(lambda: self.gate.end(client.id))
+            draft.then(lambda: self.gate.end(client.id, epoch))
             self._know_clients(draft)
+            if client.number is not None:
+                draft.then(lambda: self.conductor.wake({client.number}))  # who waits is told now
 
         self._clerk.make(change)
 
     def token(self, seconds: float) -> str:
         """A token with which one client can enrol."""
         token = secrets.token_urlsafe(24)
-        self._clerk.make(lambda draft: draft.book.add_token(token_hash(token), self.now() + seconds))
+        self._clerk.make(lambda draft: draft.book.add_token(token_hash(token), self._clock.wall() + seconds))
         return token
 
     def begin_with(self, run: str, plan: Plan) -> None:
@@ -198,7 +200,7 @@ class Hub:
             roll = self.conductor.roll
             there = roll.online()
             if (
-                self.now() - self._started < ONLINE_SECONDS
+                self._now() - self._started < ONLINE_SECONDS
             ):  # who worked for the server before this one may be on the way back
                 worked = {number for run in self._runs.values() for number in run.counted}
                 there |= worked & roll.clients.keys()
@@ -224,7 +226,7 @@ class Hub:
             "arrived": arrived,
             "accuracy": row.get("test", {}).get("accuracy"),
             "epsilon": row.get("privacy", {}).get("epsilon"),
-            "seconds_waiting": round(self.now() - run.began, 1) if run.began and run.status == RUNNING else 0.0,
+            "seconds_waiting": round(self._now() - run.began, 1) if run.began and run.status == RUNNING else 0.0,
         }
 
 

@@ -143,6 +143,10 @@ class Book:
         """Let somebody enrol once."""
         self._db.execute(insert(tokens_table).values(hash=hashed, expires=expires, used_by=None))
 
+    def has_token(self, hashed: str) -> bool:
+        """Whether there is such a token, whoever may use it."""
+        return self._db.execute(select(tokens_table.c.hash).where(tokens_table.c.hash == hashed)).first() is not None
+
     def use_token(self, hashed: str, client: str, now: float) -> bool:
         """Spend a token; False if there is none, it is too old, or another client spent it."""
         found = self._db.execute(select(tokens_table).where(tokens_table.c.hash == hashed)).one_or_none()
@@ -180,12 +184,13 @@ class Book:
         self._set_client(id, status=Status.APPROVED, number=number, offences=0)
         return number
 
-    def revoke(self, id: str, status: Status = Status.REVOKED) -> None:
-        """Shut a client out, its present session included."""
+    def revoke(self, id: str, status: Status = Status.REVOKED) -> int:
+        """Shut a client out, its present session included; the epoch up to which sessions are over."""
         known = self.client(id)
         if known is None:
             raise RunError(f"there is no client {id}: see atoll clients list")
         self._set_client(id, status=status, epoch=known.epoch + 1)
+        return known.epoch + 1
 
     def begin_session(self, id: str) -> int:
         """End a client's session and begin another; its epoch."""

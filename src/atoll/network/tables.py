@@ -69,7 +69,7 @@ class RunRow(NamedTuple):
     sizes: tuple[int, ...]
     """How many samples each client has, as the run was told when it began."""
     began: float
-    """When the present attempt began, in seconds since 1970."""
+    """When the present attempt began, in seconds since 1970, for people: nothing is measured by it."""
     head: Head
 
 
