@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from atoll.network.clock import Clock
 from atoll.network.gate import NONCE_SECONDS, Gate, Refused, enrolment, session_request, token_hash
 from atoll.network.identity import MAX_AGE, Stamp, client_id, public_bytes, sign
-from atoll.network.store import Store
+from atoll.network.store import Book, Store
 
 
 class World:
@@ -20,7 +21,8 @@ class World:
 
     def __init__(self, path: Path) -> None:
         self.store, self.now = Store(f"sqlite:///{path}/store.db"), 1_700_000_000.0
-        self.clock = Clock(lambda: self.now, lambda: self.now)
+        self.ahead = 0.0
+        self.clock = Clock(lambda: self.now + self.ahead, lambda: self.now)
         self.gate = Gate(self.store, self.clock)
         with self.store.change() as book:
             book.add_token(token_hash("token"), self.now + 1000)
@@ -86,6 +88,74 @@ def test_a_client_waits_for_approval_and_can_be_shut_out(world: World) -> None:
     world.gate.end(id, epoch + 1)
     world.approve(id)
     refused(HTTPStatus.UNAUTHORIZED, "begin one", lambda: world.heard(world.request(key, epoch, 1)))
+
+
+def test_a_revocation_outruns_a_request_that_looked_before_it(world: World, key: Ed25519PrivateKey) -> None:
+    id, look = client_id(public_bytes(key)), world.store.look
+    epoch = world.session(key)
+    world.gate.forget()
+
+    @contextmanager
+    def revoked_meanwhile() -> Iterator[Book]:
+        with look() as book:
+            yield book
+        world.store.look = look  # type: ignore[method-assign]
+        revoke(world, id)
+
+    world.store.look = revoked_meanwhile  # type: ignore[method-assign]
+    with suppress(Refused):  # it looked while the client was in: of what it found nothing is remembered
+        world.heard(world.request(key, epoch, 1))
+    for counter in (2, 3):
+        refused(HTTPStatus.FORBIDDEN, "shut out", lambda c=counter: world.heard(world.request(key, epoch, c)))
+
+
+def test_no_session_begins_while_its_client_is_revoked(world: World, key: Ed25519PrivateKey) -> None:
+    id, change = client_id(public_bytes(key)), world.store.change
+
+    @contextmanager
+    def revoked_before() -> Iterator[Book]:
+        world.store.change = change  # type: ignore[method-assign]
+        revoke(world, id)
+        with change() as book:
+            yield book
+
+    @contextmanager
+    def revoked_after() -> Iterator[Book]:
+        world.store.change = change  # type: ignore[method-assign]
+        with change() as book:
+            yield book
+        revoke(world, id)
+
+    for racing in (revoked_before, revoked_after):
+        world.store.change = racing  # type: ignore[method-assign]
+        refused(HTTPStatus.FORBIDDEN, "shut out", lambda: world.session(key))
+        world.approve(id)
+        world.gate.forget()
+        with world.store.look() as book:
+            newest = book.client(id)
+        assert newest is not None
+        for epoch in range(1, newest.epoch + 1):
+            refused(HTTPStatus.UNAUTHORIZED, "begin one", lambda e=epoch: world.heard(world.request(key, e, 1)))
+        assert world.heard(world.request(key, world.session(key), 1)) == "hospital"
+
+
+def revoke(world: World, id: str) -> None:
+    """Shut a client out, as a hub does."""
+    with world.store.change() as book:
+        epoch = book.revoke(id)
+    world.gate.end(id, epoch)
+    world.gate.forget()
+
+
+def test_a_session_goes_on_when_the_servers_clock_is_set(world: World, key: Ed25519PrivateKey) -> None:
+    epoch = world.session(key)
+    for counter, step in enumerate((7200.0, -14400.0), 1):
+        world.ahead += step
+        assert world.heard(world.request(key, epoch, counter)) == "hospital"
+        nonce = world.gate.challenge(client_id(public_bytes(key)))
+        world.ahead -= 2 * step  # between a challenge and its answer, too
+        signature = key.sign(session_request(client_id(public_bytes(key)), nonce))
+        epoch, _ = world.gate.open_session(client_id(public_bytes(key)), nonce, signature)
 
 
 def test_enrolment_needs_a_token_a_name_and_the_key(world: World, key: Ed25519PrivateKey) -> None:

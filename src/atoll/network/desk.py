@@ -7,13 +7,14 @@ import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from atoll.core.messages import Task
-from atoll.network.clerk import RETRY, Draft
+from atoll.network.clerk import RETRY, Change, Draft
 from atoll.network.conductor import Conductor
-from atoll.network.gate import Refused
+from atoll.network.gate import Refused, must_be_in
 from atoll.network.identity import holds
 from atoll.network.logs import log
 from atoll.network.metrics import Metrics
@@ -22,6 +23,7 @@ from atoll.network.protocol import Delivered, Delivery, Missing, Order, Orders, 
 from atoll.network.remote import BadUpdate
 from atoll.network.runs import RUNNING, Run
 from atoll.network.tables import ClientRow, Stage
+from atoll.network.uploads import TooMuch
 
 MAX_OFFENCES = 3
 """After so many bad updates a client is shut out until the operator approves it again."""
@@ -61,7 +63,7 @@ class Desk:
             draft.book.set_samples(client.id, num_samples)
             draft.then(lambda: roll.clients.update({number: changed}))
 
-        return self._clerk.submit(change)
+        return self._submit(client, change)
 
     def orders(self, client: ClientRow, poll: Poll) -> Orders:
         """What a client has to do now."""
@@ -114,14 +116,21 @@ class Desk:
         return Missing(tuple(digest.hex() for digest in found.uploads.missing(task, announced)))
 
     def put_chunk(self, client: ClientRow, run: str, attempt: int, digest: str, data: bytes, hashed: str) -> None:
-        """Keep a chunk of an update, whose hash is known; nobody may send more than an update can be long."""
+        """Keep a chunk of an update, whose hash is known; of nobody is more kept than two updates can be long."""
         found, task = self._waited_for(client, run, attempt)
         if digest != hashed:
             raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "a chunk is named by its SHA-256, and this one is not")
         assert found.parts is not None
-        if found.uploads.num_bytes(task) + len(data) > 2 * found.parts.max_bytes:
-            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "more was sent for this task than an update can be")
-        found.uploads.put(task, bytes.fromhex(digest), data)
+        put = partial(found.uploads.put, task, bytes.fromhex(digest), data, 2 * found.parts.max_bytes)
+        try:
+            put()
+        except TooMuch:  # what was sent for attempts that came to nothing does not count
+            machine = found.machine
+            found.uploads.keep_tasks(task.client, (task, *machine.arrived, *machine.committing))
+            try:
+                put()
+            except TooMuch as error:
+                raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error)) from error
 
     def deliver(
         self, client: ClientRow, run: str, attempt: int, told: Delivery, data: bytes | None = None, hashed: str = ""
@@ -152,7 +161,7 @@ class Desk:
             draft.then(self._metrics.late if late else self._metrics.arrived)
             return Refused(HTTPStatus.GONE, late) if late else Delivered(name)
 
-        return self._clerk.submit(change)
+        return self._submit(client, change)
 
     def ready(self, client: ClientRow, run: str, attempt: int) -> None:
         """A client has trained, and waits for the others to add in secret."""
@@ -163,7 +172,7 @@ class Desk:
         task = self._in_flight(found, attempt, number)
         if task is None:
             return self._must_be_here(run, attempt, number, "")
-        late = self._clerk.make(lambda draft: self._conductor.arrived(draft, found, task, "", {}, b""))
+        late = self._submit(client, lambda draft: self._conductor.arrived(draft, found, task, "", {}, b"")).result()
         if late:
             raise Refused(HTTPStatus.GONE, late)
 
@@ -171,7 +180,9 @@ class Desk:
         """A client answers a message of secure aggregation."""
         found, task = self._waited_for(client, run, attempt)
         data = b"".join(found.uploads.whole(task, self._manifest(found, manifest)))
-        if not found.post.answer(task.client, data):
+        with self._clerk.lock:  # nobody is shut out meanwhile
+            taken = task.client in self._conductor.roll.clients and found.post.answer(task.client, data)
+        if not taken:
             raise Refused(HTTPStatus.GONE, "nobody waits for this answer any more: poll for work")
 
     def refuse(self, client: ClientRow, run: str, attempt: int, reason: str) -> None:
@@ -180,7 +191,16 @@ class Desk:
         log("rejected", run=run, client=client.name, why=f"refused: {reason}")
         if found.post.answer(task.client, b""):  # it leaves a sum that goes on without it
             return
-        self._clerk.make(lambda draft: self._conductor.fail(draft, found, [task], f"refused: {reason}"))
+        self._submit(client, lambda draft: self._conductor.fail(draft, found, [task], f"refused: {reason}")).result()
+
+    def _submit(self, client: ClientRow, change: Change) -> Future[Any]:
+        """Let a client change something, if it is still let in when that is written down."""
+
+        def checked(draft: Draft) -> Any:
+            must_be_in(draft.book.client(client.id))
+            return change(draft)
+
+        return self._clerk.submit(checked)
 
     def _order(self, run: Run, number: int) -> Order | None:
         task, mail = run.machine.in_flight.get(number), run.post.waiting(number)
@@ -273,7 +293,7 @@ class Desk:
             self._conductor.fail(draft, run, [task], why)
             return draft.book.blame(client.id)
 
-        if self._clerk.make(change) >= MAX_OFFENCES:
+        if self._submit(client, change).result() >= MAX_OFFENCES:
             log("rejected", client=client.name, why="quarantined after repeated offences")
             self._quarantine(client.id)
 

@@ -52,6 +52,9 @@ class Hub:
         self._wanted, self._started = num_clients, self._now()
         self.conductor = Conductor(home, place_of(home, objects), store, self.key, self.metrics, num_clients, clock)
         self._clerk, self._runs, self._store = self.conductor.clerk, self.conductor.runs, store
+        self.why_ended = ""
+        """Why the process must end, if it must."""
+        self._clerk.on_taken = self._give_up
         self.desk = Desk(self.conductor, self.metrics, max_samples, lambda id: self.revoke(id, Status.QUARANTINED))
 
     def start(self) -> None:
@@ -67,6 +70,12 @@ class Hub:
         """Ask the process to end politely."""
         log("stopping")
         self.on_shut_down()
+
+    def _give_up(self, why: str) -> None:
+        """Ask the process to end because it cannot go on."""
+        if not self.why_ended:
+            self.why_ended = why
+            self.shut_down()
 
     def status(self) -> dict[str, Any]:
         """Where everything stands."""

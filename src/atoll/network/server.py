@@ -258,7 +258,7 @@ class Server:
         if "atoll-signature" in headers and BODY_HEADER not in headers:
             raise Refused(
                 HTTPStatus.UPGRADE_REQUIRED,
-                f"a signed request says in {BODY_HEADER} what its body hashes to: let both run the same version of Atoll",
+                f"a signed request names its body in {BODY_HEADER}: let both run the same version of Atoll",
             )
         stamp = read_stamp(headers)
         if stamp is None:

@@ -57,6 +57,8 @@ def serve(
     admin, admin_listener = open_admin(hub, home, admin_port)
     print(f"serving {'http' if tls is None else 'https'}://{host}:{listener.getsockname()[1]}, home {home}", flush=True)
     asyncio.run(_serve(hub, face, [(public, listener), (admin, admin_listener)], once))
+    if hub.why_ended:
+        raise RunError(hub.why_ended)
 
 
 async def _serve(hub: Hub, face: Server, pairs: list[tuple[Any, socket.socket]], once: bool) -> None:

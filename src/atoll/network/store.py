@@ -6,15 +6,30 @@ nothing. Objects are kept elsewhere and are named here; they are on disk before 
 
 from __future__ import annotations
 
+import fcntl
 import json
+import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import IO, Any
 
 import msgspec
-from sqlalchemy import Connection, Engine, bindparam, create_engine, delete, event, func, insert, select, text, update
+from sqlalchemy import (
+    Connection,
+    Engine,
+    bindparam,
+    create_engine,
+    delete,
+    event,
+    func,
+    insert,
+    inspect,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from atoll.core.errors import PlanError, RunError
@@ -50,6 +65,11 @@ CLAIM = 0x41746F6C6C
 """The number by which servers know that a database has one."""
 CLAIM_SECONDS = 5.0
 """How long a server waits for one that was killed a moment ago to be forgotten."""
+ANOTHER = "another server uses the store {store}: stop that one, or give this one another --store"
+
+
+class StoreTaken(RunError):
+    """Another server has this store now: this one must end."""
 
 
 class Store:
@@ -59,35 +79,86 @@ class Store:
         self._engine = _engine(url)
         self._one_at_a_time = threading.Lock()
         self._claim: Connection | None = None
+        self._lock: IO[str] | None = None
+        self._cut_off = False
+        """Whether a connection was lost, and with it perhaps the lock."""
+        self._owner = ""
+        """What this server has written into a store that it claims; whoever finds something else there must end."""
         try:
-            all_tables.create_all(self._engine)
             with self.change() as book:
-                book.check_schema()
+                book.check_layout(self.name)
         except DBAPIError as error:
-            raise RunError(f"the store {self._engine.url!r} cannot be opened: {error.orig}; check --store") from error
+            raise RunError(f"the store {self.name} cannot be opened: {error.orig}; check --store") from error
+
+    @property
+    def name(self) -> str:
+        """Where it is, without a password."""
+        return str(self._engine.url)
 
     def claim(self) -> None:
-        """Have the store for oneself, as far as it can tell: a file is guarded by the home's lock."""
-        if self._engine.dialect.name != "postgresql":
-            return
+        """Have the store for oneself as long as the process lives; RunError if another server has it.
+
+        A file has a lock file beside it, a database an advisory lock; the system lets go of both with the process. The
+        owner is written down too, and is looked up in every change: a server whose lock was lost, such as with its
+        connection, and taken by another, changes nothing any more.
+        """
+        if self._engine.dialect.name == "postgresql":
+            self._claim_database()
+        else:
+            self._claim_file()
+        owner = secrets.token_hex(16)
+        with self.change() as book:
+            if self._claim is not None:
+                book.wait_for_others()
+            book.set_meta("owner", owner)
+        self._owner = owner
+
+    def _claim_database(self) -> None:
         self._claim = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         until = time.monotonic() + CLAIM_SECONDS
         while not self._claim.execute(text(f"SELECT pg_try_advisory_lock({CLAIM})")).scalar():
             if time.monotonic() > until:
                 self._claim.close()
-                raise RunError("another server uses this store: stop it, or give this one another database")
+                raise RunError(ANOTHER.format(store=self.name))
             time.sleep(0.1)
-        with self.change() as book:
-            book.wait_for_others()
+
+    def _claim_again(self) -> None:
+        """Lock a database again after an outage, so that no other server begins: whose it is it says itself."""
+        assert self._claim is not None
+        self._claim.invalidate()
+        self._claim = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        self._claim.execute(text(f"SELECT pg_try_advisory_lock({CLAIM})"))
+        self._cut_off = False
+
+    def _claim_file(self) -> None:
+        with self._engine.connect() as connection:
+            databases = connection.exec_driver_sql("PRAGMA database_list").all()
+            path = next(row[2] for row in databases if row[1] == "main")
+        if path:  # else it is in memory
+            self._lock = open(f"{path}.lock", "w")  # noqa: SIM115 (as long as this lives)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                self._lock.close()
+                raise RunError(ANOTHER.format(store=path)) from error
 
     @contextmanager
     def change(self) -> Iterator[Book]:
         """One transaction: all of it, or nothing if anything is raised."""
         writing = self._engine.execution_options(writes=True)
-        with self._one_at_a_time, writing.begin() as connection:
-            book = Book(connection)
-            yield book
-            book.settle()
+        with self._one_at_a_time:
+            if self._cut_off:
+                self._claim_again()
+            try:
+                with writing.begin() as connection:
+                    book = Book(connection)
+                    if self._owner and book.meta("owner") != self._owner:
+                        raise StoreTaken(ANOTHER.format(store=self.name))
+                    yield book
+                    book.settle()
+            except DBAPIError as error:
+                self._cut_off |= error.connection_invalidated and self._claim is not None
+                raise
 
     @contextmanager
     def look(self) -> Iterator[Book]:
@@ -100,6 +171,8 @@ class Store:
         if self._claim is not None:
             self._claim.close()
         self._engine.dispose()
+        if self._lock is not None:
+            self._lock.close()
 
 
 class Book:
@@ -121,13 +194,48 @@ class Book:
             outcomes, self._outcomes = self._outcomes, []
             self._connection.execute(OUTCOME, outcomes)
 
-    def check_schema(self) -> None:
-        """Remember which layout this store has, and refuse one of another version."""
-        found = self._db.execute(select(meta_table.c.value).where(meta_table.c.key == "schema")).scalar()
+    def check_layout(self, store: str) -> None:
+        """Make the tables of an empty store, all or none; refuse one of another layout, or that is not whole."""
+        if self._db.dialect.name == "postgresql":  # SQLite's change has the file for itself
+            self._db.execute(text(f"SELECT pg_advisory_xact_lock({CLAIM + 1})"))
+        there, tables = inspect(self._db), {table.name: table for table in all_tables.sorted_tables}
+        here = tables.keys() & set(there.get_table_names())
+        if not here:
+            all_tables.create_all(self._db)
+            self.set_meta("schema", str(SCHEMA))
+            return
+        columns = {name: {column["name"] for column in there.get_columns(name)} for name in here}
+        found = self.meta("schema") if columns.get(meta_table.name, set()) >= {"key", "value"} else None
         if found is None:
-            self._db.execute(insert(meta_table).values(key="schema", value=str(SCHEMA)))
-        elif found != str(SCHEMA):
-            raise RunError(f"this store has layout {found}, this Atoll knows {SCHEMA}: use the Atoll that made it")
+            raise RunError(
+                f"the store {store} has tables ({', '.join(sorted(here))}) but does not say which layout it has: it is "
+                "not one of Atoll's, or it is damaged; restore it from a backup, or give another --store"
+            )
+        if found != str(SCHEMA):
+            raise RunError(
+                f"the store {store} has layout {found}, this Atoll knows {SCHEMA}: use the Atoll that made it, or give "
+                "another --store"
+            )
+        missing = [
+            name if name not in here else f"{name}.{column.name}"
+            for name, table in tables.items()
+            for column in table.columns
+            if column.name not in columns.get(name, set())
+        ]
+        if missing:
+            raise RunError(
+                f"the store {store} lacks {', '.join(dict.fromkeys(missing))}: it is damaged; restore it from a backup"
+            )
+
+    def meta(self, key: str) -> str | None:
+        """What a store says of itself."""
+        found: str | None = self._db.execute(select(meta_table.c.value).where(meta_table.c.key == key)).scalar()
+        return found
+
+    def set_meta(self, key: str, value: str) -> None:
+        """Let a store say something of itself."""
+        self._db.execute(delete(meta_table).where(meta_table.c.key == key))
+        self._db.execute(insert(meta_table).values(key=key, value=value))
 
     def wait_for_others(self) -> None:
         """Let changes end that are under way: a server that was killed may have asked for one to be made for good."""
@@ -136,8 +244,7 @@ class Book:
 
     def note_time(self, now: float) -> None:
         """Write something, to see whether that is possible."""
-        self._db.execute(delete(meta_table).where(meta_table.c.key == "written"))
-        self._db.execute(insert(meta_table).values(key="written", value=str(now)))
+        self.set_meta("written", str(now))
 
     def add_token(self, hashed: str, expires: float) -> None:
         """Let somebody enrol once."""
