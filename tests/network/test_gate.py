@@ -11,7 +11,16 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.network.clock import Clock
-from atoll.network.gate import NONCE_SECONDS, Gate, Refused, enrolment, session_request, token_hash
+from atoll.network.gate import (
+    NONCE_SECONDS,
+    SESSION_SECONDS,
+    SESSIONS,
+    Gate,
+    Refused,
+    enrolment,
+    session_request,
+    token_hash,
+)
 from atoll.network.identity import MAX_AGE, Stamp, client_id, public_bytes, sign
 from atoll.network.store import Book, Store
 
@@ -214,3 +223,18 @@ def test_stale_forged_and_foreign_requests_are_refused(world: World, key: Ed2551
     refused(HTTPStatus.UNAUTHORIZED, "does not know", lambda: world.heard(world.request(other, epoch, 1)))
     refused(HTTPStatus.UNAUTHORIZED, "no such session", lambda: world.heard(world.request(key, epoch + 1, 1)))
     assert world.heard(world.request(key, epoch, 1)) == "hospital"  # and none of that has hurt the client
+
+
+def test_a_client_begins_few_sessions(world: World, key: Ed25519PrivateKey) -> None:
+    began = [world.session(key) for _ in range(SESSIONS)]
+    world.session(key)
+    refused(HTTPStatus.TOO_MANY_REQUESTS, "all the time", lambda: world.session(key))
+    world.now += SESSION_SECONDS
+    assert world.session(key) > max(began)
+
+
+def test_nobody_is_called_by_the_id_of_another(world: World, key: Ed25519PrivateKey) -> None:
+    with world.store.change() as book:
+        book.add_token(token_hash("two"), world.now + 10)
+    name = client_id(public_bytes(key))
+    refused(HTTPStatus.BAD_REQUEST, "id of a client", lambda: world.enrol(Ed25519PrivateKey.generate(), name, "two"))

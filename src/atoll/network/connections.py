@@ -200,6 +200,7 @@ class Listener:
         if self._going:
             self._going = False
             self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
             for greeting in self._greetings:
                 greeting.cancel()
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from http import HTTPStatus
+from itertools import islice
 from typing import Any
 
 from atoll.core.messages import Task
@@ -28,6 +29,8 @@ from atoll.network.uploads import TooMuch
 MAX_OFFENCES = 3
 """After so many bad updates a client is shut out until the operator approves it again."""
 
+ATTRIBUTES, ATTRIBUTE = 32, 40
+"""So many attributes of a device are remembered, of names of so many letters: rules know five, and short ones."""
 LARGE = 64 << 20
 """Updates of more bytes than this are looked at one after another, so that memory does not grow with their number."""
 
@@ -53,7 +56,8 @@ class Desk:
     def hear(self, client: ClientRow, poll: Poll) -> Future[None] | None:
         """Note that a client is there, and how much it has; what to wait for if that must be written down."""
         number, roll = _number(client), self._conductor.roll
-        roll.hear(number, poll.attributes)
+        short = (each for each in poll.attributes.items() if len(each[0]) <= ATTRIBUTE)
+        roll.hear(number, dict(islice(short, ATTRIBUTES)))
         known, num_samples = roll.clients.get(number), min(poll.num_samples, self._max_samples)
         if known is None or known.num_samples == num_samples:
             return None
@@ -179,9 +183,12 @@ class Desk:
     def answer(self, client: ClientRow, run: str, attempt: int, manifest: bytes) -> None:
         """A client answers a message of secure aggregation."""
         found, task = self._waited_for(client, run, attempt)
-        data = b"".join(found.uploads.whole(task, self._manifest(found, manifest)))
-        with self._clerk.lock:  # nobody is shut out meanwhile
-            taken = task.client in self._conductor.roll.clients and found.post.answer(task.client, data)
+        announced = self._manifest(found, manifest)
+        with self._one_large if announced.num_bytes > LARGE else contextlib.nullcontext():
+            self._waited_for(client, run, attempt)  # who answers twice at once is read once
+            data = b"".join(found.uploads.whole(task, announced))
+            with self._clerk.lock:  # nobody is shut out meanwhile
+                taken = task.client in self._conductor.roll.clients and found.post.answer(task.client, data)
         if not taken:
             raise Refused(HTTPStatus.GONE, "nobody waits for this answer any more: poll for work")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 import threading
 from http import HTTPStatus
@@ -16,6 +17,8 @@ from atoll.network.tables import ClientRow, Status
 
 NONCE_SECONDS = 60
 """How long a client has to answer a challenge."""
+SESSIONS, SESSION_SECONDS = 20, 1.0
+"""So many sessions a client may begin at once, each of which is written down; and one more after so long."""
 MAX_NAME = 100
 APPROVAL_SECONDS = 10.0
 """How long a client that waits for approval should wait before it asks again."""
@@ -45,6 +48,8 @@ class Gate:
         self._ended: dict[str, int] = {}
         """The newest epoch of clients that were shut out: no session up to it begins any more."""
         self._answered: dict[str, float] = {}
+        self._due: dict[str, float] = {}
+        """Until when a client has used up the sessions that it may begin."""
         self._known: dict[str, ClientRow] = {}
         self._changes = 0
         """How often somebody was let in or shut out: what was looked up before is not remembered after."""
@@ -55,6 +60,8 @@ class Gate:
             raise Refused(HTTPStatus.FORBIDDEN, "the enrolment is not signed with the key that it names: try again")
         if not (0 < len(name) <= MAX_NAME and name.isprintable()):
             raise Refused(HTTPStatus.BAD_REQUEST, f"a name is 1 to {MAX_NAME} letters that can be printed: choose one")
+        if re.fullmatch(r"[0-9a-fA-F]{32}", name):  # the operator calls clients by either
+            raise Refused(HTTPStatus.BAD_REQUEST, "this name looks like the id of a client: choose another")
         id, hashed = client_id(key), token_hash(token)
         unknown = Refused(HTTPStatus.FORBIDDEN, "this token is unknown, used or too old: ask for another")
         with self._store.look() as book:  # who guesses tokens does not keep anybody from writing
@@ -90,6 +97,10 @@ class Gate:
             if nonce in self._answered:
                 raise Refused(HTTPStatus.CONFLICT, "this challenge was answered before: ask for another", retry=0.0)
             self._answered[nonce] = self.now() + NONCE_SECONDS + 1
+            due = max(self._due.get(client, 0.0), self.now())
+            if due > self.now() + SESSIONS * SESSION_SECONDS:
+                raise Refused(HTTPStatus.TOO_MANY_REQUESTS, "this client begins sessions all the time: wait", retry=1.0)
+            self._due[client] = due + SESSION_SECONDS
         with self._store.change() as book:  # not under the lock, for which every request waits
             known = must_be_in(book.client(client))
             epoch = book.begin_session(client)

@@ -240,8 +240,9 @@ class Hub:
 
 
 def _called(clients: list[ClientRow], name: str) -> ClientRow:
-    """The client of this name or id."""
-    found = next((client for client in clients if name in (client.name, client.id)), None)
+    """The client of this id, or else of this name: a name is what a client chose, and could be another's id."""
+    named = {client.name: client for client in clients} | {client.id: client for client in clients}
+    found = named.get(name)
     if found is None:
         raise RunError(f"there is no client {name}: see atoll clients list")
     return found

@@ -29,6 +29,8 @@ STRANGER_SECONDS = 20
 """How long one is kept on which nobody has shown who they are."""
 MAX_HEAD = 64 * 1024
 """Bytes of a request's head, about: what is longer is cut off."""
+MAX_DROPPED = 4 << 20
+"""Bytes that are read of a body that nobody wants, so that who sends it hears the answer: the largest has one MiB."""
 TLS_RECORD = 16 * 1024
 """Bytes of asyncio's TLS buffer; its default of 256 KiB is most of what a waiting connection costs."""
 SEALED, PLAIN = 64 * 1024, 128 * 1024
@@ -127,6 +129,8 @@ class PromptProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             self._held = True
             self._stop_clock()
             self.flow.pause_reading()
+        if not self._in_head and self._body_bytes > MAX_DROPPED and self.cycle.response_complete:
+            self.transport.abort()
         if self._head_bytes > MAX_HEAD and not self.transport.is_closing():
             self.send_400_response("the head of this request does not end")
 
@@ -212,7 +216,8 @@ class WebServer(uvicorn.Server):
             )
             return whole
 
-        self.servers: list[Any] = [Listener(each, protocol, self._tls, self._visitors) for each in sockets or []]
+        sockets = sockets or [listener_of(self.config.host, self.config.port)]
+        self.servers: list[Any] = [Listener(each, protocol, self._tls, self._visitors) for each in sockets]
         self.started = True
 
 
