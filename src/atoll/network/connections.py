@@ -13,12 +13,11 @@ import ipaddress
 import resource
 import socket
 import ssl
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from atoll.network.logs import log
+from atoll.network.logs import Seldom
 
 HANDSHAKE_SECONDS = 10.0
 """How long TLS may take to begin."""
@@ -34,8 +33,6 @@ BACKLOG = 2048
 """How many connections may wait to be taken."""
 MOST_FILES = 1 << 16
 """As many descriptors as are asked of the system."""
-QUIET_SECONDS = 60.0
-"""Trouble of one kind is told once in this time."""
 
 
 class Limits(NamedTuple):
@@ -115,7 +112,8 @@ class Visitors:
     def make_room(self, num: int = 1) -> None:
         """End the oldest stranger of the address that has most, and so on."""
         for _ in range(min(num, self.num_strangers)):
-            self._end(next(iter(max(self._strangers.values(), key=len))))
+            most = max(self._strangers, key=lambda address: len(self._strangers[address]))
+            self._end(next(iter(self._strangers[most])))
 
     def know(self, visitor: Visitor, client: str) -> None:
         """A connection is a client's from now on; of too many the client's oldest goes."""
@@ -158,22 +156,6 @@ def network_of(address: str) -> str:
             return str(ipaddress.ip_network((int(found) >> 64 << 64, 64)))
         return str(found if found.version == 4 else found.ipv4_mapped)
     return address
-
-
-class Seldom:
-    """Says a thing once in a while, however often it happens."""
-
-    def __init__(self, seconds: float = QUIET_SECONDS, now: Callable[[], float] = time.monotonic) -> None:
-        self._seconds, self._now, self._next, self._silent = seconds, now, 0.0, 0
-
-    def say(self, why: str) -> None:
-        """Write one line, unless there was one lately; how many were left out is in the next."""
-        if self._now() < self._next:
-            self._silent += 1
-            return
-        more = f" (and {self._silent} times since this was last said)" if self._silent else ""
-        self._next, self._silent = self._now() + self._seconds, 0
-        log("rejected", why=why + more)
 
 
 class Listener:

@@ -136,8 +136,8 @@ class Hub:
                     self.conductor.fail(draft, run, [task], f"client {status}")
             draft.then(lambda: self.gate.end(client.id, epoch))
             self._know_clients(draft)
-            if client.number is not None:
-                draft.then(lambda: self.conductor.wake({client.number}))  # who waits is told now
+            numbers = set() if client.number is None else {client.number}
+            draft.then(lambda: self.conductor.wake(numbers))  # who waits is told now
 
         self._clerk.make(change)
 

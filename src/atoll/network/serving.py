@@ -15,9 +15,9 @@ from typing import Any
 
 from atoll.core.errors import RunError
 from atoll.network.admin import open_admin
-from atoll.network.connections import Seldom, limits_of, more_files
+from atoll.network.connections import limits_of, more_files
 from atoll.network.hub import Hub
-from atoll.network.logs import listen_to
+from atoll.network.logs import Seldom, listen_to
 from atoll.network.server import Server
 from atoll.network.web import listener_of, server_of
 

@@ -6,14 +6,12 @@ nothing. Objects are kept elsewhere and are named here; they are on disk before 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import secrets
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 from sqlalchemy import (
@@ -25,7 +23,6 @@ from sqlalchemy import (
     event,
     func,
     insert,
-    inspect,
     select,
     text,
     update,
@@ -35,14 +32,15 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from atoll.core.errors import PlanError, RunError
 from atoll.core.messages import Task
 from atoll.ledger.chain import EMPTY, Head
+from atoll.network.claim import Claim, claim_of, taken
 from atoll.network.tables import (
-    SCHEMA,
     ClientRow,
     RunRow,
     Stage,
     Status,
     TaskRow,
     all_tables,
+    check_layout,
     client_of,
     clients_table,
     is_task,
@@ -61,11 +59,6 @@ OUTCOME = (
     .where(*is_task(bindparam("of_run"), bindparam("of_attempt"), bindparam("of_client")))
     .values({name: bindparam(name) for name in ("stage", "update", "report", "signature", "seq")})
 )
-CLAIM = 0x41746F6C6C
-"""The number by which servers know that a database has one."""
-CLAIM_SECONDS = 5.0
-"""How long a server waits for one that was killed a moment ago to be forgotten."""
-ANOTHER = "another server uses the store {store}: stop that one, or give this one another --store"
 
 
 class StoreTaken(RunError):
@@ -78,15 +71,14 @@ class Store:
     def __init__(self, url: str) -> None:
         self._engine = _engine(url)
         self._one_at_a_time = threading.Lock()
-        self._claim: Connection | None = None
-        self._lock: IO[str] | None = None
+        self._claim: Claim | None = None
         self._cut_off = False
         """Whether a connection was lost, and with it perhaps the lock."""
         self._owner = ""
         """What this server has written into a store that it claims; whoever finds something else there must end."""
         try:
-            with self.change() as book:
-                book.check_layout(self.name)
+            with self._engine.execution_options(writes=True).begin() as connection:
+                check_layout(connection, self.name)
         except DBAPIError as error:
             raise RunError(f"the store {self.name} cannot be opened: {error.orig}; check --store") from error
 
@@ -102,62 +94,31 @@ class Store:
         owner is written down too, and is looked up in every change: a server whose lock was lost, such as with its
         connection, and taken by another, changes nothing any more.
         """
-        if self._engine.dialect.name == "postgresql":
-            self._claim_database()
-        else:
-            self._claim_file()
+        self._claim = claim_of(self._engine)
         owner = secrets.token_hex(16)
         with self.change() as book:
-            if self._claim is not None:
+            if self._engine.dialect.name == "postgresql":
                 book.wait_for_others()
             book.set_meta("owner", owner)
         self._owner = owner
-
-    def _claim_database(self) -> None:
-        self._claim = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-        until = time.monotonic() + CLAIM_SECONDS
-        while not self._claim.execute(text(f"SELECT pg_try_advisory_lock({CLAIM})")).scalar():
-            if time.monotonic() > until:
-                self._claim.close()
-                raise RunError(ANOTHER.format(store=self.name))
-            time.sleep(0.1)
-
-    def _claim_again(self) -> None:
-        """Lock a database again after an outage, so that no other server begins: whose it is it says itself."""
-        assert self._claim is not None
-        self._claim.invalidate()
-        self._claim = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-        self._claim.execute(text(f"SELECT pg_try_advisory_lock({CLAIM})"))
-        self._cut_off = False
-
-    def _claim_file(self) -> None:
-        with self._engine.connect() as connection:
-            databases = connection.exec_driver_sql("PRAGMA database_list").all()
-            path = next(row[2] for row in databases if row[1] == "main")
-        if path:  # else it is in memory
-            self._lock = open(f"{path}.lock", "w")  # noqa: SIM115 (as long as this lives)
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                self._lock.close()
-                raise RunError(ANOTHER.format(store=path)) from error
 
     @contextmanager
     def change(self) -> Iterator[Book]:
         """One transaction: all of it, or nothing if anything is raised."""
         writing = self._engine.execution_options(writes=True)
         with self._one_at_a_time:
-            if self._cut_off:
-                self._claim_again()
+            if self._cut_off and self._claim is not None:
+                self._claim.renew()
+                self._cut_off = False
             try:
                 with writing.begin() as connection:
                     book = Book(connection)
                     if self._owner and book.meta("owner") != self._owner:
-                        raise StoreTaken(ANOTHER.format(store=self.name))
+                        raise StoreTaken(taken(self._engine))
                     yield book
                     book.settle()
             except DBAPIError as error:
-                self._cut_off |= error.connection_invalidated and self._claim is not None
+                self._cut_off |= error.connection_invalidated
                 raise
 
     @contextmanager
@@ -171,8 +132,6 @@ class Store:
         if self._claim is not None:
             self._claim.close()
         self._engine.dispose()
-        if self._lock is not None:
-            self._lock.close()
 
 
 class Book:
@@ -193,39 +152,6 @@ class Book:
         if self._outcomes:
             outcomes, self._outcomes = self._outcomes, []
             self._connection.execute(OUTCOME, outcomes)
-
-    def check_layout(self, store: str) -> None:
-        """Make the tables of an empty store, all or none; refuse one of another layout, or that is not whole."""
-        if self._db.dialect.name == "postgresql":  # SQLite's change has the file for itself
-            self._db.execute(text(f"SELECT pg_advisory_xact_lock({CLAIM + 1})"))
-        there, tables = inspect(self._db), {table.name: table for table in all_tables.sorted_tables}
-        here = tables.keys() & set(there.get_table_names())
-        if not here:
-            all_tables.create_all(self._db)
-            self.set_meta("schema", str(SCHEMA))
-            return
-        columns = {name: {column["name"] for column in there.get_columns(name)} for name in here}
-        found = self.meta("schema") if columns.get(meta_table.name, set()) >= {"key", "value"} else None
-        if found is None:
-            raise RunError(
-                f"the store {store} has tables ({', '.join(sorted(here))}) but does not say which layout it has: it is "
-                "not one of Atoll's, or it is damaged; restore it from a backup, or give another --store"
-            )
-        if found != str(SCHEMA):
-            raise RunError(
-                f"the store {store} has layout {found}, this Atoll knows {SCHEMA}: use the Atoll that made it, or give "
-                "another --store"
-            )
-        missing = [
-            name if name not in here else f"{name}.{column.name}"
-            for name, table in tables.items()
-            for column in table.columns
-            if column.name not in columns.get(name, set())
-        ]
-        if missing:
-            raise RunError(
-                f"the store {store} lacks {', '.join(dict.fromkeys(missing))}: it is damaged; restore it from a backup"
-            )
 
     def meta(self, key: str) -> str | None:
         """What a store says of itself."""

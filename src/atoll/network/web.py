@@ -139,7 +139,7 @@ class PromptProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._whole = self._held = False
         self._allow(self.pace.head)
         super().on_message_begin()
-        self.scope["extensions"] = {VISITOR: self._visitor}  # type: ignore[typeddict-item]
+        self.scope["extensions"] = {VISITOR: self._visitor}  # type: ignore[dict-item]
 
     def on_headers_complete(self) -> None:
         """The head is whole."""
