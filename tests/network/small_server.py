@@ -27,6 +27,7 @@ from atoll.engine.secure import params_hash
 from atoll.ledger import chain, signing
 from atoll.ledger.signing import plan_hash
 from atoll.network.blobs import Disk
+from atoll.network.clock import Clock
 from atoll.network.gate import Gate, Refused, token_hash
 from atoll.network.identity import holds, public_bytes, read_stamp
 from atoll.network.objects import Objects, read_manifest
@@ -115,7 +116,7 @@ class SmallServer:
 
     def restart(self) -> None:
         """Forget all sessions, as a server does that is started anew."""
-        self.gate = Gate(self.store, self.now)
+        self.gate = Gate(self.store, Clock(wall=self.now, monotonic=self.now))
 
     def token(self, text: str = "token") -> str:
         with self.store.change() as book:
@@ -261,7 +262,8 @@ class SmallServer:
                 return Welcome(epoch, row.number, row.name)
         stamp = read_stamp(headers)
         assert stamp is not None
-        row = self.gate.check(stamp, method, path, hashlib.sha256(body).hexdigest())
+        row = self.gate.check(stamp, method, path)
+        assert stamp.body == hashlib.sha256(body).hexdigest()
         assert row.number is not None
         if path == "/v1/poll":
             return await self._poll(row.number, msgspec.json.decode(body, type=Poll))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from atoll.core.errors import RunError
 from atoll.core.messages import Task
 from atoll.network.blobs import Blobs, Bucket, Disk, StoreAway, place_of
 from atoll.network.objects import CHUNK, ObjectError, Objects, manifest_of
-from atoll.network.uploads import Pack, Uploads
+from atoll.network.uploads import SHORT, Pack, TooMuch, Uploads
 
 KINDS = ["disk", "local", "memory", pytest.param("s3", marks=pytest.mark.slow)]
 
@@ -102,31 +104,55 @@ def test_objects_lie_anywhere(blobs: Blobs) -> None:
         again.get(name)
 
 
+def test_of_one_client_few_short_chunks_and_few_bytes_are_kept(tmp_path: Path) -> None:
+    uploads, task = Uploads(Disk(tmp_path)), Task(3, 0, 7)
+    with ThreadPoolExecutor(8) as pool:  # at once, and none slips through
+
+        def put(number: int) -> bool:
+            with contextlib.suppress(TooMuch):
+                data = number.to_bytes(3, "big")
+                uploads.put(task, hashlib.sha256(data).digest(), data, 1 << 20)
+                return True
+            return False
+
+        assert sum(pool.map(put, range(500))) == SHORT
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == SHORT
+    other = Task(4, 0, 7)
+    for number in range(3):
+        data = bytes([number]) * CHUNK
+        uploads.put(other, hashlib.sha256(data).digest(), data, 3 * CHUNK)
+    for data, why in ((bytes([9]) * CHUNK, "more was sent"), (b"", "but the last of an object")):
+        with pytest.raises(TooMuch, match=why):
+            uploads.put(other, hashlib.sha256(data).digest(), data, 3 * CHUNK)
+    uploads.keep_tasks(4, (task,))
+    assert uploads.kept(4) == [] and len(uploads.kept(3)) == SHORT
+
+
 def test_uploads_lie_anywhere(blobs: Blobs) -> None:
     uploads, task, data = Uploads(blobs), Task(3, 0, 7), os.urandom(CHUNK) + b"rest"
     manifest = manifest_of(data)
     first, rest = manifest.chunks
-    assert uploads.missing(task, manifest) == [first, rest] and uploads.num_bytes(task) == 0
-    uploads.put(task, first, data[:CHUNK])
-    uploads.put(task, first, data[:CHUNK])
-    assert uploads.missing(task, manifest) == [rest] and uploads.num_bytes(task) == CHUNK
+    assert uploads.missing(task, manifest) == [first, rest] and uploads.kept(3) == []
+    uploads.put(task, first, data[:CHUNK], 2 * CHUNK)
+    uploads.put(task, first, data[:CHUNK], 2 * CHUNK)
+    assert uploads.missing(task, manifest) == [rest] and uploads.kept(3) == [CHUNK]
     with pytest.raises(ObjectError, match="1 chunks are missing"):
         uploads.whole(task, manifest)
     again = Uploads(blobs)  # another process
-    assert again.num_bytes(task) == CHUNK
-    again.put(task, rest, b"rest")
+    assert again.kept(3) == [CHUNK]
+    again.put(task, rest, b"rest", 2 * CHUNK)
     assert b"".join(again.whole(task, manifest)) == b"".join(again.read(task, manifest)) == data
     blobs.put(f"7/3-{rest.hex()}", b"lies")
     with pytest.raises(ObjectError, match="was changed"):
         b"".join(again.read(task, manifest))
     other = Task(4, 0, 8)
-    again.put(other, rest, b"rest")
+    again.put(other, rest, b"rest", 2 * CHUNK)
     again.drop((task,))
-    assert blobs.sizes("") == {f"8/4-{rest.hex()}": 4} and again.num_bytes(task) == 0
+    assert blobs.sizes("") == {f"8/4-{rest.hex()}": 4} and again.kept(3) == []
     blobs.put("stray/file", b"")
-    assert Uploads(blobs).num_bytes(other) == 4
+    assert Uploads(blobs).kept(4) == [4]
     again.keep_only({9})
-    assert blobs.sizes("") == {} and again.num_bytes(other) == 0
+    assert blobs.sizes("") == {} and again.kept(4) == []
 
 
 def test_small_updates_are_written_together(blobs: Blobs) -> None:

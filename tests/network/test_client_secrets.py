@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from network.world import RUN
 from atoll.ledger import chain
 from atoll.network.adding import longest_silence
 from atoll.network.blobs import Disk
-from atoll.network.home import OVER, Home, Pending, RunHome
+from atoll.network.home import OVER, Home, Pending, RunHome, Server
 from atoll.network.protocol import Delivery, Order
 from atoll.network.store import Store
 from atoll.secagg.client_state import ClientState
@@ -40,6 +41,7 @@ def readable(directory: Path) -> list[str]:
 def test_files_are_private_whatever_the_umask_and_the_directory(tmp_path: Path, open_umask: None) -> None:
     (tmp_path / "home").mkdir(mode=0o777)
     home = Home.make(tmp_path / "home")
+    home.enrolled(Server("https://localhost", bytes(32), "0" * 32, "hospital"))
     home.peers({"0": bytes(32)})
     run = home.run("run")
     told = Delivery(b"", 1, 0.0, 1.0, bytes(64))
@@ -91,13 +93,13 @@ def ended(half: Half) -> None:
 
 
 def silent(half: Half) -> None:
-    file = half.world.clients[0]._works[RUN].home.path / "talks/0"
-    before = file.stat().st_mtime - longest_silence(half.server.infos[RUN].plan) - 1
-    os.utime(file, (before, before))
-    half.world.homes[0].close()
-    half.world.homes[0] = Home.open(half.world.path / "client-0")
-    half.world.start(0)
-    half.world.clients[0].turn()
+    client, silence = half.world.clients[0], longest_silence(half.server.infos[RUN].plan)
+    os.utime(client._works[RUN].home.path / "talks/0", (0.0, 0.0))  # whatever the clock of the day says
+    client.turn()
+    talk = client._works[RUN].home.talk(0)
+    assert talk is not None and talk.state
+    client._now = lambda: time.monotonic() + silence + 1
+    client.turn()
 
 
 @pytest.mark.parametrize("over", [abandoned, ended, silent])

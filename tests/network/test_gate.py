@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from atoll.network.gate import NONCE_SECONDS, Gate, Refused, enrolment, session_request, token_hash
+from atoll.network.clock import Clock
+from atoll.network.gate import (
+    NONCE_SECONDS,
+    SESSION_SECONDS,
+    SESSIONS,
+    Gate,
+    Refused,
+    enrolment,
+    session_request,
+    token_hash,
+)
 from atoll.network.identity import MAX_AGE, Stamp, client_id, public_bytes, sign
-from atoll.network.store import Store
-
-EMPTY = hashlib.sha256(b"").hexdigest()
+from atoll.network.store import Book, Store
 
 
 class World:
@@ -22,7 +30,9 @@ class World:
 
     def __init__(self, path: Path) -> None:
         self.store, self.now = Store(f"sqlite:///{path}/store.db"), 1_700_000_000.0
-        self.gate = Gate(self.store, lambda: self.now)
+        self.ahead = 0.0
+        self.clock = Clock(lambda: self.now + self.ahead, lambda: self.now)
+        self.gate = Gate(self.store, self.clock)
         with self.store.change() as book:
             book.add_token(token_hash("token"), self.now + 1000)
 
@@ -44,7 +54,7 @@ class World:
         return sign(key, stamp, "POST", "/v1/poll", b"")
 
     def heard(self, stamp: Stamp) -> str:
-        return self.gate.check(stamp, "POST", "/v1/poll", EMPTY).name
+        return self.gate.check(stamp, "POST", "/v1/poll").name
 
 
 @pytest.fixture
@@ -84,9 +94,77 @@ def test_a_client_waits_for_approval_and_can_be_shut_out(world: World) -> None:
     world.gate.forget()
     refused(HTTPStatus.FORBIDDEN, "shut out", lambda: world.heard(world.request(key, epoch, 1)))
     refused(HTTPStatus.FORBIDDEN, "shut out", lambda: world.session(key))
-    world.gate.end(id)
+    world.gate.end(id, epoch + 1)
     world.approve(id)
     refused(HTTPStatus.UNAUTHORIZED, "begin one", lambda: world.heard(world.request(key, epoch, 1)))
+
+
+def test_a_revocation_outruns_a_request_that_looked_before_it(world: World, key: Ed25519PrivateKey) -> None:
+    id, look = client_id(public_bytes(key)), world.store.look
+    epoch = world.session(key)
+    world.gate.forget()
+
+    @contextmanager
+    def revoked_meanwhile() -> Iterator[Book]:
+        with look() as book:
+            yield book
+        world.store.look = look  # type: ignore[method-assign]
+        revoke(world, id)
+
+    world.store.look = revoked_meanwhile  # type: ignore[method-assign]
+    with suppress(Refused):  # it looked while the client was in: of what it found nothing is remembered
+        world.heard(world.request(key, epoch, 1))
+    for counter in (2, 3):
+        refused(HTTPStatus.FORBIDDEN, "shut out", lambda c=counter: world.heard(world.request(key, epoch, c)))
+
+
+def test_no_session_begins_while_its_client_is_revoked(world: World, key: Ed25519PrivateKey) -> None:
+    id, change = client_id(public_bytes(key)), world.store.change
+
+    @contextmanager
+    def revoked_before() -> Iterator[Book]:
+        world.store.change = change  # type: ignore[method-assign]
+        revoke(world, id)
+        with change() as book:
+            yield book
+
+    @contextmanager
+    def revoked_after() -> Iterator[Book]:
+        world.store.change = change  # type: ignore[method-assign]
+        with change() as book:
+            yield book
+        revoke(world, id)
+
+    for racing in (revoked_before, revoked_after):
+        world.store.change = racing  # type: ignore[method-assign]
+        refused(HTTPStatus.FORBIDDEN, "shut out", lambda: world.session(key))
+        world.approve(id)
+        world.gate.forget()
+        with world.store.look() as book:
+            newest = book.client(id)
+        assert newest is not None
+        for epoch in range(1, newest.epoch + 1):
+            refused(HTTPStatus.UNAUTHORIZED, "begin one", lambda e=epoch: world.heard(world.request(key, e, 1)))
+        assert world.heard(world.request(key, world.session(key), 1)) == "hospital"
+
+
+def revoke(world: World, id: str) -> None:
+    """Shut a client out, as a hub does."""
+    with world.store.change() as book:
+        epoch = book.revoke(id)
+    world.gate.end(id, epoch)
+    world.gate.forget()
+
+
+def test_a_session_goes_on_when_the_servers_clock_is_set(world: World, key: Ed25519PrivateKey) -> None:
+    epoch = world.session(key)
+    for counter, step in enumerate((7200.0, -14400.0), 1):
+        world.ahead += step
+        assert world.heard(world.request(key, epoch, counter)) == "hospital"
+        nonce = world.gate.challenge(client_id(public_bytes(key)))
+        world.ahead -= 2 * step  # between a challenge and its answer, too
+        signature = key.sign(session_request(client_id(public_bytes(key)), nonce))
+        epoch, _ = world.gate.open_session(client_id(public_bytes(key)), nonce, signature)
 
 
 def test_enrolment_needs_a_token_a_name_and_the_key(world: World, key: Ed25519PrivateKey) -> None:
@@ -112,8 +190,8 @@ def test_a_capture_cannot_be_replayed(world: World, key: Ed25519PrivateKey) -> N
     refused(HTTPStatus.CONFLICT, "made before", lambda: world.heard(stamp))
     world.session(key)
     refused(HTTPStatus.CONFLICT, "another process", lambda: world.heard(world.request(key, epoch, 8)))
-    again = Gate(world.store, lambda: world.now)  # the server was started anew
-    refused(HTTPStatus.UNAUTHORIZED, "begin one", lambda: again.check(stamp, "POST", "/v1/poll", EMPTY))
+    again = Gate(world.store, world.clock)  # the server was started anew
+    refused(HTTPStatus.UNAUTHORIZED, "begin one", lambda: again.check(stamp, "POST", "/v1/poll"))
 
 
 def test_a_challenge_is_answered_once_in_time_and_by_whom_it_is_for(world: World, key: Ed25519PrivateKey) -> None:
@@ -137,9 +215,26 @@ def test_a_challenge_is_answered_once_in_time_and_by_whom_it_is_for(world: World
 def test_stale_forged_and_foreign_requests_are_refused(world: World, key: Ed25519PrivateKey) -> None:
     epoch, other = world.session(key), Ed25519PrivateKey.generate()
     for time in (world.now - MAX_AGE - 2, world.now + MAX_AGE + 2):
-        refused(HTTPStatus.UNAUTHORIZED, "clock", lambda time=time: world.heard(world.request(key, epoch, 1, time)))
+        refused(
+            HTTPStatus.UNAUTHORIZED, "time differs", lambda time=time: world.heard(world.request(key, epoch, 1, time))
+        )
     forged = world.request(other, epoch, 1)._replace(client=client_id(public_bytes(key)))
     refused(HTTPStatus.UNAUTHORIZED, "not signed", lambda: world.heard(forged))
     refused(HTTPStatus.UNAUTHORIZED, "does not know", lambda: world.heard(world.request(other, epoch, 1)))
     refused(HTTPStatus.UNAUTHORIZED, "no such session", lambda: world.heard(world.request(key, epoch + 1, 1)))
     assert world.heard(world.request(key, epoch, 1)) == "hospital"  # and none of that has hurt the client
+
+
+def test_a_client_begins_few_sessions(world: World, key: Ed25519PrivateKey) -> None:
+    began = [world.session(key) for _ in range(SESSIONS)]
+    world.session(key)
+    refused(HTTPStatus.TOO_MANY_REQUESTS, "all the time", lambda: world.session(key))
+    world.now += SESSION_SECONDS
+    assert world.session(key) > max(began)
+
+
+def test_nobody_is_called_by_the_id_of_another(world: World, key: Ed25519PrivateKey) -> None:
+    with world.store.change() as book:
+        book.add_token(token_hash("two"), world.now + 10)
+    name = client_id(public_bytes(key))
+    refused(HTTPStatus.BAD_REQUEST, "id of a client", lambda: world.enrol(Ed25519PrivateKey.generate(), name, "two"))

@@ -9,6 +9,7 @@ import json
 import struct
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,7 @@ def test_strangers_and_those_who_were_shut_out(made: Federation) -> None:
             assert light.plain(endpoint.method, path).status == 401, endpoint
             said = stranger.ask(endpoint.method, path, client=light.id, epoch=light.epoch)  # in another's name
             assert (said.status, "not signed with this client's key" in said.error) == (401, True), endpoint
-    assert "set the clock" in light.ask("POST", "/v1/poll", Poll(1, 0.0), time=int(time.time()) - 400).error
+    assert "time differs" in light.ask("POST", "/v1/poll", Poll(1, 0.0), time=int(time.time()) - 400).error
     assert light.ask("POST", "/v1/poll", Poll(1, 0.0), epoch=light.epoch + 1).status == 401
     asked = Enrol("no such token", "stranger", bytes(32), bytes(64))
     assert stranger.plain("POST", "/v1/enrol", asked).status == 403
@@ -210,6 +211,23 @@ def test_strangers_and_those_who_were_shut_out(made: Federation) -> None:
     (commit,) = made.commits()
     assert [each["client"] for each in commit["cohort"]] == [0]
     assert commit["rejected"] == [{"client": 1, "attempt": 0, "why": "client revoked"}]
+
+
+def test_who_waits_for_work_is_told_at_once_that_it_was_shut_out(made: Federation) -> None:
+    light, other = crowd(made, 2)
+    made.serve("--clients", "2")
+    for each in (light, other):
+        each.begin()
+        each.orders(0)
+    assert light.deliver(light.order(), level(1.0)).status == 200  # and there is nothing more to do
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(light.ask, "POST", "/v1/poll", Poll(10, 25.0))
+        until(lambda: metric(made, "atoll_polls_waiting") == 1, 20, "a poll that waits")
+        start = time.monotonic()
+        made.operate("POST", "/clients/revoke", {"names": ["light 0"]})
+        said = waiting.result(60)
+    assert (said.status, said.error) == (403, "this client was shut out: ask the operator why")
+    assert time.monotonic() - start < 20  # a poll has 25 s
 
 
 def test_a_request_is_heard_once(made: Federation) -> None:

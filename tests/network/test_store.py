@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError
 from atoll.core.errors import PlanError, RunError
 from atoll.core.messages import Task
 from atoll.ledger.chain import EMPTY, add, start, verify
-from atoll.network.store import Store
+from atoll.network.store import Store, StoreTaken
 from atoll.network.tables import Stage, Status
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
@@ -63,14 +63,73 @@ def test_a_name_and_a_key_enrol_once(store: Store) -> None:
 
 
 def test_a_database_has_one_server(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atoll.network.store.CLAIM_SECONDS", 0.2)
+    monkeypatch.setattr("atoll.network.claim.CLAIM_SECONDS", 0.2)
     first, second = Store(store_url), Store(store_url)
     first.claim()
-    if store_url.startswith("postgresql"):
-        with pytest.raises(RunError, match="another server"):
-            second.claim()
+    with pytest.raises(RunError, match=r"another server uses the store .*: stop that one"):
+        second.claim()
+    with first.change() as book:
+        book.add_run("run", "plan", "{}")
     first.close()
     second.claim()
+    second.close()
+
+
+CLAIMER = """
+import sys, time
+from atoll.network.store import Store
+store = Store(sys.argv[1])
+store.claim()
+print("claimed", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_server_that_was_killed_has_its_database_no_more(store_url: str) -> None:
+    store = Store(store_url)
+    with subprocess.Popen([sys.executable, "-c", CLAIMER, store_url], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "claimed\n"
+        os.kill(other.pid, signal.SIGKILL)
+    store.claim()
+    store.close()
+
+
+def test_a_server_whose_lock_was_lost_changes_nothing_any_more(store_url: str) -> None:
+    first, second = Store(store_url), Store(store_url)
+    first.claim()
+    assert first._claim is not None
+    first._claim.close()  # as when a connection is cut
+    second.claim()
+    with pytest.raises(StoreTaken, match="another server"), first.change() as book:
+        book.add_run("run", "plan", "{}")
+    with second.change() as book:
+        assert book.runs() == []
+        book.add_run("run", "plan", "{}")
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
+def test_a_server_has_its_database_again_after_an_outage(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sqlalchemy import create_engine, text
+    from sqlalchemy.exc import DBAPIError
+
+    monkeypatch.setattr("atoll.network.claim.CLAIM_SECONDS", 0.2)
+    first, second = Store(store_url), Store(store_url)
+    first.claim()
+    engine = create_engine(store_url.replace("postgresql://", "postgresql+psycopg://"))
+    with engine.begin() as connection:
+        cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+        connection.execute(text(f"{cut} AND datname = current_database()"))
+    engine.dispose()
+    with pytest.raises(DBAPIError), first.change() as book:
+        book.add_run("lost", "plan", "{}")
+    with first.change() as book:
+        book.add_run("run", "plan", "{}")
+    second._engine.dispose()
+    with pytest.raises(RunError, match="another server"):
+        second.claim()
+    first.close()
     second.close()
 
 
@@ -233,8 +292,57 @@ def test_a_store_of_another_layout_is_left_alone(store_url: str) -> None:
     engine = create_engine(store_url.replace("postgresql://", "postgresql+psycopg://"))
     with engine.begin() as connection:
         connection.execute(text("UPDATE meta SET value = '99'"))
-    with pytest.raises(RunError, match="layout 99"):
+    with pytest.raises(RunError, match="has layout 99, this Atoll knows 2: use the Atoll that made it"):
         Store(store_url)
+
+
+def test_a_store_of_the_layout_before_is_brought_up_to_date(store_url: str) -> None:
+    from sqlalchemy import create_engine, text
+
+    Store(store_url).close()
+    engine = create_engine(store_url.replace("postgresql://", "postgresql+psycopg://"))
+    with engine.begin() as connection:
+        connection.execute(text("DROP TABLE agreed"))
+        connection.execute(text("DROP TABLE refusals"))
+        connection.execute(text("UPDATE meta SET value = '1' WHERE key = 'schema'"))
+    store = Store(store_url)
+    with store.change() as book:
+        book.agree("client", 7)
+        assert book.agreed() == {"client": 7} and book.refusals("run") == []
+    store.close()
+    Store(store_url).close()
+
+
+def test_a_store_that_is_not_whole_is_refused_in_words(store_url: str) -> None:
+    from sqlalchemy import create_engine, text
+
+    Store(store_url).close()
+    engine = create_engine(store_url.replace("postgresql://", "postgresql+psycopg://"))
+    for damage, says in (
+        ("ALTER TABLE clients DROP COLUMN offences", "lacks clients.offences: it is damaged; restore"),
+        ("DROP TABLE ledger", "lacks .*clients.offences.*ledger"),
+        ("DELETE FROM meta WHERE key = 'schema'", "does not say which layout it has.*another --store"),
+        ("ALTER TABLE meta DROP COLUMN value", "does not say which layout it has"),
+        ("DROP TABLE meta", "does not say which layout it has"),
+    ):
+        with engine.begin() as connection:
+            connection.execute(text(damage))
+        for _ in range(2):  # nothing was adopted by the first look
+            with pytest.raises(RunError, match=says):
+                Store(store_url)
+    engine.dispose()
+
+
+def test_a_database_of_something_else_is_not_adopted(store_url: str) -> None:
+    from sqlalchemy import create_engine, inspect, text
+
+    engine = create_engine(store_url.replace("postgresql://", "postgresql+psycopg://"))
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE clients (id INTEGER PRIMARY KEY, invoice TEXT)"))
+    with pytest.raises(RunError, match=r"has tables .clients. but does not say which layout"):
+        Store(store_url)
+    assert inspect(engine).get_table_names() == ["clients"]
+    engine.dispose()
 
 
 def test_the_first_head_is_that_of_nothing(store: Store) -> None:

@@ -9,7 +9,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,18 @@ import pytest
 
 from atoll.core.errors import RunError
 from atoll.network.certs import make_certificates
-from atoll.network.web import TooLarge, agreed_length, listener_of, read_body, server_of, tls_context
+from atoll.network.connections import Limits
+from atoll.network.web import (
+    LIMITS,
+    VISITOR,
+    Pace,
+    TooLarge,
+    agreed_length,
+    listener_of,
+    read_body,
+    server_of,
+    tls_context,
+)
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
@@ -27,6 +38,8 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
         status, body = 200, str(len(await read_body(receive, agreed_length(headers, 1000)))).encode()
     except TooLarge as error:
         status, body = 413, str(error).encode()
+    if scope["path"].startswith("/known/"):
+        scope["extensions"][VISITOR].known_as(scope["path"][7:])
     if scope["path"] == "/wait":
         await asyncio.sleep(1.5)
     await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"%d" % len(body))]})
@@ -34,9 +47,11 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 
 @contextmanager
-def serving(tls: ssl.SSLContext | None = None, seconds: float = 0.7) -> Iterator[int]:
+def serving(
+    tls: ssl.SSLContext | None = None, seconds: float = 0.7, limits: Limits = LIMITS, pace: Pace | None = None
+) -> Iterator[int]:
     with listener_of("127.0.0.1", 0) as listener:
-        server = server_of(echo, "127.0.0.1", 0, tls, seconds)
+        server = server_of(echo, "127.0.0.1", 0, tls, pace or Pace(head=seconds, body=seconds), limits)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
         thread.start()
         try:
@@ -115,6 +130,43 @@ def test_who_drips_is_cut_off_and_nobody_else_waits(start: bytes) -> None:
             with suppress(ConnectionResetError):
                 assert connection.recv(1000) == b""
             connection.close()
+
+
+def test_a_body_has_time_as_long_as_it_comes_fast_enough() -> None:
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n"
+    pace = Pace(head=30, body=0.6, rate=100)
+    with serving(pace=pace) as port, say(port, head) as fast, say(port, head) as slow:
+        for _ in range(9):  # 100 bytes buy a second
+            fast.sendall(b"x" * 100)
+            with suppress(OSError):
+                slow.sendall(b"x")
+            time.sleep(0.12)
+        assert answer(fast) == (200, b"900")
+        with suppress(ConnectionResetError):
+            assert slow.recv(1000) == b""
+
+
+def test_the_oldest_stranger_goes_and_no_client() -> None:
+    limits = Limits(strangers=4, address=3, client=2)
+    with serving(seconds=30, limits=limits) as port, ExitStack() as stack:
+
+        def known(name: str) -> socket.socket:
+            connection = stack.enter_context(say(port, post(3, f"/known/{name}")))
+            assert answer(connection) == (200, b"3")
+            return connection
+
+        client = known("one")
+        strangers = [stack.enter_context(say(port, b"")) for _ in range(5)]
+        for connection in strangers[:2]:
+            assert connection.recv(100) == b""  # two too many: the oldest are hung up on
+        for connection in (client, *strangers[2:]):
+            connection.sendall(post(7))
+            assert answer(connection) == (200, b"7")
+        more = [known("one"), known("one")]  # of one client two are kept
+        assert client.recv(100) == b""
+        for connection in (*more, known("two")):
+            connection.sendall(post(5))
+            assert answer(connection) == (200, b"5")
 
 
 def test_empty_lines_are_no_request_and_buy_no_time() -> None:

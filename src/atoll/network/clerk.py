@@ -6,6 +6,7 @@ is over. If that fails, everybody who waits is told to come again, and nothing h
 
 from __future__ import annotations
 
+import errno
 import queue
 import threading
 import time
@@ -21,7 +22,7 @@ from atoll.core.errors import DiskFull
 from atoll.network.gate import Refused
 from atoll.network.logs import log
 from atoll.network.runs import Run
-from atoll.network.store import Book, Store
+from atoll.network.store import Book, Store, StoreTaken
 from atoll.network.uploads import Pack
 
 TICK = 0.2
@@ -32,6 +33,8 @@ MOST = 256
 """So many changes go into one transaction at most."""
 PASSING = (OperationalError, InterfaceError, DiskFull)
 """What is wrong with the disk or the database, and passes: they are full, away or busy."""
+NO_FILES = (errno.EMFILE, errno.ENFILE)
+"""As many files are open as may be, which passes too."""
 
 
 class Draft:
@@ -92,6 +95,8 @@ class Clerk:
 
     def __init__(self, store: Store, tick: Callable[[], None], trouble: Callable[[str], None]) -> None:
         self._store, self._tick, self._trouble = store, tick, trouble
+        self.on_taken: Callable[[str], None] = lambda why: None
+        """Told that the store is another server's now."""
         self._inbox: queue.SimpleQueue[tuple[Change, Future[Any]] | None] = queue.SimpleQueue()
         self._going = True
         self.lock = threading.RLock()
@@ -172,7 +177,9 @@ class Clerk:
 
     def busy(self, error: Exception) -> Refused | None:
         """What everybody is told while nothing can be written; None if that is not what is wrong."""
-        if not isinstance(error, PASSING):
+        if isinstance(error, StoreTaken):
+            self.on_taken(str(error))
+        elif not isinstance(error, PASSING) and getattr(error, "errno", None) not in NO_FILES:
             return None
         why = " ".join(str(error.orig if isinstance(error, DBAPIError) else error).split())
         self._trouble(why)

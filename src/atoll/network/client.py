@@ -66,6 +66,7 @@ class Client:
         peers: Mapping[int, bytes] | None = None,
         sleep: Callable[[float], None] = time.sleep,
         consent: Consent | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app, self._home, self._connection, self._voice, self._sleep = app, home, connection, voice, sleep
         self._floors = app.floors if floors is None else floors
@@ -77,6 +78,9 @@ class Client:
         self._unwilling: dict[str, str] = {}
         self._told: set[tuple[str, str]] = set()
         self._ended: set[str] = set()
+        self._now = now
+        self._silent: dict[tuple[str, int, int], float] = {}
+        """Since when nothing was said in sessions of secure aggregation, by run, attempt and what was said last."""
         torch.set_num_threads(1)  # as in a simulation: sums then never depend on the number of cores
 
     def run(self, *, once: bool = False) -> None:
@@ -103,11 +107,19 @@ class Client:
         return bool(told.ended) and not told.open and not told.orders
 
     def _end_silent_talks(self) -> None:
-        """Remove the secrets of sessions of secure aggregation that came to nothing without a word."""
+        """Remove the secrets of sessions of secure aggregation that came to nothing without a word.
+
+        How long a session has been silent is measured while this process looks at it, so that no clock that is set
+        ends one too early.
+        """
+        now, seen = self._now(), dict[tuple[str, int, int], float]()
         for run in self._home.runs():
-            if any((self._home.path / "runs" / run / "talks").glob("[0-9]*")):
-                home = self._works[run].home if run in self._works else self._home.run(run)
-                home.end_talks(idle_since=time.time() - longest_silence(home.info().plan))
+            home = self._works[run].home if run in self._works else self._home.run(run)
+            for attempt, mark in home.talk_marks().items():
+                seen[run, attempt, mark] = since = self._silent.get((run, attempt, mark), now)
+                if now - since > longest_silence(home.info().plan):
+                    home.end_talks(only=attempt)
+        self._silent = seen
 
     def _poll(self, wait: float) -> Poll:
         return Poll(len(self._app.train_y), wait, self._app.told(), ended=tuple(sorted(self._ended)))

@@ -38,6 +38,7 @@ from atoll.engine.finishing import end_reason
 from atoll.ledger import chain
 from atoll.network.blobs import Place, written
 from atoll.network.clerk import Clerk, Draft
+from atoll.network.clock import Clock
 from atoll.network.gate import Gate, Refused
 from atoll.network.logs import log
 from atoll.network.metrics import Metrics
@@ -69,10 +70,11 @@ class Conductor:
         key: Ed25519PrivateKey,
         metrics: Metrics,
         num_clients: int,
-        now: Callable[[], float],
+        clock: Clock,
         gate: Gate,
     ) -> None:
-        self.home, self.place, self.store, self.now = home, place, store, now
+        self.home, self.place, self.store, self.now = home, place, store, clock.monotonic
+        self._wall = clock.wall
         self._key, self._metrics, self._wanted = key, metrics, num_clients
         self.wake: Callable[[set[int]], None] = lambda numbers: None
         self.runs: dict[str, Run] = {}
@@ -85,11 +87,13 @@ class Conductor:
         torch.set_num_threads(1)  # as in a simulation, and before there are makers: each keeps what it begins with
         self._makers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="maker")
         with store.look() as book:
-            self.roll = Roll(book.clients(), now)
+            self.roll = Roll(book.clients(), self.now)
             self.roll.know(book.clients(), book.agreed())
-            self.offences = Offences(self.runs, self.roll, gate, self.fail)
+            self.offences = Offences(self.runs, self.roll, gate, self.fail, lambda numbers: self.wake(numbers))
             for row in book.runs():
-                self.runs[row.id] = taken_up(book, row, home, place, self.ring)
+                run = self.runs[row.id] = taken_up(book, row, home, place, self.ring)
+                if row.began:  # how long nobody was there to wait is not known: the deadline begins anew
+                    run.began = self.now()
                 metrics.at_round(row.id, self.runs[row.id].machine.version)
 
     def ring(self, numbers: set[int]) -> None:
@@ -224,7 +228,7 @@ class Conductor:
         machine, commands = run.parts.coordinator.step(machine, self._opening(run, machine))
         draft.move(run, machine, seq)
         sizes = json.dumps(run.sizes)
-        draft.book.set_run(run.name, machine=json.dumps(machine.to_plain()), seq=seq, began=now, sizes=sizes)
+        draft.book.set_run(run.name, machine=json.dumps(machine.to_plain()), seq=seq, began=self._wall(), sizes=sizes)
         if state_file:
             draft.book.set_run(run.name, state=state_file)
             draft.then(lambda: run.keep_state(state_file))
@@ -412,7 +416,7 @@ class Conductor:
                 "rule": run.plan.aggregator.name,
                 **told(run.parts.guard, attempt, people),
                 "epsilon": made.epsilon,
-                "seconds": int(self.now()),
+                "seconds": int(self._wall()),
             }
             self._note(draft, run, "commit", body, made.row)
             draft.then(lambda: run.counted.update({task.client: task.attempt for task in counted}))
@@ -462,7 +466,7 @@ class Conductor:
         probe = self.home / ".room"
         written(probe, self.home / ".room.new", bytes(PROBE))
         probe.unlink()
-        draft.book.note_time(self.now())
+        draft.book.note_time(self._wall())
         draft.then(lambda: self.trouble(""))
 
     def _write_down(self, run: Run) -> None:

@@ -215,7 +215,7 @@ class Connection:
         """The session, or a new one, with the server's own clock."""
         if self._welcome is None:
             about = self._about()
-            self._ahead = about.time - time.time()
+            self._ahead = about.time - time.monotonic()  # no matter when a clock is set
             nonce = self._plainly("POST", "/v1/challenge", Nonce, Challenge(self.client)).nonce
             hello = Hello(self.client, nonce, self._key.sign(session_request(self.client, nonce)))
             self._welcome, self._counter = self._plainly("POST", "/v1/session", Welcome, hello), 0
@@ -250,7 +250,7 @@ class Connection:
         """A request within the session, made once; it is counted and signed anew whenever it is made again."""
         epoch = self._session().epoch
         self._counter += 1
-        stamp = Stamp(self.client, epoch, self._counter, int(time.time() + self._ahead))
+        stamp = Stamp(self.client, epoch, self._counter, int(time.monotonic() + self._ahead))
         headers = sign(self._key, stamp, method, path, body).headers()
         status, found = self._once(method, path, body, {**headers, **more}, most, wait)
         if status == HTTPStatus.OK:

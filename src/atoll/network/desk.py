@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import threading
 from concurrent.futures import Future
+from functools import partial
 from http import HTTPStatus
+from itertools import islice
 from typing import Any
 
 from atoll.core.messages import Task
-from atoll.network.clerk import RETRY, Draft
+from atoll.network.clerk import RETRY, Change, Draft
 from atoll.network.conductor import Conductor
-from atoll.network.gate import Refused
+from atoll.network.gate import Refused, must_be_in
 from atoll.network.identity import holds
 from atoll.network.logs import log
 from atoll.network.metrics import Metrics
@@ -31,11 +33,14 @@ from atoll.network.protocol import (
 from atoll.network.remote import BadUpdate
 from atoll.network.runs import RUNNING, Run
 from atoll.network.tables import ClientRow, Stage
+from atoll.network.uploads import TooMuch
 
 ROUNDING = 1e-6
 """How much larger than it should be a weight may be, since clients compute it in float32."""
 MAX_LOSS = 1e30
 """A larger training loss is no loss: sums of it over clients and samples would overflow."""
+ATTRIBUTES, ATTRIBUTE = 32, 40
+"""So many attributes of a device are remembered, of names of so many letters: rules know five, and short ones."""
 LARGE = 64 << 20
 """Updates of more bytes than this are looked at one after another, so that memory does not grow with their number."""
 
@@ -54,7 +59,8 @@ class Desk:
     def hear(self, client: ClientRow, poll: Poll) -> Future[None] | None:
         """Note that a client is there, and how much it has; what to wait for if that must be written down."""
         number, roll = _number(client), self._conductor.roll
-        roll.hear(number, poll.attributes)
+        short = (each for each in poll.attributes.items() if len(each[0]) <= ATTRIBUTE)
+        roll.hear(number, dict(islice(short, ATTRIBUTES)))
         known, num_samples = roll.clients.get(number), min(poll.num_samples, self._max_samples)
         if known is None or known.num_samples == num_samples:
             return None
@@ -64,7 +70,7 @@ class Desk:
             draft.book.set_samples(client.id, num_samples)
             draft.then(lambda: roll.clients.update({number: changed}))
 
-        return self._clerk.submit(change)
+        return self._submit(client, change)
 
     def orders(self, client: ClientRow, poll: Poll) -> Orders:
         """What a client has to do now."""
@@ -118,14 +124,21 @@ class Desk:
         return Missing(tuple(digest.hex() for digest in found.uploads.missing(task, announced)))
 
     def put_chunk(self, client: ClientRow, run: str, attempt: int, digest: str, data: bytes, hashed: str) -> None:
-        """Keep a chunk of an update, whose hash is known; nobody may send more than an update can be long."""
+        """Keep a chunk of an update, whose hash is known; of nobody is more kept than two updates can be long."""
         found, task = self._waited_for(client, run, attempt)
         if digest != hashed:
             raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "a chunk is named by its SHA-256, and this one is not")
         assert found.parts is not None
-        if found.uploads.num_bytes(task) + len(data) > 2 * found.parts.max_bytes:
-            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "more was sent for this task than an update can be")
-        found.uploads.put(task, bytes.fromhex(digest), data)
+        put = partial(found.uploads.put, task, bytes.fromhex(digest), data, 2 * found.parts.max_bytes)
+        try:
+            put()
+        except TooMuch:  # what was sent for attempts that came to nothing does not count
+            machine = found.machine
+            found.uploads.keep_tasks(task.client, (task, *machine.arrived, *machine.committing))
+            try:
+                put()
+            except TooMuch as error:
+                raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error)) from error
 
     def deliver(
         self, client: ClientRow, run: str, attempt: int, told: Delivery, data: bytes | None = None, hashed: str = ""
@@ -156,7 +169,7 @@ class Desk:
             draft.then(self._metrics.late if late else self._metrics.arrived)
             return Refused(HTTPStatus.GONE, late) if late else Delivered(name)
 
-        return self._clerk.submit(change)
+        return self._submit(client, change)
 
     def ready(self, client: ClientRow, run: str, attempt: int) -> None:
         """A client has trained, and waits for the others to add in secret."""
@@ -167,15 +180,20 @@ class Desk:
         task = self._in_flight(found, attempt, number)
         if task is None:
             return self._must_be_here(run, attempt, number, "")
-        late = self._clerk.make(lambda draft: self._conductor.arrived(draft, found, task, "", {}, b""))
+        late = self._submit(client, lambda draft: self._conductor.arrived(draft, found, task, "", {}, b"")).result()
         if late:
             raise Refused(HTTPStatus.GONE, late)
 
     def answer(self, client: ClientRow, run: str, attempt: int, manifest: bytes) -> None:
         """A client answers a message of secure aggregation."""
         found, task = self._waited_for(client, run, attempt)
-        data = b"".join(found.uploads.whole(task, self._manifest(found, manifest)))
-        if not found.post.answer(task.client, data):
+        announced = self._manifest(found, manifest)
+        with self._one_large if announced.num_bytes > LARGE else contextlib.nullcontext():
+            self._waited_for(client, run, attempt)  # who answers twice at once is read once
+            data = b"".join(found.uploads.whole(task, announced))
+            with self._clerk.lock:  # nobody is shut out meanwhile
+                taken = task.client in self._conductor.roll.clients and found.post.answer(task.client, data)
+        if not taken:
             raise Refused(HTTPStatus.GONE, "nobody waits for this answer any more: poll for work")
 
     def refuse(self, client: ClientRow, run: str, attempt: int, refusal: Refusal) -> None:
@@ -183,11 +201,20 @@ class Desk:
         found, task = self._waited_for(client, run, attempt)
         log("rejected", run=run, client=client.name, why=f"{REFUSED}{refusal.reason}")
         found.post.answer(task.client, b"")  # it leaves a sum that goes on without it
-        self._clerk.make(
-            lambda draft: self._conductor.offences.refuse(
-                draft, found, task, refusal.reason, whole_run=refusal.whole_run
-            )
-        )
+
+        def change(draft: Draft) -> None:
+            self._conductor.offences.refuse(draft, found, task, refusal.reason, whole_run=refusal.whole_run)
+
+        self._submit(client, change).result()
+
+    def _submit(self, client: ClientRow, change: Change) -> Future[Any]:
+        """Let a client change something, if it is still let in when that is written down."""
+
+        def checked(draft: Draft) -> Any:
+            must_be_in(draft.book.client(client.id))
+            return change(draft)
+
+        return self._clerk.submit(checked)
 
     def _order(self, run: Run, number: int) -> Order | None:
         task, mail = run.machine.in_flight.get(number), run.post.waiting(number)
@@ -291,7 +318,7 @@ class Desk:
             self._conductor.fail(draft, run, [task], why)
             self._conductor.offences.blame(draft, [task.client])
 
-        self._clerk.make(change)
+        self._submit(client, change).result()
 
 
 def _number(client: ClientRow) -> int:

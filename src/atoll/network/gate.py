@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 import threading
-from collections.abc import Callable
 from http import HTTPStatus
 
 from atoll.core.errors import AtollError
+from atoll.network.clock import Clock
 from atoll.network.identity import MAX_AGE, Seen, Stamp, client_id, holds, signed_by
 from atoll.network.store import Store
 from atoll.network.tables import ClientRow, Status
 
 NONCE_SECONDS = 60
 """How long a client has to answer a challenge."""
+SESSIONS, SESSION_SECONDS = 20, 1.0
+"""So many sessions a client may begin at once, each of which is written down; and one more after so long."""
 MAX_NAME = 100
 APPROVAL_SECONDS = 10.0
 """How long a client that waits for approval should wait before it asks again."""
+
+SHUT_OUT = "this client was shut out: ask the operator why"
+SYSTEM = Clock()
 
 
 class Refused(AtollError):
@@ -32,13 +38,21 @@ class Refused(AtollError):
 class Gate:
     """Lets enrolled and approved clients in. Sessions live in memory: after a restart clients begin new ones."""
 
-    def __init__(self, store: Store, now: Callable[[], float]) -> None:
-        self._store, self._now = store, now
+    def __init__(self, store: Store, clock: Clock = SYSTEM) -> None:
+        self._store, self._clock = store, clock
+        self.now = clock.steady()
+        """The time that requests are stamped with: seconds since 1970, which are not set while the server runs."""
         self._secret = secrets.token_bytes(32)
         self._lock = threading.Lock()
         self._sessions: dict[str, tuple[int, Seen]] = {}
+        self._ended: dict[str, int] = {}
+        """The newest epoch of clients that were shut out: no session up to it begins any more."""
         self._answered: dict[str, float] = {}
+        self._due: dict[str, float] = {}
+        """Until when a client has used up the sessions that it may begin."""
         self._known: dict[str, ClientRow] = {}
+        self._changes = 0
+        """How often somebody was let in or shut out: what was looked up before is not remembered after."""
 
     def enrol(self, token: str, name: str, key: bytes, signature: bytes) -> str:
         """Write down a client that has a token and the private half of its key; its id. It still must be approved."""
@@ -46,11 +60,17 @@ class Gate:
             raise Refused(HTTPStatus.FORBIDDEN, "the enrolment is not signed with the key that it names: try again")
         if not (0 < len(name) <= MAX_NAME and name.isprintable()):
             raise Refused(HTTPStatus.BAD_REQUEST, f"a name is 1 to {MAX_NAME} letters that can be printed: choose one")
-        id = client_id(key)
+        if re.fullmatch(r"[0-9a-fA-F]{32}", name):  # the operator calls clients by either
+            raise Refused(HTTPStatus.BAD_REQUEST, "this name looks like the id of a client: choose another")
+        id, hashed = client_id(key), token_hash(token)
+        unknown = Refused(HTTPStatus.FORBIDDEN, "this token is unknown, used or too old: ask for another")
+        with self._store.look() as book:  # who guesses tokens does not keep anybody from writing
+            if not book.has_token(hashed):
+                raise unknown
         with self._store.change() as book:
             known = book.client(id)
-            if not book.use_token(token_hash(token), id, self._now()):
-                raise Refused(HTTPStatus.FORBIDDEN, "this token is unknown, used or too old: ask for another")
+            if not book.use_token(hashed, id, self._clock.wall()):
+                raise unknown
             if known is None and any(client.name == name for client in book.clients()):
                 raise Refused(HTTPStatus.CONFLICT, f"another client is called '{name}' already: choose another name")
             if known is None:
@@ -59,38 +79,48 @@ class Gate:
 
     def challenge(self, client: str) -> str:
         """Something to sign that nobody could know before; nothing is remembered for it."""
-        return self._nonce(client, str(int(self._now())), secrets.token_hex(8))
+        return self._nonce(client, str(int(self.now())), secrets.token_hex(8))
 
     def open_session(self, client: str, nonce: str, signature: bytes) -> tuple[int, ClientRow]:
         """Begin a client's session, and end the one that it has; its epoch."""
-        known = self._approved(client)
+        known = self.approved(client)
         made, _, rest = nonce.partition("-")
         ours = self._nonce(client, made, rest.partition("-")[0])
-        if not hmac.compare_digest(nonce.encode(), ours.encode()) or self._now() - int(made) > NONCE_SECONDS:
+        if not hmac.compare_digest(nonce.encode(), ours.encode()) or self.now() - int(made) > NONCE_SECONDS:
             raise Refused(
                 HTTPStatus.UNAUTHORIZED, "the challenge is old, or for somebody else: ask for another", retry=0.0
             )
         if not holds(known.key, session_request(client, nonce), signature):
             raise Refused(HTTPStatus.UNAUTHORIZED, "the answer to the challenge is not signed with this client's key")
         with self._lock:
-            self._answered = {used: until for used, until in self._answered.items() if until > self._now()}
+            self._answered = {used: until for used, until in self._answered.items() if until > self.now()}
             if nonce in self._answered:
                 raise Refused(HTTPStatus.CONFLICT, "this challenge was answered before: ask for another", retry=0.0)
-            self._answered[nonce] = self._now() + NONCE_SECONDS + 1
-            with self._store.change() as book:
-                epoch = book.begin_session(client)
-            self._sessions[client] = (epoch, Seen())
+            self._answered[nonce] = self.now() + NONCE_SECONDS + 1
+            due = max(self._due.get(client, 0.0), self.now())
+            if due > self.now() + SESSIONS * SESSION_SECONDS:
+                raise Refused(HTTPStatus.TOO_MANY_REQUESTS, "this client begins sessions all the time: wait", retry=1.0)
+            self._due[client] = due + SESSION_SECONDS
+        with self._store.change() as book:  # not under the lock, for which every request waits
+            known = must_be_in(book.client(client))
+            epoch = book.begin_session(client)
+        with self._lock:
+            before, _ = self._sessions.get(client, (0, None))
+            if epoch <= self._ended.get(client, 0):  # shut out since it was written down
+                raise Refused(HTTPStatus.FORBIDDEN, SHUT_OUT)
+            if epoch > before:
+                self._sessions[client] = (epoch, Seen())
         return epoch, known
 
-    def check(self, stamp: Stamp, method: str, path: str, body_hash: str) -> ClientRow:
-        """The client that sent a request, if it may, and if this is the first time that it is heard."""
-        known = self._approved(stamp.client)
-        if not signed_by(known.key, stamp, method, path, body_hash):
+    def check(self, stamp: Stamp, method: str, path: str) -> ClientRow:
+        """The client that signed a request's head, if it may, and if this is the first time that it is heard."""
+        known = self.approved(stamp.client)
+        if not signed_by(known.key, stamp, method, path):
             raise Refused(HTTPStatus.UNAUTHORIZED, "the request is not signed with this client's key")
-        if abs(stamp.time - self._now()) > MAX_AGE:
+        if abs(stamp.time - self.now()) > MAX_AGE:
             raise Refused(
                 HTTPStatus.UNAUTHORIZED,
-                f"the request's time differs from the server's, which is {int(self._now())}: set the clock",
+                f"the request's time differs from the server's, which is {int(self.now())}: begin a session",
             )
         with self._lock:
             epoch, seen = self._sessions.get(stamp.client, (0, Seen()))
@@ -106,42 +136,50 @@ class Gate:
             self._sessions[stamp.client] = (epoch, after)
         return known
 
-    def has_session(self, client: str) -> bool:
-        """Whether somebody of this id has shown that it is theirs, since the server was started."""
-        return client in self._sessions
-
     def knows(self, client: str) -> bool:
         """Whether somebody can be let in without a look at the store."""
         return client in self._known
 
     def forget(self) -> None:
         """Look clients up again: somebody was let in or shut out."""
-        self._known.clear()
-
-    def end(self, client: str) -> None:
-        """Forget a client's session, such as that of one who was revoked."""
         with self._lock:
+            self._changes += 1
+            self._known.clear()
+
+    def end(self, client: str, epoch: int) -> None:
+        """Forget a client's session, such as that of one who was revoked, and all that began up to this epoch."""
+        with self._lock:
+            self._ended[client] = epoch
             self._sessions.pop(client, None)
 
-    def _approved(self, client: str) -> ClientRow:
+    def approved(self, client: str) -> ClientRow:
+        """The client of this id, if it is let in."""
         known = self._known.get(client)
-        if known is None:
-            with self._store.look() as book:
-                known = book.client(client)
-            if known is not None and known.status is Status.APPROVED:
-                self._known[client] = known
-        if known is None:
-            raise Refused(HTTPStatus.UNAUTHORIZED, "this server does not know this client: enrol it")
-        if known.status is Status.PENDING:
-            raise Refused(
-                HTTPStatus.FORBIDDEN, "the operator has not approved this client yet: ask them to", APPROVAL_SECONDS
-            )
-        if known.status is not Status.APPROVED:
-            raise Refused(HTTPStatus.FORBIDDEN, "this client was shut out: ask the operator why")
-        return known
+        if known is not None:
+            return known
+        before = self._changes
+        with self._store.look() as book:
+            found = must_be_in(book.client(client))
+        with self._lock:
+            if before == self._changes:  # else it may have been shut out since the look
+                self._known[client] = found
+        return found
 
     def _nonce(self, client: str, made: str, chance: str) -> str:
         return f"{made}-{chance}-{hmac.digest(self._secret, f'{made}/{chance}/{client}'.encode(), 'sha256').hex()}"
+
+
+def must_be_in(client: ClientRow | None) -> ClientRow:
+    """Refuse who is not known, not approved yet, or was shut out."""
+    if client is None:
+        raise Refused(HTTPStatus.UNAUTHORIZED, "this server does not know this client: enrol it")
+    if client.status is Status.PENDING:
+        raise Refused(
+            HTTPStatus.FORBIDDEN, "the operator has not approved this client yet: ask them to", APPROVAL_SECONDS
+        )
+    if client.status is not Status.APPROVED:
+        raise Refused(HTTPStatus.FORBIDDEN, SHUT_OUT)
+    return client
 
 
 def token_hash(token: str) -> str:

@@ -241,16 +241,19 @@ class RunHome:
         (self.path / "talks").mkdir(mode=0o700, exist_ok=True)
         _write(self.path / "talks" / str(attempt), msgspec.msgpack.encode(talk))
 
-    def end_talks(self, up_to: int | None = None, idle_since: float | None = None) -> None:
-        """Remove the secrets of sessions up to an attempt, or in which nothing was said since a time; or of all.
+    def talk_marks(self) -> dict[int, int]:
+        """Return the attempts with a session, each with a mark that changes whenever something is said in it."""
+        return {int(path.name): path.stat().st_mtime_ns for path in (self.path / "talks").glob("[0-9]*")}
+
+    def end_talks(self, up_to: int | None = None, only: int | None = None) -> None:
+        """Remove the secrets of sessions up to an attempt, or of one attempt only; or of all.
 
         Of the newest update it stays known that it was in a session, since it must never be in another.
         """
         pending = self.pending()
         for path in (self.path / "talks").glob("[0-9]*"):
             attempt = int(path.name)
-            going_on = idle_since is not None and path.stat().st_mtime >= idle_since
-            if going_on or (up_to is not None and attempt > up_to):
+            if (only is not None and attempt != only) or (up_to is not None and attempt > up_to):
                 continue
             if pending is None or pending.attempt != attempt:
                 path.unlink()

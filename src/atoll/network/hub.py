@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,10 @@ from atoll.core.errors import PlanError, RunError
 from atoll.core.plan import Plan
 from atoll.network.blobs import place_of
 from atoll.network.clerk import Draft
+from atoll.network.clock import Clock
 from atoll.network.conductor import Conductor
 from atoll.network.desk import Desk
-from atoll.network.gate import Gate, token_hash
+from atoll.network.gate import SYSTEM, Gate, token_hash
 from atoll.network.identity import load_key, make_key, public_bytes
 from atoll.network.logs import log
 from atoll.network.metrics import Metrics
@@ -39,20 +39,23 @@ class Hub:
         objects: str | None = None,
         num_clients: int | None = None,
         max_samples: int = 10_000_000,
-        now: Callable[[], float] = time.time,
+        clock: Clock = SYSTEM,
     ) -> None:
         home.mkdir(parents=True, exist_ok=True)
         store.claim()
-        self.now = now
+        self._clock, self._now = clock, clock.monotonic
         path = home / "ledger.key"  # not to be mistaken for the key of a certificate
         self.key = load_key(path) if path.exists() else make_key(path)
         self.server_key = public_bytes(self.key)
-        self.gate, self.metrics = Gate(store, now), Metrics()
+        self.gate, self.metrics = Gate(store, clock), Metrics()
         self.on_shut_down: Callable[[], None] = lambda: None
-        self._wanted, self._started = num_clients, now()
+        self._wanted, self._started = num_clients, self._now()
         place = place_of(home, objects)
-        self.conductor = Conductor(home, place, store, self.key, self.metrics, num_clients or 1, now, self.gate)
+        self.conductor = Conductor(home, place, store, self.key, self.metrics, num_clients or 1, clock, self.gate)
         self._clerk, self._runs, self._store = self.conductor.clerk, self.conductor.runs, store
+        self.why_ended = ""
+        """Why the process must end, if it must."""
+        self._clerk.on_taken = self._give_up
         self.desk = Desk(self.conductor, self.metrics, max_samples)
 
     def start(self) -> None:
@@ -69,6 +72,12 @@ class Hub:
         log("stopping")
         self.on_shut_down()
 
+    def _give_up(self, why: str) -> None:
+        """Ask the process to end because it cannot go on."""
+        if not self.why_ended:
+            self.why_ended = why
+            self.shut_down()
+
     def status(self) -> dict[str, Any]:
         """Where everything stands."""
         with self._clerk.lock:
@@ -77,7 +86,7 @@ class Hub:
         for client in self.clients():
             counts[client["status"]] += 1
         server = {
-            "seconds_up": round(self.now() - self._started, 1),
+            "seconds_up": round(self._now() - self._started, 1),
             "read_only": bool(self.conductor.why),
             "why": self.conductor.why,
             "key": self.server_key.hex(),
@@ -132,7 +141,7 @@ class Hub:
     def token(self, seconds: float) -> str:
         """A token with which one client can enrol."""
         token = secrets.token_urlsafe(24)
-        self._clerk.make(lambda draft: draft.book.add_token(token_hash(token), self.now() + seconds))
+        self._clerk.make(lambda draft: draft.book.add_token(token_hash(token), self._clock.wall() + seconds))
         return token
 
     def begin_with(self, run: str, plan: Plan) -> None:
@@ -204,7 +213,7 @@ class Hub:
             roll = self.conductor.roll
             there = roll.online()
             if (
-                self.now() - self._started < ONLINE_SECONDS
+                self._now() - self._started < ONLINE_SECONDS
             ):  # who worked for the server before this one may be on the way back
                 worked = {number for run in self._runs.values() for number in run.counted}
                 there |= worked & roll.clients.keys()
@@ -224,13 +233,14 @@ class Hub:
             "arrived": arrived,
             "accuracy": row.get("test", {}).get("accuracy"),
             "epsilon": row.get("privacy", {}).get("epsilon"),
-            "seconds_waiting": round(self.now() - run.began, 1) if run.began and run.status == RUNNING else 0.0,
+            "seconds_waiting": round(self._now() - run.began, 1) if run.began and run.status == RUNNING else 0.0,
         }
 
 
 def _called(clients: list[ClientRow], name: str) -> ClientRow:
-    """The client of this name or id."""
-    found = next((client for client in clients if name in (client.name, client.id)), None)
+    """The client of this id, or else of this name: a name is what a client chose, and could be another's id."""
+    named = {client.name: client for client in clients} | {client.id: client for client in clients}
+    found = named.get(name)
     if found is None:
         raise RunError(f"there is no client {name}: see atoll clients list")
     return found

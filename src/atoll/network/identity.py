@@ -1,13 +1,15 @@
 """Who says what: Ed25519 keys in files, and requests that are signed, fresh and never repeated.
 
 A request's signature covers its method, path, the hash of its body, the client, the session's epoch, a counter and the
-time. A session belongs to one process: a new one ends the one before. Counters never repeat within it.
+time. All of it stands in the head, so that a request is known to be its client's before any of its body is read. A
+session belongs to one process: a new one ends the one before. Counters never repeat within it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +23,9 @@ MAX_AGE = 300.0
 """Seconds that a request's time may differ from the server's."""
 WINDOW = 64
 """Counters this far behind the largest are still looked up; older ones are refused."""
-HEADERS = ("atoll-client", "atoll-epoch", "atoll-counter", "atoll-time", "atoll-signature")
+BODY_HEADER = "atoll-body"
+HEADERS = ("atoll-client", "atoll-epoch", "atoll-counter", "atoll-time", "atoll-signature", BODY_HEADER)
+HEX = re.compile(r"[0-9a-f]*")
 
 
 class Stamp(NamedTuple):
@@ -33,24 +37,27 @@ class Stamp(NamedTuple):
     time: int
     """Seconds since 1970."""
     signature: bytes = b""
+    body: str = hashlib.sha256(b"").hexdigest()
+    """SHA-256 of the body, in hexadecimal."""
 
     def headers(self) -> dict[str, str]:
         """The stamp as it travels."""
-        values = (self.client, str(self.epoch), str(self.counter), str(self.time), self.signature.hex())
+        values = (self.client, str(self.epoch), str(self.counter), str(self.time), self.signature.hex(), self.body)
         return dict(zip(HEADERS, values, strict=True))
 
 
 def read_stamp(headers: dict[str, str]) -> Stamp | None:
     """Undo `headers`; None where one is missing or is not what it should be."""
-    try:
-        client, *numbers, signature = (headers[name] for name in HEADERS)
-        if any(not (number.isascii() and number.isdigit() and len(number) < 16) for number in numbers):
-            return None
-        epoch, counter, time = map(int, numbers)
-        found = Stamp(client, epoch, counter, time, bytes.fromhex(signature))
-        return found if found.headers() == {name: headers[name] for name in HEADERS} else None  # in its one spelling
-    except (KeyError, ValueError):
+    if any(name not in headers for name in HEADERS):
         return None
+    client, *numbers, signature, body = (headers[name] for name in HEADERS)
+    if any(not (number.isascii() and number.isdigit() and len(number) < 16) for number in numbers):
+        return None
+    if any(len(text) != size or not HEX.fullmatch(text) for text, size in ((client, 32), (signature, 128), (body, 64))):
+        return None
+    epoch, counter, time = map(int, numbers)
+    found = Stamp(client, epoch, counter, time, bytes.fromhex(signature), body)
+    return found if found.headers() == {name: headers[name] for name in HEADERS} else None  # in its one spelling
 
 
 def public_bytes(key: Ed25519PrivateKey) -> bytes:
@@ -102,12 +109,13 @@ def load_key(path: Path) -> Ed25519PrivateKey:
 
 def sign(key: Ed25519PrivateKey, stamp: Stamp, method: str, path: str, body: bytes) -> Stamp:
     """Put the client's signature on a request."""
-    return stamp._replace(signature=key.sign(_signed(stamp, method, path, hashlib.sha256(body).hexdigest())))
+    stamp = stamp._replace(body=hashlib.sha256(body).hexdigest())
+    return stamp._replace(signature=key.sign(_signed(stamp, method, path)))
 
 
-def signed_by(public_key: bytes, stamp: Stamp, method: str, path: str, body_hash: str) -> bool:
-    """Whether a request is signed with the private half of this key."""
-    return holds(public_key, _signed(stamp, method, path, body_hash), stamp.signature)
+def signed_by(public_key: bytes, stamp: Stamp, method: str, path: str) -> bool:
+    """Whether a request is signed with the private half of this key; its body must still be what the stamp says."""
+    return holds(public_key, _signed(stamp, method, path), stamp.signature)
 
 
 class Seen(NamedTuple):
@@ -133,6 +141,6 @@ class Seen(NamedTuple):
         return self._replace(bits=self.bits | 1 << place)
 
 
-def _signed(stamp: Stamp, method: str, path: str, body_hash: str) -> bytes:
-    parts = (method, path, body_hash, stamp.client, str(stamp.epoch), str(stamp.counter), str(stamp.time))
+def _signed(stamp: Stamp, method: str, path: str) -> bytes:
+    parts = (method, path, stamp.body, stamp.client, str(stamp.epoch), str(stamp.counter), str(stamp.time))
     return ("atoll request 1\n" + "\n".join(parts)).encode()

@@ -11,6 +11,8 @@ import json
 import logging
 import math
 import sys
+import time
+from collections.abc import Callable
 from typing import Literal
 
 Event = Literal[
@@ -27,6 +29,8 @@ Event = Literal[
     "recovered",
     "stopping",
 ]
+QUIET_SECONDS = 60.0
+"""Trouble of one kind is told once in this time."""
 MAX_TEXT = 300
 """Letters of the longest text: what others send is not repeated at any length."""
 
@@ -40,17 +44,37 @@ def log(event: Event, **fields: str | int | float | None) -> None:
         sys.stderr.flush()
 
 
+class Seldom:
+    """Says a thing once in a while, however often it happens."""
+
+    def __init__(self, seconds: float = QUIET_SECONDS, now: Callable[[], float] = time.monotonic) -> None:
+        self._seconds, self._now, self._next, self._silent = seconds, now, 0.0, 0
+
+    def say(self, why: str) -> None:
+        """Write one line, unless there was one lately; how many were left out is in the next."""
+        if self._now() < self._next:
+            self._silent += 1
+            return
+        more = f" (and {self._silent} times since this was last said)" if self._silent else ""
+        self._next, self._silent = self._now() + self._seconds, 0
+        log("rejected", why=why + more)
+
+
 class _Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self._kinds: dict[str, Seldom] = {}
+
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
         why = record.getMessage().strip() + ("" if error is None else f": {type(error).__name__}: {error}")
-        log("rejected", why=why)
+        self._kinds.setdefault(type(error).__name__, Seldom()).say(why)  # strangers may cause it at any rate
 
 
 def listen_to(library: str) -> None:
     """Write errors of a library as lines too; its warnings are of what strangers send, which is no news."""
     told = logging.getLogger(library)
-    told.handlers, told.propagate = [_Lines(logging.ERROR)], False
+    told.handlers, told.propagate = [_Lines()], False
 
 
 def _short(value: str | int | float | None) -> str | int | float | None:

@@ -19,12 +19,17 @@ REFUSED = "refused: "
 
 
 class Offences:
-    """Counts offences and shuts clients out; `fail` writes down that nothing will come of tasks."""
+    """Counts offences and shuts clients out; `fail` writes down that nothing will come of tasks, `wake` ends polls."""
 
     def __init__(
-        self, runs: Mapping[str, Run], roll: Roll, gate: Gate, fail: Callable[[Draft, Run, list[Task], str], None]
+        self,
+        runs: Mapping[str, Run],
+        roll: Roll,
+        gate: Gate,
+        fail: Callable[[Draft, Run, list[Task], str], None],
+        wake: Callable[[set[int]], None],
     ) -> None:
-        self._runs, self._roll, self._gate, self._fail = runs, roll, gate, fail
+        self._runs, self._roll, self._gate, self._fail, self._wake = runs, roll, gate, fail, wake
 
     def refuse(self, draft: Draft, run: Run, task: Task, why: str, *, whole_run: bool) -> None:
         """Write down that a client will not do a task: it is not asked for a while, or in the whole run."""
@@ -62,13 +67,15 @@ class Offences:
 
     def shut_out(self, draft: Draft, client: ClientRow, status: Status) -> None:
         """Shut a client out; what it was asked is not waited for."""
-        draft.book.revoke(client.id, status)
+        epoch = draft.book.revoke(client.id, status)
         for run in self._runs.values():
             task = draft.machine(run)[0].in_flight.get(client.number) if client.number is not None else None
             if task is not None:
                 self._fail(draft, run, [task], f"client {status}")
-        draft.then(lambda: self._gate.end(client.id))
+        draft.then(lambda: self._gate.end(client.id, epoch))
         self.know_clients(draft)
+        numbers = set() if client.number is None else {client.number}
+        draft.then(lambda: self._wake(numbers))  # who waits is told now
 
     def let_in(self, draft: Draft, clients: Sequence[ClientRow], samples: int | None) -> list[int]:
         """Let clients in that have so many samples each, where that is known; what they refused is forgiven."""

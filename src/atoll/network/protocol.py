@@ -343,7 +343,7 @@ def openapi() -> dict[str, Any]:
         "in": "header",
         "name": "atoll-signature",
         "description": "Ed25519 over method, path, SHA-256 of the body, client, epoch, counter and time, which travel "
-        "in atoll-client, atoll-epoch, atoll-counter and atoll-time",
+        "in atoll-body, atoll-client, atoll-epoch, atoll-counter and atoll-time",
     }
     return {
         "openapi": "3.1.0",

@@ -1,27 +1,32 @@
-"""Room in memory for what is sent: who comes when it is full waits, and nobody can take all of it."""
+"""Limits to what is worked on at once: the memory of clients' request bodies, and the requests of strangers."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from typing import TypeVar
 
 from atoll.network.gate import Refused
 
+T = TypeVar("T")
 SMALL = 1 << 14
 """Bodies of so many bytes are not counted."""
 ALL = 256 << 20
 """Bytes of all others that are in memory at once."""
 EACH = 4
-"""So many bodies at once come from one client at most, or from those who say that they are this client."""
+"""So many bodies at once come from one client at most."""
 PATIENCE = 20.0
-"""Seconds until somebody who waits is told to come again: a request has a minute in all, and must still be sent."""
+"""Seconds until somebody who waits is told to come again: a client waits a minute for its answer in all."""
+STRANGERS, STRANGERS_EACH = 8, 2
+"""So many requests that nobody has signed are worked on at once, and so many of one address."""
 
 
 class Room:
-    """Counts bytes; for one event loop."""
+    """Bounds the memory of request bodies: FIFO, with a cap per client, who has signed them; for one event loop."""
 
     def __init__(self, num_bytes: int = ALL, patience: float = PATIENCE) -> None:
         self._left, self._patience = num_bytes, patience
@@ -72,3 +77,30 @@ class Room:
             if not turn.done():
                 self._left -= num_bytes
                 turn.set_result(None)
+
+
+class Lobby:
+    """Bounds the work on requests that no client has signed: few at once, fewer of one address; for one event loop.
+
+    It has threads of its own, so that no client waits for a stranger.
+    """
+
+    def __init__(self, num: int = STRANGERS, each: int = STRANGERS_EACH) -> None:
+        self._threads, self._each = ThreadPoolExecutor(num, thread_name_prefix="lobby"), each
+        self._turns: dict[str, asyncio.Semaphore] = {}
+        self._here: Counter[str] = Counter()
+
+    async def work(self, address: str, work: Callable[[], T]) -> T:
+        """Do some work for somebody at an address, when it is their turn."""
+        self._here[address] += 1
+        try:
+            async with self._turns.setdefault(address, asyncio.Semaphore(self._each)):
+                return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:
+            self._here[address] -= 1
+            if not self._here[address]:
+                del self._here[address], self._turns[address]
+
+    def close(self) -> None:
+        """Let threads end."""
+        self._threads.shutdown()

@@ -437,7 +437,7 @@ def taken_up(book: Book, row: RunRow, home: Path, place: Place, wake: Callable[[
     """A run as it was when the process before this one ended, however it did."""
     machine = CoordinatorState.from_plain(json.loads(row.machine))
     run = Run(row.id, Plan.from_toml(row.plan), home, place, wake, machine, row.seq)
-    run.status, run.began, run.counted = row.status, row.began, book.last_counted(row.id)
+    run.status, run.counted = row.status, book.last_counted(row.id)
     lines = book.lines(row.id)
     run.announced = _announced(lines)
     run.note_refusals(book.refusals(row.id))

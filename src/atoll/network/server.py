@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -18,9 +19,10 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from atoll.network.clerk import RETRY
+from atoll.network.connections import Visitor
 from atoll.network.gate import Refused
 from atoll.network.hub import Hub
-from atoll.network.identity import Stamp, read_stamp
+from atoll.network.identity import BODY_HEADER, read_stamp
 from atoll.network.logs import log
 from atoll.network.objects import CHUNK, ObjectError
 from atoll.network.protocol import (
@@ -51,15 +53,15 @@ from atoll.network.protocol import (
     openapi,
     read_message,
 )
-from atoll.network.room import SMALL, Room
+from atoll.network.room import SMALL, Lobby, Room
 from atoll.network.tables import ClientRow
-from atoll.network.web import TooLarge, agreed_length, read_body
+from atoll.network.web import VISITOR, BadRequest, TooLarge, agreed_length, headers_of, read_body
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
 MAX_PATH = 400
 MAX_GREETING = SMALL
-"""Bytes that are kept of somebody who has no session."""
+"""Bytes of the largest request that nobody has to sign."""
 THREADS = 32
 """So many requests are worked on at once at most."""
 
@@ -71,8 +73,16 @@ class Call(NamedTuple):
     path: dict[str, str]
     body: bytes
     body_hash: str
+    """What the head says it is, in hexadecimal; `checked` finds out whether that is so."""
     told: str
     """What a header says of the body."""
+    visitor: Visitor
+
+    def checked(self) -> Call:
+        """The request itself, if its body is the one that was signed."""
+        if self.client is not None and hashlib.sha256(self.body).hexdigest() != self.body_hash:
+            raise Refused(HTTPStatus.BAD_REQUEST, f"the body is not the one that {BODY_HEADER} names: send that one")
+        return self
 
     @property
     def who(self) -> ClientRow:
@@ -89,7 +99,7 @@ class Call(NamedTuple):
         """The body, or another text, as a message."""
         try:
             return read_message(self.body if text is None else text.encode(), kind)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise Refused(
                 HTTPStatus.BAD_REQUEST, f"the request is not understood ({error}): see the protocol"
             ) from error
@@ -121,7 +131,7 @@ class Server:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending = False
         hub.conductor.wake = self._wake
-        self._room = Room()
+        self._room, self._lobby = Room(), Lobby()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="server")
         answers: dict[str, Answering] = {
             "GET /v1/about": self._about,
@@ -157,6 +167,7 @@ class Server:
     def close(self) -> None:
         """Let threads end."""
         self._threads.shutdown()
+        self._lobby.close()
 
     def _serve(self, endpoint: Endpoint, answer: Answering | None) -> Served:
         """An endpoint: who it is, whether it may, how long it is, and what went wrong. Without `answer`: polls."""
@@ -165,19 +176,25 @@ class Server:
         async def served(scope: Scope, receive: Receive) -> Response:
             received, problem, headers = 0, Problem(""), dict[str, str]()
             try:
-                said = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+                said = headers_of(scope)
                 length = agreed_length(said, most)
-                stamp = self._stamp(endpoint, scope, said, length)
-                async with self._room.taken(stamp.client if stamp is not None else "", length):
+                visitor: Visitor = scope["extensions"][VISITOR]
+                client = await self._signer(endpoint, scope, said, visitor)
+                async with self._room.taken(client.id, length) if client is not None else nullcontext():
                     body = await read_body(receive, length)
                     received = len(body)
-                    let_in = partial(self._let_in, stamp, scope, said.get(TOLD_HEADER, ""), body)
-                    found = await (self._poll(stamp, let_in) if answer is None else self._answered(answer, let_in))
+                    told, body_hash = said.get(TOLD_HEADER, ""), said.get(BODY_HEADER, "")
+                    call = Call(client, scope["path_params"], body, body_hash, told, visitor)
+                    found = await (self._poll(call) if answer is None else self._answered(answer, call))
+                if client is not None and not self._hub.gate.knows(client.id):
+                    await self._in_thread(partial(self._hub.gate.approved, client.id))  # it may be shut out by now
                 content = found if isinstance(found, bytes) else msgspec.json.encode(found)
                 kind = "application/octet-stream" if isinstance(found, bytes) else "application/json"
                 response = Response(content, media_type=kind)
             except Refused as refused:
                 problem, status = Problem(str(refused), refused.retry), refused.status
+            except BadRequest as error:
+                problem, status = Problem(str(error)), HTTPStatus.BAD_REQUEST
             except TooLarge as error:
                 headers["connection"] = "close"  # the rest is not even read
                 problem, status = Problem(str(error)), HTTPStatus.REQUEST_ENTITY_TOO_LARGE
@@ -195,9 +212,15 @@ class Server:
 
         return served
 
-    async def _answered(self, answer: Answering, let_in: Callable[[], Call]) -> Message | bytes:
+    async def _answered(self, answer: Answering, call: Call) -> Message | bytes:
         """Answer in a thread, and wait outside of it for what is written down together with others."""
-        found: Any = await self._in_thread(lambda: answer(let_in()))
+
+        def work() -> Message | bytes | Future[Any]:
+            return answer(call.checked())
+
+        found: Any = await (
+            self._lobby.work(call.visitor.address, work) if call.client is None else self._in_thread(work)
+        )
         if isinstance(found, Future):
             found = await asyncio.wrap_future(found)
         if isinstance(found, Refused):
@@ -216,8 +239,10 @@ class Server:
         log("rejected", why=f"{endpoint.path}: {type(error).__name__}: {error}")
         return Problem("the server met a defect of its own", RETRY), HTTPStatus.INTERNAL_SERVER_ERROR
 
-    def _stamp(self, endpoint: Endpoint, scope: Scope, headers: dict[str, str], length: int) -> Stamp | None:
-        """Who says that a request is theirs, None where nobody must; who has no session is told so before much is kept.
+    async def _signer(
+        self, endpoint: Endpoint, scope: Scope, headers: dict[str, str], visitor: Visitor
+    ) -> ClientRow | None:
+        """The client that signed a request's head; None where nobody must. Nothing is read or kept of it before.
 
         What still comes of a request that is refused is dropped: who is sending it hears the answer, and may go on.
         """
@@ -229,23 +254,26 @@ class Server:
             )
         if len(scope["raw_path"]) > MAX_PATH:
             raise Refused(HTTPStatus.NOT_FOUND, "there is nothing of this name")
-        stamp = read_stamp(headers) if endpoint.signed else None
-        if endpoint.signed and stamp is None:
+        if not endpoint.signed:
+            return None
+        if "atoll-signature" in headers and BODY_HEADER not in headers:
+            raise Refused(
+                HTTPStatus.UPGRADE_REQUIRED,
+                f"a signed request names its body in {BODY_HEADER}: let both run the same version of Atoll",
+            )
+        stamp = read_stamp(headers)
+        if stamp is None:
             raise Refused(HTTPStatus.UNAUTHORIZED, "the request is not signed: begin a session")
-        if stamp is not None and length > MAX_GREETING and not self._hub.gate.has_session(stamp.client):
-            raise Refused(HTTPStatus.UNAUTHORIZED, "there is no such session: begin one")
-        return stamp
-
-    def _let_in(self, stamp: Stamp | None, scope: Scope, told: str, body: bytes) -> Call:
-        """A request by somebody who may make it."""
-        client, digest = None, ""
-        if stamp is not None:
-            digest = hashlib.sha256(body).hexdigest()
-            client = self._hub.gate.check(stamp, scope["method"], scope["raw_path"].decode("ascii"), digest)
-        return Call(client, scope["path_params"], body, digest, told)
+        gate, path = self._hub.gate, scope["raw_path"].decode("ascii")
+        if gate.knows(stamp.client):
+            client = gate.check(stamp, scope["method"], path)
+        else:  # a stranger, as far as anybody knows
+            client = await self._lobby.work(visitor.address, partial(gate.check, stamp, scope["method"], path))
+        visitor.known_as(client.id)
+        return client
 
     def _about(self, call: Call) -> Message:
-        return About((VERSION,), self._hub.server_key, int(self._hub.now()))
+        return About((VERSION,), self._hub.server_key, int(self._hub.gate.now()))
 
     def _enrol(self, call: Call) -> Message:
         asked = call.read(Enrol)
@@ -263,11 +291,9 @@ class Server:
         log("session", client=client.name, epoch=epoch)
         return Welcome(epoch, client.number, client.name)
 
-    async def _poll(self, stamp: Stamp | None, let_in: Callable[[], Call]) -> Message:
+    async def _poll(self, call: Call) -> Message:
         """Answer when there is something to do, or when the time is up; all in this thread, as far as memory goes."""
-        assert stamp is not None
-        call = let_in() if self._hub.gate.knows(stamp.client) else await self._in_thread(let_in)
-        poll, number, desk = call.read(Poll), call.who.number, self._hub.desk
+        poll, number, desk = call.checked().read(Poll), call.who.number, self._hub.desk
         assert number is not None
         self._loop = asyncio.get_running_loop()
         event = asyncio.Event()

@@ -15,8 +15,9 @@ from typing import Any
 
 from atoll.core.errors import RunError
 from atoll.network.admin import open_admin
+from atoll.network.connections import limits_of, more_files
 from atoll.network.hub import Hub
-from atoll.network.logs import listen_to
+from atoll.network.logs import Seldom, listen_to
 from atoll.network.server import Server
 from atoll.network.web import listener_of, server_of
 
@@ -51,11 +52,13 @@ def serve(
     """Serve until somebody ends it; with `once` until all runs are over and all who are there know it."""
     listen_to("uvicorn.error")
     face = Server(hub)
-    public = server_of(face.app, host, port, tls)
+    public = server_of(face.app, host, port, tls, limits=limits_of(more_files()))
     listener = listener_of(host, port)
     admin, admin_listener = open_admin(hub, home, admin_port)
     print(f"serving {'http' if tls is None else 'https'}://{host}:{listener.getsockname()[1]}, home {home}", flush=True)
     asyncio.run(_serve(hub, face, [(public, listener), (admin, admin_listener)], once))
+    if hub.why_ended:
+        raise RunError(hub.why_ended)
 
 
 async def _serve(hub: Hub, face: Server, pairs: list[tuple[Any, socket.socket]], once: bool) -> None:
@@ -74,6 +77,8 @@ async def _serve(hub: Hub, face: Server, pairs: list[tuple[Any, socket.socket]],
         loop.call_soon_threadsafe(end)
 
     hub.on_shut_down = end_soon
+    trouble = Seldom()
+    loop.set_exception_handler(lambda _, about: trouble.say(f"{about['message']}: {about.get('exception')!r}"))
     gc.set_threshold(GARBAGE)
     hub.start()
     try:

@@ -8,22 +8,34 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Engine, bindparam, create_engine, delete, event, func, insert, select, text, update
+from sqlalchemy import (
+    Connection,
+    Engine,
+    bindparam,
+    create_engine,
+    delete,
+    event,
+    func,
+    insert,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from atoll.core.errors import PlanError, RunError
 from atoll.core.messages import Task
 from atoll.ledger.chain import EMPTY, Head
 from atoll.network.blobs import private
+from atoll.network.claim import Claim, claim_of, taken
 from atoll.network.tables import (
-    SCHEMA,
     ClientRow,
     RefusalRow,
     RunRow,
@@ -32,6 +44,7 @@ from atoll.network.tables import (
     TaskRow,
     agreed_table,
     all_tables,
+    check_layout,
     client_of,
     clients_table,
     is_task,
@@ -51,10 +64,10 @@ OUTCOME = (
     .where(*is_task(bindparam("of_run"), bindparam("of_attempt"), bindparam("of_client")))
     .values({name: bindparam(name) for name in ("stage", "update", "report", "signature", "seq")})
 )
-CLAIM = 0x41746F6C6C
-"""The number by which servers know that a database has one."""
-CLAIM_SECONDS = 5.0
-"""How long a server waits for one that was killed a moment ago to be forgotten."""
+
+
+class StoreTaken(RunError):
+    """Another server has this store now: this one must end."""
 
 
 class Store:
@@ -63,36 +76,55 @@ class Store:
     def __init__(self, url: str) -> None:
         self._engine = _engine(url)
         self._one_at_a_time = threading.Lock()
-        self._claim: Connection | None = None
+        self._claim: Claim | None = None
+        self._cut_off = False
+        """Whether a connection was lost, and with it perhaps the lock."""
+        self._owner = ""
+        """What this server has written into a store that it claims; whoever finds something else there must end."""
         try:
-            all_tables.create_all(self._engine)
-            with self.change() as book:
-                book.check_schema()
+            with self._engine.execution_options(writes=True).begin() as connection:
+                check_layout(connection, self.name)
         except DBAPIError as error:
-            raise RunError(f"the store {self._engine.url!r} cannot be opened: {error.orig}; check --store") from error
+            raise RunError(f"the store {self.name} cannot be opened: {error.orig}; check --store") from error
+
+    @property
+    def name(self) -> str:
+        """Where it is, without a password."""
+        return str(self._engine.url)
 
     def claim(self) -> None:
-        """Have the store for oneself, as far as it can tell: a file is guarded by the home's lock."""
-        if self._engine.dialect.name != "postgresql":
-            return
-        self._claim = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-        until = time.monotonic() + CLAIM_SECONDS
-        while not self._claim.execute(text(f"SELECT pg_try_advisory_lock({CLAIM})")).scalar():
-            if time.monotonic() > until:
-                self._claim.close()
-                raise RunError("another server uses this store: stop it, or give this one another database")
-            time.sleep(0.1)
+        """Have the store for oneself as long as the process lives; RunError if another server has it.
+
+        A file has a lock file beside it, a database an advisory lock; the system lets go of both with the process. The
+        owner is written down too, and is looked up in every change: a server whose lock was lost, such as with its
+        connection, and taken by another, changes nothing any more.
+        """
+        self._claim = claim_of(self._engine)
+        owner = secrets.token_hex(16)
         with self.change() as book:
-            book.wait_for_others()
+            if self._engine.dialect.name == "postgresql":
+                book.wait_for_others()
+            book.set_meta("owner", owner)
+        self._owner = owner
 
     @contextmanager
     def change(self) -> Iterator[Book]:
         """One transaction: all of it, or nothing if anything is raised."""
         writing = self._engine.execution_options(writes=True)
-        with self._one_at_a_time, writing.begin() as connection:
-            book = Book(connection)
-            yield book
-            book.settle()
+        with self._one_at_a_time:
+            if self._cut_off and self._claim is not None:
+                self._claim.renew()
+                self._cut_off = False
+            try:
+                with writing.begin() as connection:
+                    book = Book(connection)
+                    if self._owner and book.meta("owner") != self._owner:
+                        raise StoreTaken(taken(self._engine))
+                    yield book
+                    book.settle()
+            except DBAPIError as error:
+                self._cut_off |= error.connection_invalidated
+                raise
 
     @contextmanager
     def look(self) -> Iterator[Book]:
@@ -126,13 +158,15 @@ class Book:
             outcomes, self._outcomes = self._outcomes, []
             self._connection.execute(OUTCOME, outcomes)
 
-    def check_schema(self) -> None:
-        """Remember which layout this store has, and refuse one of another version."""
-        found = self._db.execute(select(meta_table.c.value).where(meta_table.c.key == "schema")).scalar()
-        if found is None:
-            self._db.execute(insert(meta_table).values(key="schema", value=str(SCHEMA)))
-        elif found != str(SCHEMA):
-            raise RunError(f"this store has layout {found}, this Atoll knows {SCHEMA}: use the Atoll that made it")
+    def meta(self, key: str) -> str | None:
+        """What a store says of itself."""
+        found: str | None = self._db.execute(select(meta_table.c.value).where(meta_table.c.key == key)).scalar()
+        return found
+
+    def set_meta(self, key: str, value: str) -> None:
+        """Let a store say something of itself."""
+        self._db.execute(delete(meta_table).where(meta_table.c.key == key))
+        self._db.execute(insert(meta_table).values(key=key, value=value))
 
     def wait_for_others(self) -> None:
         """Let changes end that are under way: a server that was killed may have asked for one to be made for good."""
@@ -141,12 +175,15 @@ class Book:
 
     def note_time(self, now: float) -> None:
         """Write something, to see whether that is possible."""
-        self._db.execute(delete(meta_table).where(meta_table.c.key == "written"))
-        self._db.execute(insert(meta_table).values(key="written", value=str(now)))
+        self.set_meta("written", str(now))
 
     def add_token(self, hashed: str, expires: float) -> None:
         """Let somebody enrol once."""
         self._db.execute(insert(tokens_table).values(hash=hashed, expires=expires, used_by=None))
+
+    def has_token(self, hashed: str) -> bool:
+        """Whether there is such a token, whoever may use it."""
+        return self._db.execute(select(tokens_table.c.hash).where(tokens_table.c.hash == hashed)).first() is not None
 
     def use_token(self, hashed: str, client: str, now: float) -> bool:
         """Spend a token; False if there is none, it is too old, or another client spent it."""
@@ -214,12 +251,13 @@ class Book:
         found = self._db.execute(select(refusals_table).where(refusals_table.c.run == run))
         return [RefusalRow(row.client, row.times, row.whole_run) for row in found]
 
-    def revoke(self, id: str, status: Status = Status.REVOKED) -> None:
-        """Shut a client out, its present session included."""
+    def revoke(self, id: str, status: Status = Status.REVOKED) -> int:
+        """Shut a client out, its present session included; the epoch up to which sessions are over."""
         known = self.client(id)
         if known is None:
             raise RunError(f"there is no client {id}: see atoll clients list")
         self._set_client(id, status=status, epoch=known.epoch + 1)
+        return known.epoch + 1
 
     def begin_session(self, id: str) -> int:
         """End a client's session and begin another; its epoch."""

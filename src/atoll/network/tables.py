@@ -8,12 +8,33 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import BigInteger, Boolean, Column, Float, Integer, LargeBinary, MetaData, String, Table, Text
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Connection,
+    Float,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    insert,
+    inspect,
+    select,
+    text,
+    update,
+)
 
+from atoll.core.errors import RunError
 from atoll.core.messages import Task
 from atoll.ledger.chain import Head
 
-SCHEMA = 1
+SCHEMA = 2
+"""Layout 1 had no tables of agreed samples and refusals."""
+LAYOUT = 0x41746F6C6D
+"""The number by which processes know that another one looks at a database's layout."""
 
 
 class Status(StrEnum):
@@ -79,7 +100,7 @@ class RunRow(NamedTuple):
     sizes: tuple[int, ...]
     """How many samples each client has, as the run was told when it began."""
     began: float
-    """When the present attempt began, in seconds since 1970."""
+    """When the present attempt began, in seconds since 1970, for people: nothing is measured by it."""
     head: Head
 
 
@@ -177,6 +198,47 @@ ledger_table = Table(
     Column("number", Integer, primary_key=True),
     Column("line", Text, nullable=False),
 )
+
+
+def check_layout(connection: Connection, store: str) -> None:
+    """Make the tables of an empty store, all or none; refuse one of another layout, or that is not whole."""
+    if connection.dialect.name == "postgresql":  # SQLite's writer has the file for itself
+        connection.execute(text(f"SELECT pg_advisory_xact_lock({LAYOUT})"))
+    there, tables = inspect(connection), {table.name: table for table in all_tables.sorted_tables}
+    here = tables.keys() & set(there.get_table_names())
+    if not here:
+        all_tables.create_all(connection)
+        connection.execute(insert(meta_table).values(key="schema", value=str(SCHEMA)))
+        return
+    columns = {name: {column["name"] for column in there.get_columns(name)} for name in here}
+    found = None
+    if columns.get(meta_table.name, set()) >= {"key", "value"}:
+        found = connection.execute(select(meta_table.c.value).where(meta_table.c.key == "schema")).scalar()
+    if found is None:
+        raise RunError(
+            f"the store {store} has tables ({', '.join(sorted(here))}) but does not say which layout it has: it is not "
+            "one of Atoll's, or it is damaged; restore it from a backup, or give another --store"
+        )
+    if found == "1":
+        all_tables.create_all(connection, tables=[agreed_table, refusals_table])
+        connection.execute(update(meta_table).where(meta_table.c.key == "schema").values(value=str(SCHEMA)))
+        check_layout(connection, store)
+        return
+    if found != str(SCHEMA):
+        raise RunError(
+            f"the store {store} has layout {found}, this Atoll knows {SCHEMA}: use the Atoll that made it, or give "
+            "another --store"
+        )
+    missing = [
+        name if name not in here else f"{name}.{column.name}"
+        for name, table in tables.items()
+        for column in table.columns
+        if column.name not in columns.get(name, set())
+    ]
+    if missing:
+        raise RunError(
+            f"the store {store} lacks {', '.join(dict.fromkeys(missing))}: it is damaged; restore it from a backup"
+        )
 
 
 def is_task(run: Any, attempt: Any, client: Any) -> tuple[Any, Any, Any]:

@@ -10,17 +10,25 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+import threading
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from atoll.core.errors import AtollError
 from atoll.core.messages import Task
 from atoll.network.blobs import Blobs
-from atoll.network.objects import Manifest, ObjectError
+from atoll.network.objects import CHUNK, Manifest, ObjectError
 
 PACKS = "packs"
 NAME = re.compile(r"([0-9]+)/([0-9]+)-([0-9a-f]{64})")
+SHORT = 16
+"""So many chunks of a client are kept that are shorter than others: each object has one, and each is a file."""
 Key = tuple[int, int]
 """Attempt and client."""
+
+
+class TooMuch(AtollError):
+    """More than is kept of one client."""
 
 
 class Spot(NamedTuple):
@@ -37,15 +45,35 @@ class Uploads:
         self._blobs = blobs
         self._sizes: dict[Key, dict[bytes, int]] = {}
         self._packs: dict[str, set[Key]] = {}
+        self._counting = threading.Lock()
+        self._coming: dict[int, list[int]] = {}
+        """The bytes of chunks that are being written, by client."""
         for name, size in blobs.sizes("").items():
             if found := NAME.fullmatch(name):
                 self._sizes.setdefault((int(found[1]), int(found[2])), {})[bytes.fromhex(found[3])] = size
 
-    def put(self, task: Task, digest: bytes, data: bytes) -> None:
-        """Keep a chunk; the caller has checked that this is its hash."""
-        if self._here(task).get(digest) != len(data):
+    def put(self, task: Task, digest: bytes, data: bytes, most: int) -> None:
+        """Keep a chunk of a client of which `most` bytes are kept; the caller has checked that this is its hash."""
+        if self._here(task).get(digest) == len(data):
+            return
+        with self._counting:  # requests of one client come at once, too
+            sizes = [*self.kept(task.client), *self._coming.get(task.client, ()), len(data)]
+            short = sum(size < CHUNK for size in sizes)
+            if sum(sizes) > most:
+                raise TooMuch(f"more was sent for this task than an update can be: at most {most:,} bytes are kept")
+            if not data or short > SHORT:
+                raise TooMuch(f"a chunk has {CHUNK:,} bytes, but the last of an object: {short} shorter ones were sent")
+            self._coming.setdefault(task.client, []).append(len(data))
+        try:
             self._blobs.put(_path(_key(task), digest), data)
             self._sizes.setdefault(_key(task), {})[digest] = len(data)
+        finally:
+            with self._counting:
+                self._coming[task.client].remove(len(data))
+
+    def kept(self, client: int) -> list[int]:
+        """The bytes of every chunk that is here of a client."""
+        return [size for key, sizes in list(self._sizes.items()) if key[1] == client for size in list(sizes.values())]
 
     def put_pack(self, name: str, tasks: Iterable[Task], parts: list[bytes]) -> None:
         """Keep whole updates; at the end they outlive a loss of power."""
@@ -56,10 +84,6 @@ class Uploads:
     def recall(self, task: Task, spot: Spot) -> None:
         """Remember after a restart that an update is still needed."""
         self._packs.setdefault(spot.pack, set()).add(_key(task))
-
-    def num_bytes(self, task: Task) -> int:
-        """How many bytes are here of a task that comes in chunks."""
-        return sum(list(self._here(task).values()))  # others may put some meanwhile
 
     def missing(self, task: Task, manifest: Manifest) -> list[bytes]:
         """Which chunks of an object are not here, or have another size than the manifest says."""
@@ -94,6 +118,12 @@ class Uploads:
         gone = set(map(_key, tasks))
         names = [_path(key, digest) for key in gone for digest in self._sizes.pop(key, {})]
         self._blobs.delete([*names, *self._unneeded(gone)])
+
+    def keep_tasks(self, client: int, tasks: Iterable[Task]) -> None:
+        """Remove what a client sent for other tasks than these."""
+        kept = set(map(_key, tasks))
+        gone = [key for key in list(self._sizes) if key[1] == client and key not in kept]
+        self._blobs.delete([_path(key, digest) for key in gone for digest in self._sizes.pop(key, {})])
 
     def keep_only(self, attempts: set[int]) -> None:
         """Remove what was sent in other attempts than these."""

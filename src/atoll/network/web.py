@@ -6,58 +6,104 @@ import asyncio
 import socket
 import ssl
 from asyncio.sslproto import SSLProtocol
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import uvicorn
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from atoll.core.errors import RunError
+from atoll.network.connections import BACKLOG, Limits, Listener, Visitor, Visitors
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
-REQUEST_SECONDS = 60.0
-"""How long a client may take to send a request."""
+HEAD_SECONDS = 15.0
+"""How long the head of a request may take."""
+BODY_SECONDS, BODY_RATE = 10.0, 1 << 14
+"""How long a body may take: so many seconds, and one more for so many bytes of it that have come."""
 IDLE_SECONDS = 75
-"""How long a connection without a request is kept: longer than a client waits between two polls."""
+"""How long a client's connection without a request is kept: longer than it waits between two polls."""
+STRANGER_SECONDS = 20
+"""How long one is kept on which nobody has shown who they are."""
 MAX_HEAD = 64 * 1024
 """Bytes of a request's head, about: what is longer is cut off."""
+MAX_DROPPED = 4 << 20
+"""Bytes that are read of a body that nobody wants, so that who sends it hears the answer: the largest has one MiB."""
 TLS_RECORD = 16 * 1024
 """Bytes of asyncio's TLS buffer; its default of 256 KiB is most of what a waiting connection costs."""
 SEALED, PLAIN = 64 * 1024, 128 * 1024
 """Bytes that are read from a socket at a time, and room for what is decrypted of them: all connections share both."""
-BACKLOG = 2048
-"""How many connections may wait to be taken."""
 GOODBYE_SECONDS = 5
 """How long a shutdown waits for answers that are on their way."""
+SINGLE = frozenset({"host", "content-length", "transfer-encoding", "authorization"})
+"""Headers that come once, like all of Atoll's own: what reads the first of two may not be what reads the second."""
+VISITOR = "atoll.visitor"
+"""Under which name an application finds, among a request's extensions, the connection that it came by."""
+
+
+class Pace(NamedTuple):
+    """How long a request may take to arrive."""
+
+    head: float = HEAD_SECONDS
+    body: float = BODY_SECONDS
+    rate: float = BODY_RATE
+
+
+PACE, LIMITS = Pace(), Limits()
+
+
+class Flow(FlowControl):
+    """uvicorn's flow control, which also tells when somebody wants to read on."""
+
+    def __init__(self, transport: asyncio.Transport, resumed: Callable[[], None]) -> None:
+        super().__init__(transport)
+        self._resumed = resumed
+
+    def resume_reading(self) -> None:
+        """Read on."""
+        if self.read_paused:
+            self._resumed()
+        super().resume_reading()
 
 
 class PromptProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
-    """uvicorn's HTTP/1.1, with a deadline for each request and a limit to its head: who drips bytes is cut off.
+    """uvicorn's HTTP/1.1, with deadlines for the head and the body of each request, and a limit to its head.
 
-    What is read lies in buffers that the connections of a server share: it is read on before another one reads.
+    Of a body no more is read than came with its head, until the application asks for it: then its time begins. What is
+    read lies in buffers that the connections of a server share: it is read on before another one reads.
     """
 
-    request_seconds = REQUEST_SECONDS
+    pace: Pace
     sealed: bytearray
     plain: memoryview
-    _deadline: asyncio.TimerHandle | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _since = 0.0
+    """When the body began to be read."""
+    _body_bytes = 0
     _head_bytes = 0
     _in_head = True
     _whole = False
     _held = False
     _parts: list[bytes]
 
+    def __init__(self, visitor: Visitor, **options: Any) -> None:
+        super().__init__(**options)
+        self._visitor = visitor
+        self._parts = []
+        self.timeout_keep_alive = STRANGER_SECONDS
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect a request; answers leave at once, which asyncio sees to only on sockets that it made itself."""
         super().connection_made(transport)
-        self._parts = []
+        self._visitor.hang_up = transport.abort
+        self.flow = Flow(transport, self._resumed)
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         tls = getattr(transport, "_ssl_protocol", None)
         if isinstance(tls, SSLProtocol):
             tls._ssl_buffer, tls._ssl_buffer_view = self.sealed, memoryview(self.sealed)  # type: ignore[attr-defined]
-        self._await_request()
+        self._allow(self.pace.head)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where decrypted bytes are put."""
@@ -69,27 +115,35 @@ class PromptProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take some bytes of a request; when it is whole the clock stops."""
-        if self._deadline is None:
-            self._await_request()
-        self._head_bytes += len(data) if self._in_head else 0
+        if self._timer is None:
+            self._allow(self.pace.head)
+        if self._in_head:
+            self._head_bytes += len(data)
+        else:
+            self._body_bytes += len(data)
         super().data_received(data)
         if self._whole:
             self._whole = False
             self._stop_clock()
         elif not self._in_head and not self._held:  # the rest of the body is read when somebody wants it
             self._held = True
+            self._stop_clock()
             self.flow.pause_reading()
+        if not self._in_head and self._body_bytes > MAX_DROPPED and self.cycle.response_complete:
+            self.transport.abort()
         if self._head_bytes > MAX_HEAD and not self.transport.is_closing():
             self.send_400_response("the head of this request does not end")
 
     def on_message_begin(self) -> None:
         """The first bytes of a request are here."""
         self._whole = self._held = False
+        self._allow(self.pace.head)
         super().on_message_begin()
+        self.scope["extensions"] = {VISITOR: self._visitor}  # type: ignore[dict-item]
 
     def on_headers_complete(self) -> None:
         """The head is whole."""
-        self._in_head, self._head_bytes = False, 0
+        self._in_head, self._head_bytes, self._body_bytes = False, 0, 0
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -108,23 +162,63 @@ class PromptProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         """Drop what came of a request that was answered before it was whole."""
         if self.cycle.response_complete:  # else it is the next one that comes already
             self._parts = []
+        self.timeout_keep_alive = IDLE_SECONDS if self._visitor.client else STRANGER_SECONDS
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clock."""
         self._stop_clock()
+        self._visitor.leave()
         super().connection_lost(exc)
 
-    def _await_request(self) -> None:
-        self._deadline = self.loop.call_later(self.request_seconds, self._too_slow)
+    def _resumed(self) -> None:
+        """Let the clock of a body run, from now on if it stood still."""
+        if not self._in_head and self._timer is None:
+            self._since, self._body_bytes = self.loop.time(), 0
+            self._allow(self.pace.body)
+
+    def _allow(self, seconds: float) -> None:
+        self._stop_clock()
+        self._timer = self.loop.call_later(seconds, self._look)
 
     def _stop_clock(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
-    def _too_slow(self) -> None:
-        self.transport.abort()
+    def _look(self) -> None:
+        """Cut off who is too slow; who sends a body fast enough has more time."""
+        self._timer = None
+        left = 0.0
+        if not self._in_head:
+            left = self._since + self.pace.body + self._body_bytes / self.pace.rate - self.loop.time()
+        if left > 0:
+            self._allow(left)
+        else:
+            self.transport.abort()
+
+
+class WebServer(uvicorn.Server):
+    """uvicorn's server with a listener of its own, which knows how many connections there are and of whom."""
+
+    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None, limits: Limits) -> None:
+        super().__init__(config)
+        self._tls, self._visitors = tls, Visitors(limits)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen."""
+        await self.lifespan.startup()
+
+        def protocol(visitor: Visitor) -> asyncio.BaseProtocol:
+            made: Any = self.config.http_protocol_class
+            whole: asyncio.BaseProtocol = made(
+                visitor, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+            return whole
+
+        sockets = sockets or [listener_of(self.config.host, self.config.port)]
+        self.servers: list[Any] = [Listener(each, protocol, self._tls, self._visitors) for each in sockets]
+        self.started = True
 
 
 def tls_context(certificate: Path, key: Path, client_authority: Path | None = None) -> ssl.SSLContext:
@@ -144,13 +238,15 @@ def tls_context(certificate: Path, key: Path, client_authority: Path | None = No
     return context
 
 
-def server_of(app: App, host: str, port: int, tls: ssl.SSLContext | None, seconds: float = REQUEST_SECONDS) -> Any:
+def server_of(
+    app: App, host: str, port: int, tls: ssl.SSLContext | None, pace: Pace = PACE, limits: Limits = LIMITS
+) -> WebServer:
     """A uvicorn server that is ready to run; without `tls` it is for this machine only."""
     if tls is None and host not in ("127.0.0.1", "::1", "localhost"):
         raise RunError(f"{host} can be reached from elsewhere: give a certificate, e.g. by atoll certs")
     SSLProtocol.max_size = TLS_RECORD
     buffers = {"sealed": bytearray(SEALED), "plain": memoryview(bytearray(PLAIN))}
-    protocol = type("Protocol", (PromptProtocol,), {"request_seconds": seconds, **buffers})
+    protocol = type("Protocol", (PromptProtocol,), {"pace": pace, **buffers})
     config = uvicorn.Config(
         app,
         host=host,
@@ -164,9 +260,8 @@ def server_of(app: App, host: str, port: int, tls: ssl.SSLContext | None, second
         proxy_headers=False,
         timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=GOODBYE_SECONDS,
-        ssl_context_factory=None if tls is None else (lambda config, default: tls),
     )
-    return uvicorn.Server(config)
+    return WebServer(config, tls, limits)
 
 
 def listener_of(host: str, port: int) -> socket.socket:
@@ -176,6 +271,21 @@ def listener_of(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise RunError(f"the address {host}:{port} cannot be used ({error}): choose another port or host") from error
+
+
+class BadRequest(RunError):
+    """A request that can be read in two ways, or in none."""
+
+
+def headers_of(scope: Mapping[str, Any]) -> dict[str, str]:
+    """The headers of a request by their names; one that counts and comes twice is refused."""
+    headers: dict[str, str] = {}
+    for raw, value in scope["headers"]:
+        name = raw.decode("latin-1")
+        if name in headers and (name in SINGLE or name.startswith("atoll-")):
+            raise BadRequest(f"the header {name} comes twice: send it once")
+        headers[name] = value.decode("latin-1")
+    return headers
 
 
 class TooLarge(RunError):
