@@ -62,6 +62,7 @@ WRONG = [
     (["--set", "loss=cli.rubbish:one_number"], PLAN, "must give one number a sample, shape (2,), but gave (): red"),
     (["--set", "loss=cli.rubbish:number_of_python"], PLAN, "must give one number a sample, shape (2,), but gave float"),
     (["--set", "loss=cli.rubbish:failing_loss"], PLAN, "model 'logistic' with loss 'cli.rubbish:failing_loss' does"),
+    (["--set", "model=cli.rubbish:fails_in_training"], PLAN, "this model cannot be trained; check the model and the"),
     # where to write
     (["--resume", "nowhere"], RUN, "nowhere is not a run directory (no plan.toml in it): start one with --out"),
     (["--resume", "nowhere", "--out", "here"], RUN, "--resume names the directory: leave out --out"),
@@ -95,10 +96,9 @@ def test_one_line_says_what_is_wrong(
 
 
 TRAINS_BADLY = {
-    "cannot be trained": ["--set", "model=cli.rubbish:fails_in_training"],
     "index out of range": ["--set", "data=cli.rubbish:token_out_of_range", "--set", "model=cli.rubbish:embedding"],
-    "updates hold NaN or Inf: lower local.lr (now 0.1)": ["--set", "model=cli.rubbish:all_nan"],
-    "updates hold NaN or Inf: lower local.lr (now 1e+38)": ["--set", "local.lr=1e38", "--set", "local.epochs=2"],
+    "server.max_norm: lower local.lr (now 0.1)": ["--set", "model=cli.rubbish:all_nan"],
+    "server.max_norm: lower local.lr (now 1e+38)": ["--set", "local.lr=1e38", "--set", "local.epochs=2"],
 }
 
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 SHELLS = ("", "sh", "bash", "shell", "console")
 PROGRAMS = ("atoll", "make", "python", "pytest")
-LABEL = re.compile(r"atoll \w+ 1\b")
+LABEL = re.compile(r"atoll \w+ [12]\b")
 """Not a command: what the protocol begins a signed text with."""
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:atoll|make|python|pytest) [^`]+)`")

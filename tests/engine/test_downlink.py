@@ -94,7 +94,7 @@ def test_a_resumed_run_remembers_what_clients_know(
 def test_chains_that_make_no_sense_are_refused(digits_plan: Plan) -> None:
     for changes, advice in (
         ({"uplink": ["delta"]}, "leave delta out"),
-        ({"downlink": [*QUANTISED, "delta"]}, "delta comes first"),
+        ({"downlink": [*QUANTISED, "delta"]}, "put delta first"),
         ({"downlink": ["delta", {"name": "top_k", "error_feedback": True}]}, "leave it out"),
     ):
         with pytest.raises(PlanError, match=advice):

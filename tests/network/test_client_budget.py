@@ -13,7 +13,7 @@ import torch
 from network.test_client_agreement import PLAN, PRIVATE, One, info_of
 
 from atoll.core.errors import RunError
-from atoll.core.messages import Update
+from atoll.core.messages import Task, Update
 from atoll.network.agreement import Floors
 from atoll.network.budget import Budget, Cost, Overspent
 from atoll.network.client import Client, Voice
@@ -189,6 +189,7 @@ def test_a_loss_that_is_no_number_is_only_told_where_nothing_is_protected(
 ) -> None:
     work = One(tmp_path, PLAN.replace({"privacy": privacy})).work
     zeros = Update(torch.zeros(1, work.job.spec.num_params), torch.ones(1), {})
-    assert work._is_usable(zeros, math.nan) != told
-    assert work._is_usable(zeros, 1.0)
-    assert not work._is_usable(zeros._replace(delta_D=zeros.delta_D + math.inf), 1.0)
+    task = Task(0, 0, 0)
+    assert work._is_usable(task, zeros, math.nan) != told
+    assert work._is_usable(task, zeros, 1.0)
+    assert not work._is_usable(task, zeros._replace(delta_D=zeros.delta_D + math.inf), 1.0)

@@ -213,7 +213,10 @@ def test_texts_that_are_none_are_refused_by_every_request(open_server: tuple[Fed
     for endpoint in ENDPOINTS:
         path = endpoint.path.format(**real)
         for body in bad_texts(endpoint.body) if endpoint.body is not None else []:
-            said = light.ask(endpoint.method, path, body) if endpoint.signed else light.plain("POST", path, body)
+            ask = light.ask if endpoint.signed else light.plain
+            said = ask(endpoint.method, path, body)
+            if said.status == 0:  # who signs nothing for 20 s is a stranger, whose connection may end
+                said = ask(endpoint.method, path, body)
             assert said.status in (400, 404, 409, 410, 413, 422), (endpoint, body[:60], said)
             tried += 1
         for odd in (b"\xff\xfe", b"%ff", b"a=%c3&b=\xed\xa0\x80", b"\xf5=1"):

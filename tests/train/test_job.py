@@ -79,7 +79,10 @@ def test_one_client_with_nan_is_left_out_and_counted(build: Any) -> None:
 @pytest.mark.parametrize("engine", ["inline", "vectorised", "processes"])
 def test_nan_for_everybody_ends_the_run_with_advice(engine: str) -> None:
     plan = marked_plan(engine=engine, model=Part(nan_for_marked, mark=-1e9), rounds=4)
-    with pytest.raises(TrainingError, match=r"round 1: all 5 updates hold NaN or Inf: lower local\.lr \(now 0\.1\)"):
+    with pytest.raises(
+        TrainingError,
+        match=r"round 1: all 5 updates hold NaN.*lower local\.lr \(now 0\.1\)",
+    ):
         run(plan)
 
 

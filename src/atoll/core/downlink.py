@@ -43,7 +43,7 @@ class Downlink(NamedTuple):
     def check(self) -> None:
         """Refuse chains whose order makes no sense."""
         if any(step.against_known for step in self.chain.transforms[1:]):
-            raise PlanError("downlink: delta comes first, before what encodes the difference")
+            raise PlanError("downlink: put delta first, before what encodes the difference")
 
     def send(self, broadcast: Broadcast, memory: Mapping[str, Tensor], encoding: Encoding) -> tuple[Heard, State]:
         """Encode a broadcast, and decode it as clients do."""
