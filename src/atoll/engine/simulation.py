@@ -273,7 +273,7 @@ class Simulation:
         if not attacked and not self.coordinator.policy.keeps_tasks:
             raise TrainingError(
                 f"round {version + 1}: all {len(tasks)} updates hold NaN or Inf, or exceed server.max_norm: "
-                f"lower local.lr (now {self.job.lr_of(version):g}), take fewer local steps, or check the data and the model"
+                f"lower local.lr (now {self.job.lr_of(version):g}), take fewer local steps, or check data and model"
             )
 
     def _add_in_secret(
