@@ -14,9 +14,9 @@ from helpers import timeless
 from laws.random_plans import OPTIONS, random_plan
 
 from atoll.api import Result, run
-from atoll.core.errors import DataError, PlanError
+from atoll.core.errors import DataError, PlanError, RunError
 from atoll.core.parts import find, members
-from atoll.core.plan import Plan
+from atoll.core.plan import SOLVES_FOR_ROUNDS, Plan
 from atoll.engine.base import InProcess
 
 NUM_FAST, NUM_SLOW = 150, 2000
@@ -101,6 +101,10 @@ def same_after_resume(plan: Plan, whole: Result, tmp_path: Path) -> None:
     inline = plan.replace({"engine": "inline", "evaluation.every": 1})
     straight = run(inline)
     run(inline.replace({"rounds": 1}), out=tmp_path / "run")
+    if plan.privacy is not None and plan.privacy.name in SOLVES_FOR_ROUNDS:
+        with pytest.raises(RunError, match="resume it with its own plan"):
+            run(inline, out=tmp_path / "run", resume=True)
+        return
     resumed = run(inline, out=tmp_path / "run", resume=True)
     assert torch.equal(resumed.params_D, straight.params_D), plan.to_toml()
     assert timeless(resumed.history) == timeless(straight.history), plan.to_toml()

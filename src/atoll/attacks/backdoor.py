@@ -26,7 +26,7 @@ def backdoor(
     def data(x: Tensor, y: Tensor, known: Knowledge) -> tuple[Tensor, Tensor]:
         check_class("backdoor: attack.target", target, known)
         if not x.dtype.is_floating_point or y.dim() > 1:
-            raise PlanError("backdoor paints on features that are numbers, with one label each: not on token data")
+            raise PlanError("backdoor paints on numbers with one label each, not on token data: use sign_flip")
         ends = torch.floor(torch.arange(len(y) + 1, dtype=torch.float64) * share + 1e-9)
         chosen = ends[1:] > ends[:-1]  # spread evenly over a batch, whatever its length
         each = chosen.view(-1, *[1] * (x.dim() - 1))

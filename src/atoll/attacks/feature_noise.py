@@ -16,7 +16,7 @@ def feature_noise(sigma: NotNegative = 1.0) -> Attack:
 
     def data(x: Tensor, y: Tensor, known: Knowledge) -> tuple[Tensor, Tensor]:
         if not x.dtype.is_floating_point:
-            raise PlanError("feature_noise adds to features that are numbers: not to token data")
+            raise PlanError("feature_noise adds to numbers, not to token data: use gaussian, which changes updates")
         noise = torch.from_numpy(known.rng.standard_normal(x.shape, dtype=np.float32))
         return x + sigma * noise, y
 

@@ -22,6 +22,9 @@ MAX_NORM = 1e9
 With weights of at most 1e7 neither the weighted sum of a million updates nor that of their squares (1e18 each) comes
 near the largest float32, 3.4e38."""
 
+SOLVES_FOR_ROUNDS = ("proportional",)
+"""Mechanisms whose noise follows from the number of rounds, which is then part of what a run is."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Local(Section, key="local"):
@@ -198,9 +201,14 @@ class Plan(Section):
     def identity(self) -> str:
         """A hash of what decides the model: not the engine, the name, or how long to go on."""
         plain = self.to_dict()
-        for key in ("engine", "name", "rounds", "stop"):
+        for key in ("engine", "name", "stop", *(() if self._solves_for_rounds else ("rounds",))):
             plain.pop(key, None)
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def _solves_for_rounds(self) -> bool:
+        """Whether noise was chosen for so many rounds: with more of them, those before had too little."""
+        return self.privacy is not None and self.privacy.name in SOLVES_FOR_ROUNDS
 
     def replace(self, settings: Mapping[str, object]) -> Plan:
         """A new plan with dotted settings changed, such as {"algorithm.mu": 0.1}; None leaves a setting out.

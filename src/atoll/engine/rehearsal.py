@@ -177,7 +177,7 @@ def _heard(job: Job) -> None:
         return
     rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
     server, memory = first_server(job, job.first_D), dict[str, Tensor]()
-    for attempt, size in enumerate((0.0, *SIZES)):  # the first is sent whole where differences are sent
+    for attempt, size in enumerate((0.0, *SIZES, 0.0)):  # the first is sent whole, and the last does not differ
         model_M = job.first_D + size * torch.randn(job.first_D.shape, generator=generator, dtype=job.first_D.dtype)
         encoding = Encoding(job.spec.without_buffers, attempt, rng)
         _, memory = job.downlink.send(broadcast_of(job, model_M, server), memory, encoding)

@@ -170,7 +170,8 @@ def read_state(path: Path, identity: str) -> RunState:
     try:
         with safe_open(path, framework="pt") as file:
             text = json.loads(file.metadata()["state"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # copied: sums and products have other last bits where memory does not begin as torch lets it begin
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, KeyError, TypeError, json.JSONDecodeError, OSError) as error:
         raise RunError(f"the checkpoint {path} cannot be read ({error}): start again with another --out") from error
     if text["identity"] != identity:

@@ -339,7 +339,8 @@ def _try_model(model: nn.Module, name: str, loss_name: str, loss: Loss, federati
     except Exception as error:
         raise PlanError(
             f"model '{name}' with loss '{loss_name}' does not fit samples of shape "
-            f"{federation.dataset.input_shape} with {federation.dataset.num_classes} classes: {error}"
+            f"{federation.dataset.input_shape} with {federation.dataset.num_classes} classes: {error}; use a model for "
+            "such samples, or other data"
         ) from error
     if not isinstance(losses, Tensor) or losses.shape != (len(y),):
         gave = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__

@@ -78,11 +78,13 @@ def number_kept(name: str, fraction: float | None, count: int | None) -> Callabl
     if count is not None:
         return lambda num: min(count, num)
     share = 0.01 if fraction is None else fraction
-    return lambda num: max(1, math.ceil(share * num - 1e-6))  # 0.07 * 100 is a little above 7
+    return lambda num: min(num, max(1, math.ceil(share * num - 1e-6)))  # 0.07 * 100 is a little above 7
 
 
 def largest(vector_V: Tensor, num_kept: int) -> Positions:
     """The rising positions of exactly so many values of largest magnitude; NaN counts as largest, so that it shows."""
+    if not num_kept:  # of nothing, such as what a threshold left
+        return np.empty(0, dtype=np.int64)
     size_V = np.abs(vector_V.numpy())
     cut = np.partition(size_V, len(size_V) - num_kept)[len(size_V) - num_kept]
     if np.isnan(cut):

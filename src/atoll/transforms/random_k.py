@@ -27,7 +27,7 @@ def random_k(fraction: Fraction | None = None, count: Count | None = None, error
         num = vector_V.numel()
         seed, kept = int(encoding.rng.integers(2**63)), num_kept(num)
         carrier_K = vector_V[torch.from_numpy(drawn(seed, num, kept))]
-        carrier_K = carrier_K if error_feedback else carrier_K * (num / kept)
+        carrier_K = carrier_K if error_feedback else carrier_K * (num / max(1, kept))
         return carrier_K, {"length": torch.tensor([num]), "seed": torch.tensor([seed])}, memory
 
     def decode(carrier_K: Tensor, side: State) -> Tensor:
@@ -45,6 +45,8 @@ def drawn(seed: int, num: int, num_kept: int) -> Positions:
 
     Both ends must draw the same, and NumPy promises to keep this stream, but not what its other methods make of it.
     """
+    if not num_kept:
+        return np.empty(0, dtype=np.int64)
     if 2 * num_kept > num:
         return np.setdiff1d(np.arange(num), drawn(seed, num, num - num_kept), assume_unique=True)
     num_draws = 2 * num_kept
