@@ -53,6 +53,12 @@ def test_encoding_is_reproducible_and_keeps_the_shape(name: str) -> None:
     assert first.shape == vector.shape
 
 
+@pytest.mark.parametrize("name", [name for name in EVERY if name not in ("layers", "low_rank")])
+def test_nothing_is_encoded_as_nothing(name: str) -> None:
+    """A threshold before it may leave no value at all; layers and low rank ask for whole models."""
+    assert through(chain(built(name)), torch.zeros(0)).shape == (0,)
+
+
 def test_a_chain_composes_in_order_and_its_neutral_element_is_identity() -> None:
     vector = torch.randn(8) * 10
     clip = built("clip")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from atoll import Plan
-from atoll.core.errors import PlanError
+from atoll import Plan, run
+from atoll.core.errors import PlanError, RunError
 from atoll.core.messages import Broadcast, Task
 from atoll.core.privacy import Exposure
 from atoll.engine.inline import inline
@@ -47,6 +48,15 @@ def test_the_budget_is_for_what_the_plan_runs() -> None:
     assert many.private is not None
     assert many.private.sigma > few.private.sigma
     assert many.private.share < few.private.share
+
+
+def test_a_run_cannot_go_on_for_longer_than_its_noise_was_chosen_for(tmp_path: Path) -> None:
+    """Resumed for more rounds, the rounds before would be accounted for with noise that they did not have."""
+    privacy = {"name": "proportional", "noise": 3.0, "epsilon": 8.0, "delta": 1e-5}
+    plan = Plan(partition={"num_clients": 4}, privacy=privacy, sampler="poisson", rounds=1, engine="inline")
+    run(plan, out=tmp_path / "run")
+    with pytest.raises(RunError, match="resume it with its own plan"):
+        run(plan.replace({"rounds": 2}), out=tmp_path / "run", resume=True)
 
 
 def test_it_says_what_it_does_not_protect() -> None:
