@@ -37,4 +37,4 @@ def label_flip(source: Class | None = None, target: Class | None = None) -> Atta
 def check_class(name: str, value: int, known: Knowledge) -> None:
     """Refuse a class that the data do not have."""
     if not 0 <= value < known.num_classes:
-        raise PlanError(f"{name} is {value}, but classes are 0 to {known.num_classes - 1}")
+        raise PlanError(f"{name} is {value}, but classes are 0 to {known.num_classes - 1}: choose one of them")
