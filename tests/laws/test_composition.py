@@ -79,11 +79,14 @@ def must_be_finite(result: Result, settings: dict[str, Any]) -> None:
 
 
 def same_when_stacked(plan: Plan, whole: Result, tmp_path: Path) -> None:
-    """Stacked training rounds differently, which codecs and votes may amplify; without them it is as good as equal."""
+    """Stacked training rounds differently, which codecs, votes and unit steps amplify; else it is as good as equal.
+
+    FedSAM looks along the gradient at a fixed distance: where that has vanished, its direction is rounding alone.
+    """
     together = run(plan.replace({"engine": {"name": "vectorised", "stack": 3}}))
     amplified = plan.uplink or plan.downlink or plan.privacy or plan.secagg or plan.detection or plan.attack
     amplified = amplified or plan.aggregator.name != "mean" or plan.sampler.name in ("importance", "power_of_choice")
-    amplified = amplified or plan.algorithm.name in ("fedadam", "fedyogi", "fedadagrad", "fedexp")
+    amplified = amplified or plan.algorithm.name in ("fedadam", "fedyogi", "fedadagrad", "fedexp", "fedsam")
     amplified = amplified or plan.local.optimizer.name == "adam"
     assert together.params_D.shape == whole.params_D.shape
     assert len(together.history) == len(whole.history)
