@@ -54,7 +54,8 @@ def _ranges(spec: ParamSpec, patterns: list[str], num: int) -> list[tuple[int, i
     for pattern in patterns:
         if not any(fnmatchcase(slot.name, pattern) for slot in spec.slots):
             raise PlanError(
-                f"layers: no tensor of the model matches '{pattern}': {nearest(pattern, (s.name for s in spec.slots))}"
+                f"layers: no tensor of the model matches '{pattern}', choose others: "
+                f"{nearest(pattern, (s.name for s in spec.slots))}"
             )
     found = [(s.offset, s.offset + s.size) for s in spec.slots if any(fnmatchcase(s.name, p) for p in patterns)]
     joined: list[tuple[int, int]] = []
