@@ -134,6 +134,39 @@ def random_plan(seed: int) -> Options:
     return plan
 
 
+AMPLIFIERS = ("uplink", "downlink", "privacy", "secagg", "aggregator", "detection", "contribution", "attack", "stop")
+SMOOTH: dict[tuple[str, str], Options] = {
+    ("algorithms", "fedadam"): {"tau": 1.0},
+    ("algorithms", "fedyogi"): {"tau": 1.0},
+    ("algorithms", "fedadagrad"): {"tau": 1.0},
+    ("algorithms", "feddf"): {"lr": 1e-6},
+    ("train.optimizers", "adam"): {"eps": 1.0},
+}
+"""Settings under which a step changes as little as the gradient does: Adam's first step is the gradient's sign."""
+BY_SCORE = ("importance", "power_of_choice")
+
+
+def calm(settings: Options) -> Options:
+    """Take out of a plan what turns a difference of one rounding into a large one; the training stays as it is.
+
+    Codecs, votes, noise, masks and choices by a score do so by jumps, unit steps by dividing by what is almost zero.
+    """
+    plan = {key: value for key, value in settings.items() if key not in (*AMPLIFIERS, "attackers", "server")}
+    plan["local"] = {key: value for key, value in settings["local"].items() if key != "epochs"}
+    plan["algorithm"] = _smooth("algorithms", settings["algorithm"])
+    if plan["algorithm"]["name"] != "fedsgd":
+        plan["local"]["steps"] = 3
+    if "optimizer" in plan["local"]:
+        plan["local"]["optimizer"] = _smooth("train.optimizers", plan["local"]["optimizer"])
+    if plan.get("sampler", {}).get("name") in BY_SCORE:
+        del plan["sampler"]
+    return plan
+
+
+def _smooth(family: str, given: Options) -> Options:
+    return {**given, **SMOOTH.get((family, given["name"]), {})}
+
+
 def _model(rng: np.random.Generator) -> Options:
     if rng.random() < 0.5:
         return {"name": str(rng.choice(OWN_MODELS))}
