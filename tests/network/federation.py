@@ -59,11 +59,11 @@ def free_port() -> int:
         return port
 
 
-def until(done: Callable[[], Any], seconds: float, what: str = "") -> Any:
-    """Wait for something to come true; what it gave."""
+def until(done: Callable[[], Any], seconds: float, what: str | Callable[[], str] = "") -> Any:
+    """Wait for something to come true; what it gave. If it does not, `what` says what was waited for."""
     end = time.monotonic() + seconds
     while not (found := done()):
-        assert time.monotonic() < end, f"waited {seconds} s for {what or done}"
+        assert time.monotonic() < end, f"waited {seconds} s for {(what() if callable(what) else what) or done}"
         time.sleep(0.02)
     return found
 
@@ -218,7 +218,10 @@ class Federation:
         return found
 
     def said(self) -> str:
-        """The end of what everybody printed, and where the server is."""
+        """Return the end of what everybody printed, and where the server is; only for a test that has failed.
+
+        Asking a process for the stacks of its running threads may crash it: nothing stops them while they are read.
+        """
         if self.server is not None:
             self.server.signal(signal.SIGUSR1)
             time.sleep(0.2)

@@ -77,7 +77,7 @@ def test_a_full_disk(
         until(lambda: _is_past(made, 2), 30)
         for _ in range(times):
             hog = fill(small_disk)
-            until(lambda: read_only(made), 30, made.said())
+            until(lambda: read_only(made), 30, made.said)
             light = Light(made.port, made.certs)
             assert light.plain("GET", "/v1/about").status == 200
             assert made.status()["status"] == "running"
@@ -146,7 +146,7 @@ def test_a_database_that_goes_away(processes: Nursery, certs: Path, tmp_path: Pa
                 for done in (2, 6):
                     until(lambda done=done: _is_past(made, done), 60)
                     database.stop()
-                    until(lambda: made.health()[0] == 503, 30, made.said())
+                    until(lambda: made.health()[0] == 503, 30, made.said)
                     assert Light(made.port, made.certs).plain("GET", "/v1/about").status == 200
                     database.start()
                 made.wait(180)

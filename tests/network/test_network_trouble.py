@@ -214,11 +214,11 @@ def test_sleepers_are_not_waited_for_and_do_not_count_when_they_wake(
             for number in sleepers:
                 made.clients[number].signal(signal.SIGSTOP)
             asleep = made.status()["round"]
-            until(lambda asleep=asleep: made.status()["round"] >= asleep + 3, 60, made.said())
+            until(lambda asleep=asleep: made.status()["round"] >= asleep + 3, 60, made.said)
             nights.append((asleep, made.status()["round"]))
             for number in sleepers:
                 made.clients[number].signal(signal.SIGCONT)
-            until(lambda: {each["client"] for each in made.commits()[-1]["cohort"]} == set(range(num)), 60, made.said())
+            until(lambda: {each["client"] for each in made.commits()[-1]["cohort"]} == set(range(num)), 60, made.said)
         late = made.operate("GET", "/status")["runs"][0]
         made.operate("POST", "/runs/stop", {"run": RUN})
         found = made.audited()
