@@ -23,6 +23,8 @@ MISFITS: dict[str, tuple[dict[str, Any], str]] = {
         "put it earlier",
     ),
     "a packed difference": ({"downlink": ["delta", "half", "prune"]}, "put prune earlier"),
+    "differences that grow": ({"downlink": ["delta", {"name": "random_k", "fraction": 0.2}]}, "use top_k"),
+    "differences of one bit": ({"downlink": ["delta", {"name": "quantise", "bits": 1}]}, "more bits"),
     "64 bits": ({"secagg": {"scheme": "ckks", "modulus_bits": 64}}, "modulus_bits = 32"),
     "a batch of one": ({"model": "helpers:batch_normed", "partition": {"num_clients": 1437}}, "two samples"),
     "a rest of one": ({"model": "helpers:batch_normed", "local": {"batch_size": 119}}, "two samples"),

@@ -35,6 +35,9 @@ LARGE = 20_000_000
 SIZES = (1.0, 1e-2, 0.0)
 """How large the values of the made-up updates are: codecs keep different numbers of them, and may get zeros."""
 
+SENDINGS = 4
+"""Versions by which clients who are sent differences of one model must have come closer to it."""
+
 
 def rehearse_round(plan: Plan, job: Job, coordinator: Coordinator) -> None:
     """Send made-up updates through uplink, secure sum, rule and server step; raise PlanError for what does not fit.
@@ -49,6 +52,7 @@ def rehearse_round(plan: Plan, job: Job, coordinator: Coordinator) -> None:
     _must_buy_a_round(plan, job, coordinator, bytes_up)
     with _as_refusal("downlink", "change the order of the downlink, or leave a step out"):
         _heard(job)
+        _must_come_closer(job)
     num = max(job.aggregator.min_updates, 2)
     if job.spec.num_params * num > LARGE:
         return
@@ -181,6 +185,30 @@ def _heard(job: Job) -> None:
         model_M = job.first_D + size * torch.randn(job.first_D.shape, generator=generator, dtype=job.first_D.dtype)
         encoding = Encoding(job.spec.without_buffers, attempt, rng)
         _, memory = job.downlink.send(broadcast_of(job, model_M, server), memory, encoding)
+
+
+def _must_come_closer(job: Job) -> None:
+    """Refuse differences whose codec errs by more than they are long: what clients know would drift away for good.
+
+    EF21-P needs a contraction, E ||C(x) - x||^2 < ||x||^2 (Gruntkowska et al. 2023, arXiv:2209.15218, definition 1).
+    """
+    if not job.downlink.by_difference or job.spec.num_params > LARGE:
+        return
+    rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
+    first = broadcast_of(job, job.first_D, first_server(job, job.first_D))
+    for size in SIZES[:2]:
+        noise = size * torch.randn(first.vector().shape, generator=generator, dtype=first.vector().dtype)
+        newest = first.rebuilt(first.vector() + noise, first.exact())
+        memory: State = {"known": first.vector()}
+        for attempt in range(1, 1 + SENDINGS):
+            _, memory = job.downlink.send(newest, memory, Encoding(job.spec.without_buffers, attempt, rng))
+        gap = float((newest.vector() - memory["known"]).norm())
+        if gap > (1 + 1e-6) * float(noise.norm()):
+            raise PlanError(
+                f"downlink: the codec behind delta errs by more than a difference is long (after {SENDINGS} versions "
+                f"clients are {gap / float(noise.norm()):.3g} times as far from the model as before): use top_k, or "
+                "more bits"
+            )
 
 
 def _over_the_wire(payload: Payload) -> Payload:
