@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from laws.golden_plans import FILE, machine
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "hospitals" / "run.py"
 
@@ -24,3 +27,6 @@ def test_two_hospitals_and_a_server(tmp_path: Path) -> None:
     server, client = (base / home / "runs/hospitals/ledger.jsonl" for home in ("server", "hospital-a"))
     assert server.read_text() == client.read_text() and len(client.read_text().splitlines()) == 12
     assert (base / "server/runs/hospitals/report.html").exists()
+    model = (base / "server/runs/hospitals/model.safetensors").read_bytes()
+    recorded = json.loads(FILE.read_text())["hospitals"].get(machine())
+    assert recorded in (None, hashlib.sha256(model).hexdigest()[:16])
