@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
+from atoll.commit.contribution import Before, shares_of
 from atoll.core.aggregator import rows_of
 from atoll.core.messages import Broadcast, Task
 from atoll.core.parts import Part
 from atoll.core.plan import Plan
 from atoll.engine.inline import inline
-from atoll.train.contributing import Before, shares_of
 from atoll.train.job import build_job
 from atoll.train.trainer import Trainer
 

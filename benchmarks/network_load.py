@@ -32,10 +32,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.core.messages import Payload
 from atoll.core.wire import pack
-from atoll.network.gate import session_request
-from atoll.network.identity import Stamp, client_id, public_bytes, sign
-from atoll.network.objects import manifest_of
-from atoll.network.protocol import (
+from atoll.network.protocol.identity import Stamp, client_id, public_bytes, session_request, sign
+from atoll.network.protocol.messages import (
     TOLD_HEADER,
     Challenge,
     Delivery,
@@ -47,7 +45,8 @@ from atoll.network.protocol import (
     Welcome,
     update_text,
 )
-from atoll.network.store import Store
+from atoll.network.protocol.objects import manifest_of
+from atoll.network.server.store import Store
 
 PLAN = """
 name = "load"

@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from atoll.core.parts import Part
     from atoll.core.plan import Plan
     from atoll.data.dataset import Dataset
-    from atoll.network.agreement import Floors
-    from atoll.network.app import ClientApp
+    from atoll.network.client.app import ClientApp
+    from atoll.network.protocol.agreement import Floors
 
 __all__ = ["AtollError", "ClientApp", "Dataset", "Floors", "Part", "Plan", "Result", "resume", "run"]
 
 _HOMES = {
     "AtollError": "atoll.core.errors",
-    "ClientApp": "atoll.network.app",
+    "ClientApp": "atoll.network.client.app",
     "Dataset": "atoll.data.dataset",
-    "Floors": "atoll.network.agreement",
+    "Floors": "atoll.network.protocol.agreement",
     "Part": "atoll.core.parts",
     "Plan": "atoll.core.plan",
     "Result": "atoll.api",

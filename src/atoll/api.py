@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from atoll.commit.coordinator import build_coordinator
+from atoll.commit.guard import Guard, guarded
+from atoll.commit.rehearsal import rehearse_round, rehearse_training
+from atoll.commit.run_state import Round, RunState, why_stop
 from atoll.core.coordinator import Reason
 from atoll.core.errors import AtollError, RunError
 from atoll.core.params import load
@@ -18,17 +22,15 @@ from atoll.core.parts import Part
 from atoll.core.plan import Plan
 from atoll.data.heterogeneity import label_counts
 from atoll.engine.base import Engine, unheard
-from atoll.engine.build import build_coordinator, build_devices, build_engine
-from atoll.engine.guarding import Guard, guarded
-from atoll.engine.rehearsal import rehearse_round, rehearse_training
-from atoll.engine.run_state import Round, RunState, why_stop
-from atoll.engine.simulation import Simulation
+from atoll.engine.build import build_engine
 from atoll.privacy.ledger import NAME as LEDGER
 from atoll.privacy.ledger import Ledger
 from atoll.report.progress import Bar, Nobody, Watcher, summary
 from atoll.report.reading import model_text
 from atoll.report.record import RunDirectory, plain, written_plan
 from atoll.report.run_files import confusion_info, run_info, run_result
+from atoll.simulation.devices import build_devices
+from atoll.simulation.driver import Simulation
 from atoll.train.federation import Federation, build_federation
 from atoll.train.job import Job, build_job, build_model
 from atoll.train.own_models import PARAMS

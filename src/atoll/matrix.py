@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from atoll.commit.coordinator import build_coordinator
 from atoll.core.aggregator import Aggregator
 from atoll.core.attack import Attack
 from atoll.core.coordinator import FAILURES, Reason
@@ -22,7 +23,7 @@ from atoll.core.options import option_hints, read_value
 from atoll.core.parts import Part, find, members
 from atoll.core.plan import Plan
 from atoll.engine.base import Workers, worker_count
-from atoll.engine.build import build_coordinator, build_engine
+from atoll.engine.build import build_engine
 from atoll.farm import Cell, run_cells
 from atoll.report.figures import write_whole
 from atoll.report.matrix import NO_ATTACK, Matrix, Outcome, as_csv

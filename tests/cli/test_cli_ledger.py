@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ledger.telling import RUN, SERVER, digest, public, told, written
 
-from atoll.network.home import Server
+from atoll.network.client.home import Server
 
 LINES, HEADS = written(told())
 

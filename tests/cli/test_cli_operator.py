@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from network.operated import enrol, operated
 
-from atoll.network.hub import Hub
+from atoll.network.server.operations import Hub
 
 
 @pytest.fixture

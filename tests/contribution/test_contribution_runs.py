@@ -16,6 +16,7 @@ from torch import nn
 from torch.func import functional_call
 
 from atoll.api import Result, run
+from atoll.commit.contribution import WORST, Before, coalition_model, shares_of
 from atoll.core.aggregator import rows_of
 from atoll.core.attack import Attack, Knowledge
 from atoll.core.contribution import Contribution, Game
@@ -27,7 +28,6 @@ from atoll.engine.inline import inline
 from atoll.report.contribution_picture import contribution_picture
 from atoll.report.html import write_report
 from atoll.report.reading import contributions, read_run
-from atoll.train.contributing import WORST, Before, coalition_model, shares_of
 from atoll.train.job import Job, build_job
 from atoll.train.trainer import Trainer
 

@@ -156,8 +156,8 @@ def testgroups_of_let_a_robust_rule_see_sums() -> None:
 
 
 def testgroups_of_are_drawn_anew_each_round_and_leave_nobody_out() -> None:
+    from atoll.commit.secure_sum import groups_of
     from atoll.core.messages import Task
-    from atoll.engine.secure import groups_of
     from atoll.train.job import build_job
 
     job = build_job(PLAN.replace({"secagg": {"groups": 3}}))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from atoll.core.plan import Plan
-from atoll.network.app import ClientApp
+from atoll.network.client.app import ClientApp
 from atoll.train.federation import build_federation
 
 PLAN, NUMBER = "FEDERATION_PLAN", "FEDERATION_CLIENT"

@@ -22,10 +22,10 @@ from network.nursery import Child, Nursery
 from atoll import Plan, run
 from atoll.cli.join import enrol
 from atoll.ledger.audit import Findings, audit
-from atoll.network.certs import make_certificates
-from atoll.network.home import RunHome
-from atoll.network.identity import load_key, public_bytes
-from atoll.network.operator import Address, ask, read_token
+from atoll.network.client.home import RunHome
+from atoll.network.protocol.identity import load_key, public_bytes
+from atoll.network.protocol.operator import Address, ask, read_token
+from atoll.network.server.certs import make_certificates
 
 RUN = "law"
 """What runs are called here."""

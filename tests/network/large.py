@@ -7,7 +7,7 @@ from dataclasses import replace
 from network import apps
 from torch import nn
 
-from atoll.network.app import ClientApp
+from atoll.network.client.app import ClientApp
 
 NAME = "network.large:model"
 

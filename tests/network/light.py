@@ -21,11 +21,9 @@ from torch import Tensor
 
 from atoll.core.messages import Payload, State
 from atoll.core.wire import pack, unpack
-from atoll.network.connection import tls_context
-from atoll.network.gate import session_request
-from atoll.network.identity import Stamp, client_id, public_bytes, sign
-from atoll.network.objects import Manifest, cut, manifest_of
-from atoll.network.protocol import (
+from atoll.network.client.connection import tls_context
+from atoll.network.protocol.identity import Stamp, client_id, public_bytes, session_request, sign
+from atoll.network.protocol.messages import (
     TASK,
     TOLD_HEADER,
     Answer,
@@ -38,7 +36,8 @@ from atoll.network.protocol import (
     Poll,
     update_text,
 )
-from atoll.network.store import Store
+from atoll.network.protocol.objects import Manifest, cut, manifest_of
+from atoll.network.server.store import Store
 
 A = TypeVar("A", bound=Message)
 NUM_PARAMS = 650

@@ -188,9 +188,9 @@ def _load() -> None:
 
     import atoll.api
     import atoll.cli.main
-    import atoll.network.client
-    import atoll.network.hub
-    import atoll.network.serving  # noqa: F401
+    import atoll.network.client.client
+    import atoll.network.server.operations
+    import atoll.network.server.serving  # noqa: F401
 
     sys.path.insert(0, str(Path(__file__).parents[1]))
     torch.set_num_threads(1)

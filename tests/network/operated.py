@@ -11,19 +11,18 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from atoll.network.admin import open_admin
-from atoll.network.app import ClientApp
-from atoll.network.client import Client, Voice
-from atoll.network.connection import Connection
-from atoll.network.consent import every_run
-from atoll.network.gate import enrolment
-from atoll.network.home import Home
-from atoll.network.home import Server as HomeServer
-from atoll.network.hub import Hub
-from atoll.network.identity import public_bytes
-from atoll.network.server import Server
-from atoll.network.store import Store
-from atoll.network.web import listener_of, server_of
+from atoll.network.client.app import ClientApp
+from atoll.network.client.client import Client, Voice
+from atoll.network.client.connection import Connection
+from atoll.network.client.consent import every_run
+from atoll.network.client.home import Home
+from atoll.network.client.home import Server as HomeServer
+from atoll.network.protocol.identity import enrolment, public_bytes
+from atoll.network.server.admin import open_admin
+from atoll.network.server.http import Server
+from atoll.network.server.operations import Hub
+from atoll.network.server.store import Store
+from atoll.network.server.web import listener_of, server_of
 
 
 def enrol(hub: Hub, name: str, token: str) -> str:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from network.federation import free_port
 
-from atoll.network.connection import tls_context as trusting
-from atoll.network.web import tls_context
+from atoll.network.client.connection import tls_context as trusting
+from atoll.network.server.web import tls_context
 
 Streams = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -20,18 +20,15 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
+from atoll.commit.secure_sum import params_hash
 from atoll.core.messages import Broadcast, Payload, State, Task, Update, stack
 from atoll.core.wire import pack, unpack
 from atoll.engine.base import InProcess
-from atoll.engine.secure import params_hash
 from atoll.ledger import chain, signing
 from atoll.ledger.signing import plan_hash
-from atoll.network.blobs import Disk
-from atoll.network.clock import Clock
-from atoll.network.gate import Gate, Refused, token_hash
-from atoll.network.identity import holds, public_bytes, read_stamp
-from atoll.network.objects import Objects, read_manifest
-from atoll.network.protocol import (
+from atoll.network.protocol.blobs import Disk
+from atoll.network.protocol.identity import holds, public_bytes, read_stamp, token_hash
+from atoll.network.protocol.messages import (
     TOLD_HEADER,
     About,
     Answer,
@@ -56,11 +53,14 @@ from atoll.network.protocol import (
     Welcome,
     update_text,
 )
-from atoll.network.store import Store
-from atoll.network.web import agreed_length, read_body, server_of
+from atoll.network.protocol.objects import Objects, read_manifest
+from atoll.network.server.auth import Gate, Refused
+from atoll.network.server.clock import Clock
+from atoll.network.server.store import Store
+from atoll.network.server.web import agreed_length, read_body, server_of
 from atoll.train.exchange import Told, Work, decoded, received
 from atoll.train.job import Job
-from atoll.train.server import empty_update
+from atoll.train.layout import empty_update
 from atoll.train.trainer import Trainer
 
 MOST = 1 << 21

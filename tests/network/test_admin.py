@@ -13,9 +13,9 @@ import pytest
 from network.operated import enrol, operated
 
 from atoll.core.errors import RunError
-from atoll.network.admin import COMMANDS, open_admin
-from atoll.network.hub import Hub
-from atoll.network.operator import operator_token, read_token
+from atoll.network.protocol.operator import operator_token, read_token
+from atoll.network.server.admin import COMMANDS, open_admin
+from atoll.network.server.operations import Hub
 
 
 @pytest.fixture

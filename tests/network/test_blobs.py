@@ -19,9 +19,9 @@ from network.nursery import Nursery
 from atoll import Plan
 from atoll.core.errors import RunError
 from atoll.core.messages import Task
-from atoll.network.blobs import Blobs, Bucket, Disk, StoreAway, place_of
-from atoll.network.objects import CHUNK, ObjectError, Objects, manifest_of
-from atoll.network.uploads import SHORT, Pack, TooMuch, Uploads
+from atoll.network.protocol.blobs import Blobs, Bucket, Disk, StoreAway, place_of
+from atoll.network.protocol.objects import CHUNK, ObjectError, Objects, manifest_of
+from atoll.network.server.uploads import SHORT, Pack, TooMuch, Uploads
 
 KINDS = ["disk", "local", "memory", pytest.param("s3", marks=pytest.mark.slow)]
 
@@ -201,7 +201,7 @@ def test_addresses(tmp_path: Path) -> None:
 
 def test_a_store_that_does_not_serve_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("obstore")
-    monkeypatch.setattr("atoll.network.blobs.RETRIES", 0)
+    monkeypatch.setattr("atoll.network.protocol.blobs.RETRIES", 0)
     for name, value in {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}", "AWS_ALLOW_HTTP": "true"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")

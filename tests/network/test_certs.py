@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from atoll.core.errors import RunError
-from atoll.network.certs import make_certificates
-from atoll.network.web import tls_context
+from atoll.network.server.certs import make_certificates
+from atoll.network.server.web import tls_context
 
 NOW = datetime.datetime.now(datetime.UTC)
 

@@ -11,9 +11,9 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from atoll.core.errors import DiskFull, RunError
-from atoll.network.clerk import Clerk, Draft
-from atoll.network.gate import Refused
-from atoll.network.store import Store
+from atoll.network.server.auth import Refused
+from atoll.network.server.store import Store
+from atoll.network.server.writer import Clerk, Draft
 
 
 @pytest.fixture

@@ -12,22 +12,22 @@ import pytest
 import torch
 from network.world import RUN, SMALL, Deaths, World
 
+from atoll.commit.coordinator import build_coordinator
+from atoll.commit.guard import guarded
+from atoll.commit.secure_sum import largest_of, params_hash, session_of, vector_of
 from atoll.core.errors import RunError
 from atoll.core.messages import Broadcast, Task, stack
 from atoll.core.plan import Plan
 from atoll.core.wire import pack
-from atoll.engine.build import build_coordinator
-from atoll.engine.guarding import guarded
-from atoll.engine.secure import largest_of, params_hash, session_of, vector_of
-from atoll.network.agreement import Floors
-from atoll.network.identity import public_bytes
-from atoll.network.protocol import Order
+from atoll.network.protocol.agreement import Floors
+from atoll.network.protocol.identity import public_bytes
+from atoll.network.protocol.messages import Order
 from atoll.privacy.ledger import Ledger
 from atoll.secagg import wire
 from atoll.secagg.server import Close, Out, Phase, Server
 from atoll.train.exchange import decoded, encoded, protected, sent_by
 from atoll.train.job import Job, build_job
-from atoll.train.server import layout_of
+from atoll.train.layout import layout_of
 from atoll.train.trainer import Trainer
 
 PLAN = SMALL.replace({"secagg": {"clip": 2.0}, "rounds": 1})

@@ -22,14 +22,14 @@ from atoll.core.plan import Plan
 from atoll.core.transform import Encoding
 from atoll.core.wire import pack
 from atoll.ledger import chain
-from atoll.network.agreement import Floors, plan_for_clients
-from atoll.network.app import ClientApp
-from atoll.network.client import Client, Voice
-from atoll.network.connection import Connection
-from atoll.network.home import Home, RunHome, Server
-from atoll.network.identity import public_bytes
-from atoll.network.protocol import News, Order, Ref, RunInfo
-from atoll.network.work import Work, agree
+from atoll.network.client.app import ClientApp
+from atoll.network.client.client import Client, Voice
+from atoll.network.client.connection import Connection
+from atoll.network.client.home import Home, RunHome, Server
+from atoll.network.client.task import Work, agree
+from atoll.network.protocol.agreement import Floors, plan_for_clients
+from atoll.network.protocol.identity import public_bytes
+from atoll.network.protocol.messages import News, Order, Ref, RunInfo
 
 PLAN = Plan(model={"name": "mlp_2nn", "hidden": 4}, local={"lr": 0.1, "batch_size": 8}, rounds=3)
 PRIVATE = {"name": "local", "clip": 1.0, "sigma": 5.0, "delta": 1e-5}

@@ -14,11 +14,11 @@ from network.test_client_agreement import PLAN, PRIVATE, One, info_of
 
 from atoll.core.errors import RunError
 from atoll.core.messages import Task, Update
-from atoll.network.agreement import Floors
-from atoll.network.budget import Budget, Cost, Overspent
-from atoll.network.client import Client, Voice
-from atoll.network.consent import asked_for, every_run
-from atoll.network.protocol import Order
+from atoll.network.client.budget import Budget, Cost, Overspent
+from atoll.network.client.client import Client, Voice
+from atoll.network.client.consent import asked_for, every_run
+from atoll.network.protocol.agreement import Floors
+from atoll.network.protocol.messages import Order
 from atoll.privacy.composing import as_event, as_plain, spent_together
 
 PAID = PLAN.replace({"privacy": PRIVATE, "rounds": 3})

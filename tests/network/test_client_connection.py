@@ -20,13 +20,13 @@ from cryptography.x509.oid import NameOID
 from network.small_server import CUT_AFTER, CUT_BEFORE, SmallServer, serving
 
 from atoll.core.errors import RunError
-from atoll.network.blobs import Disk
-from atoll.network.certs import make_certificates
-from atoll.network.connection import LONGEST_PAUSE, Connection, Declined, tls_context
-from atoll.network.identity import public_bytes
-from atoll.network.objects import CHUNK, ObjectError, Objects, manifest_of
-from atoll.network.protocol import About, Missing, Order, Orders, Poll, Problem, Ref, RunInfo
-from atoll.network.web import tls_context as server_tls
+from atoll.network.client.connection import LONGEST_PAUSE, Connection, Declined, tls_context
+from atoll.network.protocol.blobs import Disk
+from atoll.network.protocol.identity import public_bytes
+from atoll.network.protocol.messages import About, Missing, Order, Orders, Poll, Problem, Ref, RunInfo
+from atoll.network.protocol.objects import CHUNK, ObjectError, Objects, manifest_of
+from atoll.network.server.certs import make_certificates
+from atoll.network.server.web import tls_context as server_tls
 
 DATA = random.Random(0).randbytes(5 * CHUNK + 17)
 WITH_TASK = Order("run", 0, 0, Ref("0" * 64, 0))

@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.core.errors import DataError, DiskFull, PlanError, RunError
 from atoll.ledger import chain
-from atoll.network.app import ClientApp, device_attributes
-from atoll.network.home import Home, Pending, RunHome, Server
-from atoll.network.objects import manifest_of
-from atoll.network.protocol import Delivery, RunInfo
+from atoll.network.client.app import ClientApp, device_attributes
+from atoll.network.client.home import Home, Pending, RunHome, Server
+from atoll.network.protocol.messages import Delivery, RunInfo
+from atoll.network.protocol.objects import manifest_of
 
 SERVER = Server("https://atoll.example", bytes(32), "0" * 32, "hospital")
 INFO = RunInfo("run", {"rounds": 3, "seed": 1}, "hash", 3, 3, 100, 10)

@@ -18,8 +18,8 @@ from network.test_client_adding import PLAN, Sum
 from atoll.core.errors import RunError
 from atoll.core.messages import Task
 from atoll.core.plan import Plan
-from atoll.network.agreement import Floors
-from atoll.network.identity import public_bytes
+from atoll.network.protocol.agreement import Floors
+from atoll.network.protocol.identity import public_bytes
 from atoll.secagg import client_state, wire
 from atoll.secagg.client import Client, in_memory
 from atoll.secagg.client_state import Vector

@@ -19,9 +19,9 @@ from atoll.core.messages import Payload
 from atoll.core.params import flatten, spec_of
 from atoll.core.wire import pack
 from atoll.ledger import chain
-from atoll.network.home import Home
-from atoll.network.identity import public_bytes
-from atoll.network.protocol import Problem
+from atoll.network.client.home import Home
+from atoll.network.protocol.identity import public_bytes
+from atoll.network.protocol.messages import Problem
 
 LOCAL = {"name": "local", "clip": 1.0, "sigma": 0.01, "delta": 1e-5, "test_noise": True}
 SAMPLE = {"name": "sample", "clip": 1.0, "sigma": 0.5, "delta": 1e-5, "test_noise": True}

@@ -14,11 +14,11 @@ from network.test_client_adding import PLAN, Sum
 from network.world import RUN
 
 from atoll.ledger import chain
-from atoll.network.adding import longest_silence
-from atoll.network.blobs import Disk
-from atoll.network.home import OVER, Home, Pending, RunHome, Server
-from atoll.network.protocol import Delivery, Order
-from atoll.network.store import Store
+from atoll.network.client.home import OVER, Home, Pending, RunHome, Server
+from atoll.network.client.secure_session import longest_silence
+from atoll.network.protocol.blobs import Disk
+from atoll.network.protocol.messages import Delivery, Order
+from atoll.network.server.store import Store
 from atoll.secagg.client_state import ClientState
 from atoll.secagg.saved import load
 from atoll.secagg.server import Close

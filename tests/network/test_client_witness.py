@@ -20,9 +20,9 @@ from atoll.ledger import chain
 from atoll.ledger.audit import Findings, audit
 from atoll.ledger.chain import Fault
 from atoll.ledger.receipts import Receipts, max_versions
-from atoll.network.home import Home, RunHome
-from atoll.network.identity import public_bytes
-from atoll.network.protocol import Order, Ref
+from atoll.network.client.home import Home, RunHome
+from atoll.network.protocol.identity import public_bytes
+from atoll.network.protocol.messages import Order, Ref
 from atoll.train.job import build_job
 
 

@@ -13,13 +13,13 @@ from network.federation import until
 from network.operated import enrol
 
 from atoll import Plan
-from atoll.network.clerk import Draft
-from atoll.network.clock import Clock
-from atoll.network.gate import Refused
-from atoll.network.hub import Hub
-from atoll.network.protocol import Poll
-from atoll.network.roll import ONLINE_SECONDS
-from atoll.network.store import Store
+from atoll.network.protocol.messages import Poll
+from atoll.network.server.auth import Refused
+from atoll.network.server.clock import Clock
+from atoll.network.server.operations import Hub
+from atoll.network.server.presence import ONLINE_SECONDS
+from atoll.network.server.store import Store
+from atoll.network.server.writer import Draft
 
 RUN, DEADLINE = "law", 60.0
 PLAN = Plan(rounds=3, policy={"name": "cohort", "deadline": DEADLINE, "min_reports": 2}, evaluation={"every": 0})

@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from atoll.network.clock import Clock
-from atoll.network.gate import (
-    NONCE_SECONDS,
-    SESSION_SECONDS,
-    SESSIONS,
-    Gate,
-    Refused,
+from atoll.network.protocol.identity import (
+    MAX_AGE,
+    Stamp,
+    client_id,
     enrolment,
+    public_bytes,
     session_request,
+    sign,
     token_hash,
 )
-from atoll.network.identity import MAX_AGE, Stamp, client_id, public_bytes, sign
-from atoll.network.store import Book, Store
+from atoll.network.server.auth import NONCE_SECONDS, SESSION_SECONDS, SESSIONS, Gate, Refused
+from atoll.network.server.clock import Clock
+from atoll.network.server.store import Book, Store
 
 
 class World:

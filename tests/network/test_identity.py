@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import RunError
-from atoll.network.identity import (
+from atoll.network.protocol.identity import (
     HEADERS,
     WINDOW,
     Seen,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from atoll.network.logs import MAX_TEXT, Seldom, log
-from atoll.network.metrics import Metrics
+from atoll.network.server.logs import MAX_TEXT, Seldom, log
+from atoll.network.server.metrics import Metrics
 
 
 def values(metrics: Metrics) -> dict[tuple[str, ...], float]:

@@ -18,7 +18,7 @@ from network.operated import client_of, operated, serving
 
 from atoll import Plan
 from atoll.core.coordinator import Phase, Reason
-from atoll.network.runs import RUNNING
+from atoll.network.server.runs import RUNNING
 from atoll.report.html import write_report
 
 NUM = 4

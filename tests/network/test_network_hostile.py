@@ -25,8 +25,8 @@ from network.nursery import Nursery
 from atoll import Plan
 from atoll.core.messages import Payload
 from atoll.core.wire import HEADER, MAGIC, ZSTD, pack
-from atoll.network.objects import manifest_of
-from atoll.network.protocol import ENDPOINTS, MAX_CONTROL, TASK, Delivery, Enrol, Poll, Refusal
+from atoll.network.protocol.messages import ENDPOINTS, MAX_CONTROL, TASK, Delivery, Enrol, Poll, Refusal
+from atoll.network.protocol.objects import manifest_of
 
 ENDLESS = 1_000_000
 MANY = Plan(rounds=ENDLESS, policy={"name": "cohort"}, evaluation={"every": 0})

@@ -16,7 +16,7 @@ from network.federation import RUN, Federation, federation, simulated, until
 from network.nursery import Nursery
 
 from atoll import Plan
-from atoll.network.objects import CHUNK
+from atoll.network.protocol.objects import CHUNK
 
 NUM = 3
 PLAN = Plan(

@@ -16,7 +16,7 @@ from network.light import NUM_PARAMS, Light, Said, crowd, level, packed
 from network.nursery import Nursery
 
 from atoll import Plan
-from atoll.network.protocol import TASK, Order, Refusal
+from atoll.network.protocol.messages import TASK, Order, Refusal
 from atoll.privacy.ledger import Ledger
 
 MANY = Plan(rounds=1_000_000, policy={"name": "cohort"}, evaluation={"every": 0})

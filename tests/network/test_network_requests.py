@@ -20,12 +20,12 @@ from network.light import Light, Line, crowd, level, request
 from network.nursery import Nursery
 
 from atoll import Plan
-from atoll.network.identity import Stamp
-from atoll.network.objects import CHUNK, manifest_of
-from atoll.network.protocol import ENDPOINTS, TASK, Answer, Message, Poll
-from atoll.network.room import EACH
-from atoll.network.server import MAX_GREETING
-from atoll.network.uploads import SHORT
+from atoll.network.protocol.identity import Stamp
+from atoll.network.protocol.messages import ENDPOINTS, TASK, Answer, Message, Poll
+from atoll.network.protocol.objects import CHUNK, manifest_of
+from atoll.network.server.body_limits import EACH
+from atoll.network.server.http import MAX_GREETING
+from atoll.network.server.uploads import SHORT
 
 MANY = Plan(rounds=1_000_000, policy={"name": "cohort"}, evaluation={"every": 0})
 MEGABYTE = 1 << 20

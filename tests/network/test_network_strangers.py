@@ -16,9 +16,9 @@ from network.light import Light, Line, crowd, packed, request
 from network.nursery import Nursery
 
 from atoll import Plan
-from atoll.network.identity import Stamp
-from atoll.network.protocol import TASK
-from atoll.network.room import SMALL
+from atoll.network.protocol.identity import Stamp
+from atoll.network.protocol.messages import TASK
+from atoll.network.server.body_limits import SMALL
 
 MANY = Plan(
     rounds=1_000_000,

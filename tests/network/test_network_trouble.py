@@ -21,9 +21,8 @@ from network.proxy import Cable, Gremlin
 
 from atoll import Plan
 from atoll.core.errors import AtollError
-from atoll.network.connection import Connection, tls_context
-from atoll.network.objects import manifest_of
-from atoll.network.protocol import (
+from atoll.network.client.connection import Connection, tls_context
+from atoll.network.protocol.messages import (
     TASK,
     About,
     Answer,
@@ -35,8 +34,9 @@ from atoll.network.protocol import (
     Poll,
     update_text,
 )
-from atoll.network.web import server_of
-from atoll.network.web import tls_context as server_tls
+from atoll.network.protocol.objects import manifest_of
+from atoll.network.server.web import server_of
+from atoll.network.server.web import tls_context as server_tls
 
 NUM = 3
 PLAN = Plan(
@@ -308,8 +308,8 @@ def test_a_client_of_another_version(processes: Nursery, certs: Path, tmp_path: 
         begun(made, 1, "--set", "policy.size=1")
         made.clients[0].kill()
         (made.root / "tomorrow.py").write_text(
-            "import atoll.network.protocol, atoll.network.connection\n"
-            "atoll.network.protocol.VERSION = atoll.network.connection.VERSION = 2\n"
+            "import atoll.network.protocol.messages, atoll.network.client.connection\n"
+            "atoll.network.protocol.messages.VERSION = atoll.network.client.connection.VERSION = 2\n"
             "from network.apps import client\n"
         )
         child = made.join(0, app="tomorrow:client")

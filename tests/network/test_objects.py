@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.network import objects
-from atoll.network.blobs import Disk
-from atoll.network.objects import CHUNK, Manifest, ObjectError, Objects, cut, manifest_of, read_manifest
+from atoll.network.protocol import objects
+from atoll.network.protocol.blobs import Disk
+from atoll.network.protocol.objects import CHUNK, Manifest, ObjectError, Objects, cut, manifest_of, read_manifest
 
 
 @given(st.integers(0, 3 * 64 + 5))

@@ -11,7 +11,7 @@ from network.nursery import Nursery
 
 from atoll.core.errors import DataError
 from atoll.core.plan import Plan
-from atoll.network.app import ClientApp
+from atoll.network.client.app import ClientApp
 
 NUM = 2
 OPERATOR = '''

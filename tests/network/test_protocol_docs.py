@@ -9,8 +9,8 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from atoll.network.identity import public_bytes, read_stamp, sign, signed_by
-from atoll.network.protocol import ENDPOINTS, openapi
+from atoll.network.protocol.identity import public_bytes, read_stamp, sign, signed_by
+from atoll.network.protocol.messages import ENDPOINTS, openapi
 
 DOCS = Path(__file__).parents[2] / "docs"
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.network.roll import ONLINE_SECONDS, Roll
+from atoll.network.server.presence import ONLINE_SECONDS, Roll
 
 
 def test_who_fetches_something_large_is_there_without_a_poll() -> None:

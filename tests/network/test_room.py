@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from atoll.network.gate import Refused
-from atoll.network.room import EACH, SMALL, Room
+from atoll.network.server.auth import Refused
+from atoll.network.server.body_limits import EACH, SMALL, Room
 
 BODY = 2 * SMALL
 

@@ -15,13 +15,13 @@ from atoll.core.messages import Task
 from atoll.core.plan import Plan
 from atoll.ledger.audit import Findings, audit
 from atoll.ledger.chain import BROADCAST, read
-from atoll.network import secrecy
-from atoll.network.app import ClientApp
-from atoll.network.hub import Hub
-from atoll.network.records import cohort_of, rejected_of
-from atoll.network.runs import Made, Run
-from atoll.network.store import Store
-from atoll.network.tables import ClientRow, Stage, Status, TaskRow
+from atoll.network.client.app import ClientApp
+from atoll.network.server import secure_session
+from atoll.network.server.ledger_records import cohort_of, rejected_of
+from atoll.network.server.operations import Hub
+from atoll.network.server.runs import Made, Run
+from atoll.network.server.store import Store
+from atoll.network.server.tables import ClientRow, Stage, Status, TaskRow
 from atoll.privacy.ledger import Ledger
 from atoll.privacy.noise import derived
 from atoll.secagg.scheme import Outcome
@@ -104,13 +104,13 @@ def test_what_clients_are_sent_is_in_the_ledger_once_a_version(tmp_path: Path, d
 def test_a_sum_that_came_to_nothing_is_tried_again_on_what_was_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session, sums = secrecy._session, list[str]()
+    session, sums = secure_session._session, list[str]()
 
     def lost_once(*args: Any) -> Outcome:
         sums.append("")
         return Outcome(None, (), 0, 0, "nobody answers") if len(sums) == 2 else session(*args)
 
-    monkeypatch.setattr(secrecy, "_session", lost_once)
+    monkeypatch.setattr(secure_session, "_session", lost_once)
     _, lines, key = trained(tmp_path, Plan(**{**SMALL, "secagg": {}, "downlink": ["half"]}))
     found = audit(lines, key)
     assert isinstance(found, Findings) and (found.rounds, found.abandoned, found.broadcasts) == (4, 1, 4), found

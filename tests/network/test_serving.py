@@ -16,7 +16,7 @@ from network.operated import operated
 from atoll import Plan
 from atoll.cli.join import enrol
 from atoll.core.errors import RunError
-from atoll.network.store import Store
+from atoll.network.server.store import Store
 
 
 def test_a_server_that_waits_for_the_end_can_be_ended_before(processes: Nursery, certs: Path, tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from ledger.telling import SERVER, public, told, written
 
 from atoll.ledger import chain
 from atoll.ledger.audit import Fault, audit
-from atoll.network.identity import HEADERS, Stamp, read_stamp, sign
-from atoll.network.objects import ObjectError, manifest_of, read_manifest
-from atoll.network.protocol import Hello, read_message
+from atoll.network.protocol.identity import HEADERS, Stamp, read_stamp, sign
+from atoll.network.protocol.messages import Hello, read_message
+from atoll.network.protocol.objects import ObjectError, manifest_of, read_manifest
 from atoll.secagg import wire
 from atoll.secagg.aborts import Abort
 

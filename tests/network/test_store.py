@@ -16,8 +16,8 @@ from sqlalchemy.exc import IntegrityError
 from atoll.core.errors import PlanError, RunError
 from atoll.core.messages import Task
 from atoll.ledger.chain import EMPTY, add, start, verify
-from atoll.network.store import Store, StoreTaken
-from atoll.network.tables import Stage, Status
+from atoll.network.server.store import Store, StoreTaken
+from atoll.network.server.tables import Stage, Status
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 TASKS = (Task(3, 0, 0), Task(5, 0, 0, 0.5), Task(9, 0, 0, 1.0, 0.25))
@@ -63,7 +63,7 @@ def test_a_name_and_a_key_enrol_once(store: Store) -> None:
 
 
 def test_a_database_has_one_server(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atoll.network.claim.CLAIM_SECONDS", 0.2)
+    monkeypatch.setattr("atoll.network.server.claim.CLAIM_SECONDS", 0.2)
     first, second = Store(store_url), Store(store_url)
     first.claim()
     with pytest.raises(RunError, match=r"another server uses the store .*: stop that one"):
@@ -77,7 +77,7 @@ def test_a_database_has_one_server(store_url: str, monkeypatch: pytest.MonkeyPat
 
 CLAIMER = """
 import sys, time
-from atoll.network.store import Store
+from atoll.network.server.store import Store
 store = Store(sys.argv[1])
 store.claim()
 print("claimed", flush=True)
@@ -114,7 +114,7 @@ def test_a_server_has_its_database_again_after_an_outage(store_url: str, monkeyp
     from sqlalchemy import create_engine, text
     from sqlalchemy.exc import DBAPIError
 
-    monkeypatch.setattr("atoll.network.claim.CLAIM_SECONDS", 0.2)
+    monkeypatch.setattr("atoll.network.server.claim.CLAIM_SECONDS", 0.2)
     first, second = Store(store_url), Store(store_url)
     first.claim()
     engine = create_engine(store_url.replace("postgresql://", "postgresql+psycopg://"))
@@ -237,7 +237,7 @@ import sys
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from atoll.core.messages import Task
 from atoll.ledger.chain import add
-from atoll.network.store import Store
+from atoll.network.server.store import Store
 key, store = Ed25519PrivateKey.from_private_bytes(bytes(32)), Store(sys.argv[1])
 while True:
     with store.change() as book:

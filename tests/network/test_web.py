@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from atoll.core.errors import RunError
-from atoll.network.certs import make_certificates
-from atoll.network.connections import Limits
-from atoll.network.web import (
+from atoll.network.server.certs import make_certificates
+from atoll.network.server.connections import Limits
+from atoll.network.server.web import (
     LIMITS,
     VISITOR,
     Pace,

@@ -15,19 +15,19 @@ import torch
 from helpers import normed
 from network.small_server import SmallServer, WireEngine, serving
 
+from atoll.commit.coordinator import build_coordinator
+from atoll.commit.guard import guarded
 from atoll.core.plan import Plan
-from atoll.engine.build import build_coordinator
-from atoll.engine.guarding import guarded
 from atoll.engine.inline import inline
-from atoll.engine.simulation import Simulation
-from atoll.network.agreement import plan_for_clients
-from atoll.network.app import ClientApp
-from atoll.network.client import Client, Voice
-from atoll.network.connection import Connection
-from atoll.network.home import Home, Server
-from atoll.network.identity import public_bytes
-from atoll.network.protocol import RunInfo
+from atoll.network.client.app import ClientApp
+from atoll.network.client.client import Client, Voice
+from atoll.network.client.connection import Connection
+from atoll.network.client.home import Home, Server
+from atoll.network.protocol.agreement import plan_for_clients
+from atoll.network.protocol.identity import public_bytes
+from atoll.network.protocol.messages import RunInfo
 from atoll.privacy.ledger import Ledger
+from atoll.simulation.driver import Simulation
 from atoll.train.federation import Federation, build_federation
 from atoll.train.job import Job, build_job
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll import Plan, run
+from atoll.commit.guard import planned
+from atoll.commit.privacy_plan import calibrated_plan, outlook
 from atoll.core.errors import PlanError
 from atoll.core.privacy import Exposure
-from atoll.engine.guarding import planned
-from atoll.engine.planning import calibrated_plan, outlook
 from atoll.privacy.accounting import calibrated, quick_bounds, spent
 from atoll.privacy.groups import most_exposed
 from atoll.privacy.mechanisms.central import central

@@ -10,9 +10,9 @@ import pytest
 from atoll import Plan
 from atoll.core.coordinator import Sampler
 from atoll.core.errors import PlanError
-from atoll.engine.audit import audit_plan
 from atoll.privacy.auditing import Counts, canaries_for, detectable, least_mu, most_likely, reached_mu
 from atoll.rounds.samplers.poisson import poisson
+from atoll.simulation.audit import audit_plan
 
 SETTINGS: dict[str, Any] = {"clip": 1.0, "sigma": 1.0, "delta": 1e-5}
 SAMPLERS = {"central": "poisson", "ftrl": "round_robin", "local": "uniform", "distributed": "round_robin"}

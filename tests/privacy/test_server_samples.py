@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from atoll import Plan, run
+from atoll.commit.guard import planned
 from atoll.core.errors import PlanError
 from atoll.core.messages import SERVER
 from atoll.data.catalog.digits import digits
 from atoll.data.public.held_out import held_out
-from atoll.engine.guarding import planned
 from atoll.train.federation import build_federation
 
 HELD_OUT = {"name": "held_out", "fraction": 0.1}

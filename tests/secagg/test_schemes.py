@@ -9,9 +9,9 @@ import pytest
 
 from atoll.core.errors import PlanError
 from atoll.core.parts import Part, members
-from atoll.engine.players import several
 from atoll.secagg.encoding import finest
 from atoll.secagg.scheme import Scheme, Session, Stage, here
+from atoll.simulation.players import several
 
 EVERY = members("secagg.schemes")
 LENGTH = 301

@@ -11,6 +11,7 @@ import torch
 from helpers import assert_same_end, timeless
 
 from atoll.api import run
+from atoll.commit.detection import judged
 from atoll.core.detection import Seen, Sight
 from atoll.core.errors import PlanError
 from atoll.core.messages import Broadcast, Task
@@ -18,7 +19,6 @@ from atoll.core.parts import Part, members
 from atoll.core.plan import Plan
 from atoll.engine.inline import inline
 from atoll.train.job import build_job
-from atoll.train.judging import judged
 
 BASE: dict[str, Any] = {
     "rounds": 8,

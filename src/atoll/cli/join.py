@@ -12,8 +12,8 @@ import typer
 from atoll.core.errors import PlanError, RunError
 
 if TYPE_CHECKING:
-    from atoll.network.agreement import Floors
-    from atoll.network.app import ClientApp
+    from atoll.network.client.app import ClientApp
+    from atoll.network.protocol.agreement import Floors
 
 HomeOption = Annotated[Path, typer.Option(metavar="DIR", help="The client's own directory: its key and its memory.")]
 CertOption = Annotated[Path | None, typer.Option(help="A certificate of this client, where the server asks for one.")]
@@ -32,8 +32,8 @@ def enrol(
     key: KeyOption = None,
 ) -> None:
     """Make a key and become known to a server; its operator must approve before work begins."""
-    from atoll.network.connection import Connection, tls_context
-    from atoll.network.home import Home, Server
+    from atoll.network.client.connection import Connection, tls_context
+    from atoll.network.client.home import Home, Server
 
     kept = Home.make(home)
     try:
@@ -75,10 +75,10 @@ def join(
 ) -> None:
     """Work for the server that this client is enrolled with. Ctrl-C stops and keeps everything."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is like Ctrl-C
-    from atoll.network.client import Client, Voice
-    from atoll.network.connection import Connection, tls_context
-    from atoll.network.consent import asked_for, every_run
-    from atoll.network.home import Home
+    from atoll.network.client.client import Client, Voice
+    from atoll.network.client.connection import Connection, tls_context
+    from atoll.network.client.consent import asked_for, every_run
+    from atoll.network.client.home import Home
 
     if runs is not None and all_runs:
         raise PlanError("--runs and --all-runs contradict each other: leave one out")
@@ -118,7 +118,7 @@ def _printable(text: str) -> str:
 
 def _app(path: str) -> ClientApp:
     from atoll.core.parts import imported
-    from atoll.network.app import ClientApp
+    from atoll.network.client.app import ClientApp
 
     if ":" not in path:
         raise PlanError(f"--app names a function, e.g. hospital.app:client, got {path!r}")
@@ -131,7 +131,7 @@ def _app(path: str) -> ClientApp:
 def _floors(path: Path | None) -> Floors | None:
     import tomllib
 
-    from atoll.network.agreement import Floors
+    from atoll.network.protocol.agreement import Floors
 
     if path is None:
         return None

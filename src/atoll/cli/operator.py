@@ -14,7 +14,7 @@ from atoll.cli.plans import PlanArgument, SetOption, read_plan, read_settings
 from atoll.core.errors import RunError
 
 if TYPE_CHECKING:
-    from atoll.network.operator import Address
+    from atoll.network.protocol.operator import Address
 
 STOP_SECONDS = 120.0
 """How long `atoll stop` waits for a server to end: a commit is finished first."""
@@ -161,7 +161,7 @@ def stop(home: HomeOption = HOME, admin: AdminOption = None, token_file: TokenOp
     """Stop the server, politely, and wait until it is gone; started again, it goes on where it was."""
     import time
 
-    from atoll.network.operator import is_there
+    from atoll.network.protocol.operator import is_there
 
     address = _address(home, admin, token_file)
     _ask(address, "POST", "/stop")
@@ -182,7 +182,7 @@ def certs(
     """Make an authority and certificates, for a year. An organisation may use its own instead."""
     import datetime
 
-    from atoll.network.certs import make_certificates
+    from atoll.network.server.certs import make_certificates
 
     for path in make_certificates(directory, host, datetime.datetime.now(datetime.UTC), client or ()):
         print(path)
@@ -190,7 +190,7 @@ def certs(
 
 def _address(home: Path, admin: str | None, token_file: Path | None) -> Address:
     """Where the commands go: what was given, and the home's for the rest."""
-    from atoll.network.operator import TOKEN, Address, address_of, read_token
+    from atoll.network.protocol.operator import TOKEN, Address, address_of, read_token
 
     if admin is None and token_file is None:
         return address_of(home)
@@ -198,7 +198,7 @@ def _address(home: Path, admin: str | None, token_file: Path | None) -> Address:
 
 
 def _ask(address: Address, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    from atoll.network.operator import ask
+    from atoll.network.protocol.operator import ask
 
     return ask(address, method, path, body)
 

@@ -22,7 +22,7 @@ def calibrate(
     settings: SetOption = None,
 ) -> None:
     """Find the least privacy.sigma with which all rounds of a plan spend at most epsilon."""
-    from atoll.engine.planning import calibrated_plan
+    from atoll.commit.privacy_plan import calibrated_plan
     from atoll.privacy.accounting import spent
 
     found = calibrated_plan(read_plan(plan, read_settings(settings)), epsilon)
@@ -47,8 +47,8 @@ def audit(
 ) -> None:
     """Let canaries try to be seen in what a plan's own mechanism releases, and say what would have been found out."""
     from atoll.core.errors import RunError
-    from atoll.engine.audit import audit_plan
     from atoll.privacy.auditing import CHANCE
+    from atoll.simulation.audit import audit_plan
 
     found = audit_plan(read_plan(plan, read_settings(settings)), canaries)
     counts, claim = found.counts, found.claim
@@ -93,7 +93,7 @@ def plan_ahead(
     png: Annotated[Path, typer.Option(help="Where to draw epsilon against rounds.")] = Path("privacy.png"),
 ) -> None:
     """Show what a plan will spend, round by round, and what past runs bought with their epsilon."""
-    from atoll.engine.planning import outlook
+    from atoll.commit.privacy_plan import outlook
     from atoll.report.figures import save_png
     from atoll.report.privacy_picture import outlook_picture
     from atoll.report.reading import read_run, statement_text

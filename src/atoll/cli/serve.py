@@ -52,11 +52,11 @@ def serve(
             "or leave --set out"
         )
     chosen = read_plan(plan, read_settings(settings)) if plan is not None else None
-    from atoll.network.hub import Hub
-    from atoll.network.serving import locked
-    from atoll.network.serving import serve as serve_hub
-    from atoll.network.store import Store
-    from atoll.network.web import tls_context
+    from atoll.network.server.operations import Hub
+    from atoll.network.server.serving import locked
+    from atoll.network.server.serving import serve as serve_hub
+    from atoll.network.server.store import Store
+    from atoll.network.server.web import tls_context
 
     tls = tls_context(cert, key, client_ca) if cert is not None and key is not None else None
     with locked(home):

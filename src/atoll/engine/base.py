@@ -19,8 +19,8 @@ from atoll.core.options import Range
 from atoll.train.evaluate import SLICE
 from atoll.train.exchange import Work
 from atoll.train.job import Job
+from atoll.train.layout import broadcast_of, first_server
 from atoll.train.metrics import Metrics, classification
-from atoll.train.server import broadcast_of, first_server
 from atoll.train.trainer import Trainer, explained
 
 Progress = Callable[[int], None]

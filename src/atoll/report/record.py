@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
+from atoll.commit.finish import without_nan
+from atoll.commit.run_state import Ahead, Journey, RunState
 from atoll.core.aggregator import as_rows, rows_of
 from atoll.core.coordinator import CoordinatorState
 from atoll.core.errors import DiskFull, RunError
 from atoll.core.messages import Broadcast, State, Task
 from atoll.core.plan import Plan
 from atoll.core.tensor_file import tensor_file
-from atoll.engine.finishing import without_nan
-from atoll.engine.run_state import Ahead, Journey, RunState
 from atoll.train.exchange import Report
 
 CHECKPOINT = "checkpoint.safetensors"

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
+from atoll.commit.guard import Guard
+from atoll.commit.run_state import Round
 from atoll.core.plan import Plan
 from atoll.engine.base import Engine
-from atoll.engine.guarding import Guard
-from atoll.engine.run_state import Round
 from atoll.report.reading import model_text
 from atoll.train.job import Job
 

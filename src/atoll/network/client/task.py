@@ -1,0 +1,269 @@
+"""One run, as a client works for it: what it agrees to, the broadcast that it hears, the update that it makes.
+
+Shapes: V, the packed vector of a broadcast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from atoll.commit.coordinator import build_coordinator
+from atoll.commit.guard import check_delta, exposure_of
+from atoll.commit.privacy_plan import last_round
+from atoll.core.coordinator import Coordinator
+from atoll.core.errors import AtollError, PlanError, TrainingError
+from atoll.core.messages import Broadcast, Payload, State, Task, Update, stack
+from atoll.core.plan import Plan
+from atoll.core.privacy import Mechanism
+from atoll.core.wire import packed_size, pieces, unpack_parts
+from atoll.data.dataset import Dataset
+from atoll.data.index import drawn
+from atoll.network.client.app import ClientApp
+from atoll.network.client.budget import cost_of
+from atoll.network.client.home import RunHome
+from atoll.network.protocol.agreement import Floors, read_plan, why_not
+from atoll.network.protocol.messages import Order, Ref, RunInfo
+from atoll.network.protocol.objects import ObjectError, manifest_of
+from atoll.privacy.accounting import spent
+from atoll.train.exchange import acceptable, decoded, encoded, protected, sent_by
+from atoll.train.federation import Federation
+from atoll.train.job import Job, build_job
+from atoll.train.layout import broadcast_of, first_server
+from atoll.train.trainer import Trainer
+
+Fetch = Callable[[Ref], Iterable[bytes]]
+"""Gets an object, chunk by chunk."""
+SLACK = 1 << 20
+"""Bytes that what is sent may be longer than twice the vector: tables, and codecs that do not pay."""
+
+
+class Unwilling(AtollError):
+    """Work that this client will not do; the server is told why."""
+
+
+class Made(NamedTuple):
+    """An update that was trained, with what is told of it, and what the client remembers if it counts."""
+
+    data: list[bytes | memoryview]
+    """As it travels, in parts; where it is added in secret, as it is before that."""
+    num_samples: int
+    loss: float
+    weight: float
+    state: State
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """A run that this client agreed to."""
+
+    plan: Plan
+    job: Job
+    floors: Floors
+    number: int
+    """The client's number in plans."""
+    home: RunHome
+    min_cohort: int = 1
+    """Of how many clients a version is made at least, by the plan."""
+    keys_known: bool = False
+    """Whether the owner gave the keys of the others: then the server must not be trusted with them."""
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        """The plain loop, as in a simulation by `inline`."""
+        return Trainer(self.job)
+
+    @cached_property
+    def layout(self) -> Broadcast:
+        """A broadcast of the shape that all broadcasts of this run have."""
+        first_M = self.job.first_D
+        return broadcast_of(self.job, first_M, first_server(self.job, first_M))
+
+    @property
+    def max_bytes(self) -> int:
+        """The most that a broadcast may take."""
+        return 2 * packed_size(self.layout.plain()) + SLACK
+
+    def task(self, order: Order) -> Task:
+        """The order as the training loop knows it."""
+        return Task(self.number, order.version, order.attempt, order.share, order.work, order.clip)
+
+    def must_be_allowed(self, order: Order) -> None:
+        """Charge an attempt, or refuse one that would spend more privacy over all runs than this client allows."""
+        if self.job.mechanism is not None and not self.job.mechanism.test_noise:
+            cost = partial(cost_of, self.job, order.attempt + 1)
+            self.home.budget.charge(order.attempt, cost, self.floors.max_epsilon)
+
+    def heard(self, order: Order, fetch: Fetch) -> Broadcast:
+        """The broadcast that has the name of the order's `model`: from news, decoded, or whole."""
+        sent = self._from_news(order, fetch)
+        if sent is None and order.encoded is not None:
+            sent = _if_named(order.model, self._decoded(self._payload(order.encoded, fetch), encoded=True))
+        if sent is None:
+            sent = self._decoded(self._payload(order.model, fetch), encoded=False)
+        if self.job.downlink.by_difference:
+            self.home.keep_known(order.version, sent.vector())
+        return sent
+
+    def ended_with(self, ref: Ref, fetch: Fetch) -> Tensor:
+        """The parameters that the run ended with."""
+        params_D = self._payload(ref, fetch).carrier
+        if params_D.shape != self.job.first_D.shape or params_D.dtype != self.job.first_D.dtype:
+            raise Unwilling(f"the last model has {tuple(params_D.shape)} values of {params_D.dtype}: tell the operator")
+        return params_D
+
+    def made(self, order: Order, sent: Broadcast) -> Made:
+        """Train as the order says, and encode the update as it travels."""
+        job, task = self.job, self.task(order)
+        _, before = self.home.state()
+        trained = self.trainer.train_one(task, sent, before)
+        update = protected(job, [task], trained.update.alone())
+        if not self._is_usable(task, update, trained.loss):
+            raise TrainingError(
+                "the update holds NaN or Inf, or is longer than server.max_norm: lower local.lr, or check this "
+                "client's data"
+            )
+        payload, memory = encoded(job, task, update.rows(0), before)
+        if job.secure is not None:
+            payload = self._addend(task, update.rows(0), payload)
+        samples, loss = job.federation.num_samples(self.number), trained.loss
+        if job.mechanism is not None:  # nothing but the update is protected
+            samples, loss = samples if job.mechanism.at_client is None else 1, 0.0
+        return Made(pieces(payload, compress=True), samples, loss, float(update.weight[0]), trained.state | memory)
+
+    def _is_usable(self, task: Task, update: Update, loss: float) -> bool:
+        """Whether an update is worth sending; where that would tell of what is protected, any is."""
+        mechanism = self.job.mechanism
+        if mechanism is None:
+            return bool(acceptable(self.job, [task], update).all()) and math.isfinite(loss)
+        counts_as_none = self.job.secure is not None and mechanism.on_grid is not None  # see _addend
+        return counts_as_none or bool(acceptable(self.job, [task], update).all())
+
+    def _addend(self, task: Task, update: Update, payload: Payload) -> Payload:
+        """What is left of an update at the uplink's other end; with this client's share of noise, where that is due."""
+        found = stack([decoded(self.job, update, payload)])
+        mechanism = self.job.mechanism
+        if mechanism is not None and mechanism.on_grid is not None:
+            found = mechanism.on_grid(found, sent_by(self.job, [task]))
+        return Payload(found.rows(0).vector())
+
+    def _from_news(self, order: Order, fetch: Fetch) -> Broadcast | None:
+        """What is known here, with the differences since; None if that is not to be had, or takes more."""
+        known = self.home.known() if self.job.downlink.by_difference else None
+        if known is None:
+            return None
+        version, vector_V = known
+        news = [each for each in order.news if each.version > version]
+        complete = [each.version for each in news] == list(range(version + 1, order.version + 1))
+        if not complete or sum(each.object.num_bytes for each in news) > order.model.num_bytes:
+            return None
+        if not news and self.layout.exact():  # the vector alone is kept
+            return None
+        exact: State = {}
+        for each in news:
+            change = self._decoded(self._payload(each.object, fetch), encoded=True)
+            vector_V, exact = vector_V + change.vector(), change.exact()
+        return _if_named(order.model, self.layout.rebuilt(vector_V, exact))
+
+    def _payload(self, ref: Ref, fetch: Fetch) -> Payload:
+        if ref.num_bytes > self.max_bytes:
+            raise Unwilling(f"a broadcast of {ref.num_bytes:,} bytes, at most {self.max_bytes:,} are due in this run")
+        return unpack_parts(fetch(ref), ref.num_bytes, max_bytes=self.max_bytes)
+
+    def _decoded(self, payload: Payload, *, encoded: bool) -> Broadcast:
+        try:
+            payload, exact = payload.split(self.layout.exact())
+            vector_V = self.job.downlink.chain.decode(payload) if encoded else payload.carrier
+        except Exception as error:
+            raise ObjectError(f"the broadcast cannot be decoded ({type(error).__name__}: {error})") from error
+        own_V = self.layout.vector()
+        if vector_V.shape != own_V.shape or vector_V.dtype != own_V.dtype:
+            raise Unwilling(
+                f"the model that was sent has {tuple(vector_V.shape)} values of {vector_V.dtype}, the plan's on this "
+                f"client's samples has {tuple(own_V.shape)} of {own_V.dtype}: compare the samples' shape and classes"
+            )
+        return self.layout.rebuilt(vector_V, exact)
+
+
+def _if_named(ref: Ref, sent: Broadcast) -> Broadcast | None:
+    """Return a broadcast if it is the one of this name; machines may decode to other last bits than the server's."""
+    return sent if manifest_of(*pieces(sent.plain())).name() == ref.name else None
+
+
+def agree(
+    app: ClientApp,
+    floors: Floors,
+    info: RunInfo,
+    number: int,
+    home: RunHome,
+    secret: bytes,
+    *,
+    keys_known: bool = False,
+) -> Work:
+    """Look at a run and build what it takes; a plan that is weaker than the floors raises Unwilling.
+
+    What is compared with the floors follows from the plan, wherever it can: the server could say anything.
+    """
+    parts = app.own_parts
+    plan, dataset = read_plan(info.plan, parts), app.dataset()
+    info = msgspec.structs.replace(info, num_bytes=max(info.num_bytes, _model_bytes(plan, dataset)))
+    if info.num_bytes > floors.max_model_bytes:  # before it is built
+        raise Unwilling(why_not(floors, info, plan, None, 0) or "the model is too large")
+    indices = np.arange(dataset.num_train)
+    partition = drawn(max(info.num_clients, number + 1), dataset.num_train, lambda client: indices)
+    federation = Federation(dataset, partition, seed=plan.seed, holdout=plan.evaluation.holdout)
+    job = build_job(plan, federation, secret=secret, loss=parts.loss(plan.loss))
+    coordinator = build_coordinator(plan, federation)
+    min_cohort = _min_cohort(coordinator, job.mechanism)
+    info = msgspec.structs.replace(info, cohort=min(info.cohort, min_cohort))
+    if job.mechanism is not None:
+        exposure = exposure_of(plan, job, coordinator)
+        check_delta(job.mechanism, exposure)
+        job = replace(job, exposure=exposure)
+    if floors.max_epsilon is not None and job.mechanism is not None and info.epsilon is not None:
+        own = _epsilon(job, max(1, plan.rounds))
+        budget = job.mechanism.epsilon
+        info = msgspec.structs.replace(info, epsilon=max(info.epsilon, own if budget is None else min(own, budget)))
+    reason = why_not(floors, info, plan, job.mechanism, job.num_steps(number), keys_known=keys_known)
+    if reason is not None:
+        raise Unwilling(reason)
+    if job.mechanism is not None and job.exposure is not None and floors.max_epsilon is not None:
+        rounds = last_round(job.mechanism, job.exposure, max(1, plan.rounds))
+        home.budget.must_pay(cost_of(job, rounds), floors.max_epsilon)
+    home.agreed(info)
+    return Work(
+        plan=plan, job=job, floors=floors, number=number, home=home, min_cohort=min_cohort, keys_known=keys_known
+    )
+
+
+def _min_cohort(coordinator: Coordinator, mechanism: Mechanism | None) -> int:
+    """Return how many clients a version is made of at least."""
+    policy = coordinator.policy
+    if mechanism is None or mechanism.min_reports is None:
+        return max(1, policy.min_reports)
+    return max(1, mechanism.min_reports(policy.goal(coordinator.num_clients)))
+
+
+def _epsilon(job: Job, attempts: int) -> float:
+    """What so many attempts cost this client."""
+    assert job.mechanism is not None and job.exposure is not None
+    return spent(job.mechanism, job.exposure._replace(attempts=attempts)).epsilon
+
+
+def _model_bytes(plan: Plan, dataset: Dataset) -> int:
+    """The bytes of a model of the catalogue, found without memory for it, so that no option can fill this machine."""
+    if plan.model.call is not None:
+        return 0
+    with torch.device("meta"):
+        model = plan.model.build("models", input_shape=dataset.input_shape, num_classes=dataset.num_classes)
+    if not isinstance(model, nn.Module):
+        raise PlanError(f"model '{plan.model.name}' gave {type(model).__name__}: a factory must return an nn.Module")
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))

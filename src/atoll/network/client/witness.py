@@ -1,0 +1,115 @@
+"""A client's witness of one run: what the server's ledger has said, and whether the server keeps to it.
+
+It hears every record as it comes, by the same rules as `atoll ledger verify`, and holds the server to two more things:
+what it sends a client is what the ledger says of that version, and what it has acknowledged of this client is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from atoll.core.errors import RunError
+from atoll.ledger import chain
+from atoll.ledger.audit import Story
+from atoll.ledger.receipts import Receipt, Receipts, max_versions
+from atoll.network.client.home import RunHome
+
+DISTRUST = "do not trust this server"
+
+
+class Witness:
+    """All that a client has heard of a run's ledger; after a restart, what its home has of it."""
+
+    def __init__(
+        self, home: RunHome, server_key: bytes, client: int, own_key: bytes, say: Callable[[str], None]
+    ) -> None:
+        self.home, self._server_key, self._client, self._own_key, self._say = home, server_key, client, own_key, say
+        self._info = home.info()
+        self._recall()
+
+    def _recall(self) -> None:
+        """Go through the records and receipts in the home; they were checked when they came."""
+        self.story = Story(self._server_key, checked_before=True)
+        self.receipts = Receipts(self._client, max_versions(self._info.plan, self._info.num_clients))
+        for receipt in self.home.receipts(Receipt):
+            self.receipts.waiting[receipt.attempt] = None
+        for line in self.home.lines():
+            record, _ = chain.read(line)
+            wrong = self.story.hear(record) or self.receipts.hear(record)
+            if wrong is not None:
+                raise self._lie(record.number, wrong)
+        self.story.checked_before = False
+
+    def hear(self, lines: tuple[str, ...]) -> None:
+        """Check records that follow on those heard so far, and keep them; a false one raises RunError."""
+        fault = chain.verify(lines, self._server_key, after=self.home.head)
+        if fault is not None:
+            raise self._lie(fault.number, fault.what)
+        records = [chain.read(line)[0] for line in lines]
+        try:
+            for record in records:
+                self._hear(record)
+            self.home.add_lines(lines, chain.Head(self.home.head.length + len(lines), records[-1].hash()))
+        except BaseException:  # such as a full disk: what is not kept was not heard
+            self._recall()
+            raise
+
+    def _hear(self, record: chain.Record) -> None:
+        plan = record.body.get("plan") if record.kind == chain.START else None
+        if plan is not None and not self.home.agreed_to(plan):
+            raise RunError(
+                f"the ledger of {self._info.run} is of another plan than this client agreed to; ask the operator"
+            )
+        if record.kind == chain.COMMIT:
+            self._check_own(record)
+        wrong = self.story.hear(record) or self.receipts.hear(record)
+        if wrong is not None:
+            raise self._lie(record.number, wrong)
+        if record.kind in (chain.COMMIT, chain.ABANDON) and self.receipts.max_versions is None:
+            self.home.end_talks(record.body["attempt"])  # its sum is made, or never will be
+
+    def _check_own(self, record: chain.Record) -> None:
+        """Check what a commit says of this client: it may count what was delivered under its key, and nothing else."""
+        for each in record.body.get("cohort", ()):
+            if not isinstance(each, dict) or each.get("client") != self._client:
+                continue
+            if "object" in each and each["object"] not in self.home.sent:
+                raise RunError(
+                    f"record {record.number} of the ledger of {self._info.run} counts an update of this client that it "
+                    f"never sent: {each['object']}; somebody else has its key, or the server lies"
+                )
+            if each.get("key") != self._own_key.hex():
+                raise self._lie(record.number, f"counts client {self._client}, which is this one, under another key")
+            self._say(f"version {record.body.get('version')} counts this client's update")
+        for each in record.body.get("rejected", ()):
+            if isinstance(each, dict) and each.get("client") == self._client:
+                self._say(f"version {record.body.get('version')} leaves this client out: {each.get('why')!r:.200}")
+
+    def acknowledged(self, attempt: int, name: str) -> None:
+        """Note that the server said that an update is safe: its ledger must say what became of it."""
+        self.home.keep_receipt(Receipt(self._client, attempt, name))
+        if attempt not in self.receipts.counted:
+            self.receipts.waiting[attempt] = None
+
+    def check_sent(self, version: int, name: str) -> None:
+        """Refuse a broadcast that is not the one that the ledger names."""
+        if self.story.sent[version] != name:
+            raise RunError(
+                f"the server sends version {version} of {self._info.run} as {name}, its ledger says that everybody was "
+                f"sent {self.story.sent[version]}; {DISTRUST}"
+            )
+
+    def check_params(self, version: int, params: str) -> None:
+        """Refuse parameters that are not those of the version that the ledger names."""
+        if self.story.models[version] != params:
+            raise RunError(
+                f"what the server sends as version {version} of {self._info.run} are other parameters than its ledger "
+                f"names; {DISTRUST}"
+            )
+
+    def knows_counted(self, attempt: int) -> bool:
+        """Whether the ledger says that this client's update of an attempt counted, or does not say who took part."""
+        return self.receipts.sealed or attempt in self.receipts.counted
+
+    def _lie(self, number: int, what: str) -> RunError:
+        return RunError(f"record {number} of the ledger of {self._info.run} {what}; {DISTRUST}")

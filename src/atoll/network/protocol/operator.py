@@ -1,0 +1,99 @@
+"""The operator's side of the operator's address: where it is, what opens it, and how it is asked. It loads no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx2
+
+from atoll.core.errors import RunError
+from atoll.network.protocol.identity import must_be_private, write_secret
+
+TOKEN, ADDRESS = "operator.token", "admin.json"
+SECONDS = 60.0
+"""How long an answer may take: an approval waits for a commit."""
+
+
+class Address(NamedTuple):
+    """Where a server takes its operator's commands, and what opens it."""
+
+    url: str
+    token: str
+
+
+def operator_token(home: Path) -> str:
+    """What an operator shows to be one; it is made at the first start, and only the home's owner can read it."""
+    with contextlib.suppress(FileExistsError):
+        write_secret(home / TOKEN, secrets.token_urlsafe(32).encode() + b"\n")
+    return read_token(home / TOKEN)
+
+
+def read_token(path: Path) -> str:
+    """The operator's token in a file."""
+    try:
+        must_be_private(path)
+        token = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"the operator's token cannot be read from {path} ({error}): name its file") from error
+    if len(token) < 32 or not token.isascii():
+        raise RunError(f"{path} holds no operator's token: remove it, and the server makes another when it starts")
+    return token
+
+
+def write_address(home: Path, host: str, port: int) -> None:
+    """Let commands on this machine find a server."""
+    new = home / f".{ADDRESS}.new"
+    new.write_text(json.dumps({"url": f"http://{f'[{host}]' if ':' in host else host}:{port}"}) + "\n")
+    new.replace(home / ADDRESS)
+
+
+def address_of(home: Path) -> Address:
+    """Where the server with this home takes commands."""
+    try:
+        url = str(json.loads((home / ADDRESS).read_text())["url"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"{home} is not the home of a server that was started: name it with --home, or start one with atoll serve"
+        ) from error
+    return Address(url, read_token(home / TOKEN))
+
+
+def ask(address: Address, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What the server answers; what it refuses, or if it does not answer, is a RunError."""
+    with _connected(address) as client:
+        try:
+            answer = client.request(method, path, json=body)
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise RunError(
+                f"no server answers at {address.url} ({error}): start it with atoll serve, or name another --home"
+            ) from error
+    try:
+        told = answer.json()
+        if not isinstance(told, dict) or not (answer.is_success or "error" in told):
+            raise ValueError("another form")
+    except ValueError as error:
+        raise RunError(
+            f"{address.url} answered {answer.status_code}, as no Atoll server does: check --admin"
+        ) from error
+    if not answer.is_success:
+        raise RunError(str(told["error"]))
+    return told
+
+
+def is_there(address: Address) -> bool:
+    """Whether somebody still answers."""
+    with _connected(address) as client:
+        try:
+            client.get("/health")
+        except httpx2.HTTPError:
+            return False
+    return True
+
+
+def _connected(address: Address) -> httpx2.Client:
+    headers = {"authorization": f"Bearer {address.token}"}
+    return httpx2.Client(base_url=address.url, headers=headers, timeout=SECONDS, trust_env=False)

@@ -1,0 +1,106 @@
+"""Limits to what is worked on at once: the memory of clients' request bodies, and the requests of strangers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import TypeVar
+
+from atoll.network.server.auth import Refused
+
+T = TypeVar("T")
+SMALL = 1 << 14
+"""Bodies of so many bytes are not counted."""
+ALL = 256 << 20
+"""Bytes of all others that are in memory at once."""
+EACH = 4
+"""So many bodies at once come from one client at most."""
+PATIENCE = 20.0
+"""Seconds until somebody who waits is told to come again: a client waits a minute for its answer in all."""
+STRANGERS, STRANGERS_EACH = 8, 2
+"""So many requests that nobody has signed are worked on at once, and so many of one address."""
+
+
+class Room:
+    """Bounds the memory of request bodies: FIFO, with a cap per client, who has signed them; for one event loop."""
+
+    def __init__(self, num_bytes: int = ALL, patience: float = PATIENCE) -> None:
+        self._left, self._patience = num_bytes, patience
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._bodies: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def taken(self, who: str, num_bytes: int) -> AsyncIterator[None]:
+        """Have room for a body while the block runs; whoever came before is let in before."""
+        if num_bytes <= SMALL:
+            yield
+            return
+        if self._bodies[who] >= EACH:
+            raise Refused(HTTPStatus.TOO_MANY_REQUESTS, f"{EACH} requests of this client are being read", retry=1.0)
+        self._bodies[who] += 1
+        try:
+            await self._enter(num_bytes)
+            try:
+                yield
+            finally:
+                self._left += num_bytes
+                self._let_in()
+        finally:
+            self._bodies[who] -= 1
+            if not self._bodies[who]:
+                del self._bodies[who]
+
+    async def _enter(self, num_bytes: int) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((num_bytes, turn))
+        self._let_in()
+        try:
+            async with asyncio.timeout(self._patience):
+                await turn
+        except (asyncio.CancelledError, TimeoutError) as error:
+            if turn.done() and not turn.cancelled():  # it was let in a moment before
+                self._left += num_bytes
+            self._let_in()
+            if isinstance(error, TimeoutError):
+                why = "the server reads as much as it has room for: come again"
+                raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, why, retry=1.0) from error
+            raise
+
+    def _let_in(self) -> None:
+        """Let those in, in their order, for whom there is room."""
+        while self._waiting and (self._waiting[0][1].done() or self._waiting[0][0] <= self._left):
+            num_bytes, turn = self._waiting.popleft()
+            if not turn.done():
+                self._left -= num_bytes
+                turn.set_result(None)
+
+
+class Lobby:
+    """Bounds the work on requests that no client has signed: few at once, fewer of one address; for one event loop.
+
+    It has threads of its own, so that no client waits for a stranger.
+    """
+
+    def __init__(self, num: int = STRANGERS, each: int = STRANGERS_EACH) -> None:
+        self._threads, self._each = ThreadPoolExecutor(num, thread_name_prefix="lobby"), each
+        self._turns: dict[str, asyncio.Semaphore] = {}
+        self._here: Counter[str] = Counter()
+
+    async def work(self, address: str, work: Callable[[], T]) -> T:
+        """Do some work for somebody at an address, when it is their turn."""
+        self._here[address] += 1
+        try:
+            async with self._turns.setdefault(address, asyncio.Semaphore(self._each)):
+                return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:
+            self._here[address] -= 1
+            if not self._here[address]:
+                del self._here[address], self._turns[address]
+
+    def close(self) -> None:
+        """Let threads end."""
+        self._threads.shutdown()

@@ -1,0 +1,55 @@
+"""What a run's ledger, which every client reads, says of those who took part; and what it keeps sealed."""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from atoll.commit.guard import Guard
+from atoll.core.messages import Task
+from atoll.network.server.tables import ClientRow, Stage, TaskRow
+from atoll.privacy.noise import derived
+
+
+def cohort_of(rows: Iterable[TaskRow], counted: Iterable[Task], clients: Iterable[ClientRow]) -> list[dict[str, Any]]:
+    """The updates that counted, and their clients' signatures; `clients` are all, also who was shut out since."""
+    wanted, known = set(counted), {client.number: client for client in clients}
+    return [_entry(row, known[row.task.client]) for row in rows if row.task in wanted]
+
+
+def rejected_of(rows: Iterable[TaskRow], left_out: Iterable[Task] = ()) -> list[dict[str, Any]]:
+    """Whose updates did not count, and why not."""
+    failed = {row.task: row.report["why"] for row in rows if row.stage is Stage.FAILED}
+    whys = failed | {task: "left out" for task in left_out if task not in failed}
+    return [{"client": task.client, "attempt": task.attempt, "why": why} for task, why in whys.items()]
+
+
+def told(guard: Guard | None, attempt: int, people: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Who took part, as a record says it.
+
+    Where a guarantee rests on nobody's knowing that, or only the server protects updates, no more than a seal is told:
+    with the run's secret the server can open it to an auditor, and cannot say then that it was somebody else.
+    """
+    if guard is None or not guard.seals_updates:
+        return dict(people)
+    text = json.dumps(people, sort_keys=True, separators=(",", ":")).encode()
+    seal = hmac.digest(derived(guard.ledger.secret, "seal", attempt), text, "sha256").hex()
+    return {**{kind: [] for kind in people}, "sealed": seal}
+
+
+def _entry(row: TaskRow, client: ClientRow) -> dict[str, Any]:
+    """An update that counted; of one that was added in secret only whose it was."""
+    entry = {
+        "client": row.task.client,
+        "id": client.id,
+        "key": client.key.hex(),
+        "version": row.task.version,
+        "attempt": row.task.attempt,
+    }
+    if not row.update:
+        return entry
+    told = ("num_samples", "loss", "weight", "broadcast")
+    numbers = {name: row.report[name] for name in told if name in row.report}
+    return {**entry, "object": row.update, "signature": row.signature.hex(), **numbers}

@@ -1,0 +1,246 @@
+"""The hub: all parts of a server, and what its operator asks of it."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from atoll.core.coordinator import Command, Finish, Halt, Phase, Policy, Reason
+from atoll.core.errors import PlanError, RunError
+from atoll.core.plan import Plan
+from atoll.network.protocol.blobs import place_of
+from atoll.network.protocol.identity import load_key, make_key, public_bytes, token_hash
+from atoll.network.protocol.messages import is_run_name
+from atoll.network.server.auth import SYSTEM, Gate
+from atoll.network.server.clock import Clock
+from atoll.network.server.driver import Conductor
+from atoll.network.server.handler import Desk
+from atoll.network.server.logs import log
+from atoll.network.server.metrics import Metrics
+from atoll.network.server.parts import build_parts
+from atoll.network.server.presence import ONLINE_SECONDS
+from atoll.network.server.runs import RUNNING, Run
+from atoll.network.server.store import Store
+from atoll.network.server.tables import ClientRow, Status
+from atoll.network.server.writer import Draft
+
+
+class Hub:
+    """Serves the operator, and clients at its `desk`; may be called from any thread."""
+
+    def __init__(
+        self,
+        home: Path,
+        store: Store,
+        *,
+        objects: str | None = None,
+        num_clients: int | None = None,
+        max_samples: int = 10_000_000,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        home.mkdir(parents=True, exist_ok=True)
+        store.claim()
+        self._clock, self._now = clock, clock.monotonic
+        path = home / "ledger.key"  # not to be mistaken for the key of a certificate
+        self.key = load_key(path) if path.exists() else make_key(path)
+        self.server_key = public_bytes(self.key)
+        self.gate, self.metrics = Gate(store, clock), Metrics()
+        self.on_shut_down: Callable[[], None] = lambda: None
+        self._wanted, self._started = num_clients, self._now()
+        place = place_of(home, objects)
+        self.conductor = Conductor(home, place, store, self.key, self.metrics, num_clients or 1, clock, self.gate)
+        self._clerk, self._runs, self._store = self.conductor.clerk, self.conductor.runs, store
+        self.why_ended = ""
+        """Why the process must end, if it must."""
+        self._clerk.on_taken = self._give_up
+        self.desk = Desk(self.conductor, self.metrics, max_samples)
+
+    def start(self) -> None:
+        """Begin to write down and to make."""
+        self._clerk.start()
+        log("started", runs=len(self._runs), clients=len(self.conductor.roll.clients))
+
+    def close(self) -> None:
+        """End politely."""
+        self.conductor.close()
+
+    def shut_down(self) -> None:
+        """Ask the process to end politely."""
+        log("stopping")
+        self.on_shut_down()
+
+    def _give_up(self, why: str) -> None:
+        """Ask the process to end because it cannot go on."""
+        if not self.why_ended:
+            self.why_ended = why
+            self.shut_down()
+
+    def status(self) -> dict[str, Any]:
+        """Where everything stands."""
+        with self._clerk.lock:
+            runs = [self._status_of(run) for run in self._runs.values()]
+        counts = dict.fromkeys((status.value for status in Status), 0)
+        for client in self.clients():
+            counts[client["status"]] += 1
+        server = {
+            "seconds_up": round(self._now() - self._started, 1),
+            "read_only": bool(self.conductor.why),
+            "why": self.conductor.why,
+            "key": self.server_key.hex(),
+        }
+        return {"server": server, "runs": runs, "clients": {**counts, "online": len(self.conductor.roll.online())}}
+
+    def clients(self) -> list[dict[str, Any]]:
+        """Everybody who is known."""
+        with self._store.look() as book:
+            known, agreed = book.clients(), book.agreed()
+            refused = {row.client for run in self._runs for row in book.refusals(run)}
+        found = []
+        for client in known:
+            since = self.conductor.roll.seconds_since(client.number)
+            found.append(
+                {
+                    "id": client.id,
+                    "name": client.name,
+                    "number": client.number,
+                    "status": client.status.value,
+                    "samples": client.num_samples or None,
+                    "agreed": agreed.get(client.id),
+                    "offences": client.offences,
+                    "refused": client.number in refused,
+                    "online": since is not None and since < ONLINE_SECONDS,
+                    "seconds_since": None if since is None else round(since, 1),
+                }
+            )
+        return found
+
+    def approve(self, names: list[str], samples: int | None = None) -> list[int]:
+        """Let clients in, by name or id, in this order; their numbers.
+
+        `samples` is how many samples each of them has, as the operator knows: none of them ever counts as more.
+        """
+
+        def change(draft: Draft) -> list[int]:
+            known = draft.book.clients()
+            return self.conductor.offences.let_in(draft, [_called(known, name) for name in names], samples)
+
+        numbers: list[int] = self._clerk.make(change)
+        return numbers
+
+    def revoke(self, name: str) -> None:
+        """Shut a client out; what it was asked is not waited for."""
+
+        def change(draft: Draft) -> None:
+            self.conductor.offences.shut_out(draft, _called(draft.book.clients(), name), Status.REVOKED)
+
+        self._clerk.make(change)
+
+    def token(self, seconds: float) -> str:
+        """A token with which one client can enrol."""
+        token = secrets.token_urlsafe(24)
+        self._clerk.make(lambda draft: draft.book.add_token(token_hash(token), self._clock.wall() + seconds))
+        return token
+
+    def begin_with(self, run: str, plan: Plan) -> None:
+        """Begin a run before the server starts, unless it has begun already."""
+        known = self._runs.get(run)
+        if known is not None and known.plan != plan:
+            raise RunError(f"there is a run {run} with another plan: choose another --name, or serve without a plan")
+        if known is None:
+            made = self._new_run(run, plan)
+            with self._store.change() as book:
+                book.add_run(run, plan.to_toml(), json.dumps(made.machine.to_plain()))
+            self._runs[run] = made
+
+    def add_run(self, run: str, plan: Plan) -> None:
+        """Begin another run as soon as there are enough clients."""
+        taken = f"there is a run {run} already: choose another name"
+        if run in self._runs:
+            raise RunError(taken)
+        made = self._new_run(run, plan)
+
+        def change(draft: Draft) -> None:
+            if run in self._runs:  # somebody was faster
+                raise RunError(taken)
+            draft.book.add_run(run, plan.to_toml(), json.dumps(made.machine.to_plain()))
+            draft.then(lambda: self._runs.update({run: made}))
+
+        self._clerk.make(change)
+
+    def _new_run(self, run: str, plan: Plan) -> Run:
+        if not is_run_name(run):
+            raise RunError(f"a run is called by small letters, digits and hyphens, at most 64 of them: got {run!r}")
+        policy: Policy = plan.policy.build("rounds")
+        num = max(self._wanted or policy.min_clients, len(self.conductor.roll.clients))
+        if policy.min_clients > num:
+            raise PlanError(
+                f"the plan's policy asks for {policy.min_clients} clients, but the server is to begin with {num}: "
+                f"start it with --clients {policy.min_clients} or without --clients, or change the plan, e.g. by "
+                f"--set policy.{'concurrency' if policy.keeps_tasks else 'size'}={num}"
+            )
+        build_parts(plan, [1000] * num, None)  # refuse early what is wrong
+        return Run(run, plan, self.conductor.home, self.conductor.place, self.conductor.ring)
+
+    def lines(self, run: str) -> list[str]:
+        """The ledger of a run."""
+        return self.desk.lines(run)
+
+    def stop_run(self, run: str) -> None:
+        """End a run with the last version that was made."""
+        found = self.desk.run(run)
+
+        def change(draft: Draft) -> None:
+            machine, seq = draft.machine(found)
+            if found.status != RUNNING:
+                return
+            commands: list[Command] = [Finish(Reason.INTERRUPTED)]
+            machine = machine._replace(phase=Phase.FINISHED)
+            if found.parts is not None:
+                machine, commands = found.parts.coordinator.step(draft.machine(found)[0], Halt(Reason.INTERRUPTED))
+            draft.move(found, machine, seq)
+            self.conductor.follow(draft, found, commands)
+
+        self._clerk.make(change)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all runs are over, and everybody who is there has heard of it."""
+        with self._clerk.lock:
+            over = bool(self._runs) and all(run.status != RUNNING for run in self._runs.values())
+            roll = self.conductor.roll
+            there = roll.online()
+            if (
+                self._now() - self._started < ONLINE_SECONDS
+            ):  # who worked for the server before this one may be on the way back
+                worked = {number for run in self._runs.values() for number in run.counted}
+                there |= worked & roll.clients.keys()
+            return over and there <= self.desk.told_end
+
+    def _status_of(self, run: Run) -> dict[str, Any]:
+        machine, row = run.machine, run.last_row or {}
+        arrived = len(machine.arrived) + len(machine.committing)
+        return {
+            "run": run.name,
+            "status": run.status,
+            "round": machine.version,
+            "rounds": run.plan.rounds,
+            "attempt": machine.attempt,
+            "phase": str(machine.phase),
+            "asked": len(machine.in_flight) + arrived,
+            "arrived": arrived,
+            "accuracy": row.get("test", {}).get("accuracy"),
+            "epsilon": row.get("privacy", {}).get("epsilon"),
+            "seconds_waiting": round(self._now() - run.began, 1) if run.began and run.status == RUNNING else 0.0,
+        }
+
+
+def _called(clients: list[ClientRow], name: str) -> ClientRow:
+    """The client of this id, or else of this name: a name is what a client chose, and could be another's id."""
+    named = {client.name: client for client in clients} | {client.id: client for client in clients}
+    found = named.get(name)
+    if found is None:
+        raise RunError(f"there is no client {name}: see atoll clients list")
+    return found

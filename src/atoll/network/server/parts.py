@@ -1,0 +1,215 @@
+"""A plan as the server of a network builds it: clients say how much they have, and updates are delivered, not trained.
+
+Shapes: C clients, V packed values of an update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.commit.coordinator import build_coordinator
+from atoll.commit.guard import Guard, guarded
+from atoll.commit.rehearsal import rehearse_round
+from atoll.commit.versions import Versions
+from atoll.core.coordinator import Coordinator
+from atoll.core.errors import AtollError, PlanError, RunError
+from atoll.core.messages import Broadcast, Payload, State, Task, Update
+from atoll.core.plan import Plan
+from atoll.core.wire import packed_size, unpack_parts
+from atoll.data.dataset import Dataset
+from atoll.data.index import Array, Partition
+from atoll.engine.base import InProcess
+from atoll.network.protocol.objects import ObjectError
+from atoll.privacy.ledger import Ledger
+from atoll.privacy.noise import fresh_secret
+from atoll.train.exchange import Told, Work, acceptable, encoded, received
+from atoll.train.federation import Federation
+from atoll.train.job import Job, build_job
+from atoll.train.layout import layout_of
+from atoll.train.loop import Workspace, workspace
+from atoll.train.trainer import Trainer
+
+ROOM = 1 << 20
+"""Bytes that a delivered update may be longer than the plain vector: names, shapes, and what codecs keep beside it."""
+
+
+Kinds = list[list[tuple[str, torch.dtype]]]
+
+
+class BadUpdate(AtollError):
+    """An update that is not one: it is left out, and its sender is blamed."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Stated(Partition):
+    """Samples that lie with their clients: only how many there are is known."""
+
+    sizes_C: Array
+
+    def indices(self, client: int) -> Array:
+        """Nobody here can see them."""
+        raise PlanError(f"the samples of client {client} are not here: over a network only the client sees them")
+
+    def size(self, client: int) -> int:
+        """How many it says it has."""
+        self._check(client)
+        return int(self.sizes_C[client])
+
+    def sizes(self) -> Array:
+        """How many each says it has."""
+        return self.sizes_C
+
+
+class Arrival(NamedTuple):
+    """A delivered update, and what its client told of it."""
+
+    update: Update
+    told: Told
+
+
+class Deliveries(InProcess):
+    """The engine of a network: what clients have delivered stands in place of their training."""
+
+    def __init__(self, job: Job, space: Workspace) -> None:
+        super().__init__(job, Trainer(job, space=space))
+        self.read: Callable[[Task], Arrival] = _nothing
+
+    def describe(self) -> dict[str, object]:
+        """Name and settings."""
+        return {"name": "network"}
+
+    def works(
+        self, groups: list[list[Task]], sent: Mapping[int, Broadcast], states: Mapping[int, State]
+    ) -> Iterable[Work]:
+        """Fold what was delivered, one update at a time, so that memory does not grow with the cohort."""
+        yield from (self._received(task) for [task] in groups)
+
+    def _received(self, task: Task) -> Work:
+        update, told = self.read(task)
+        return received(self.job, self.trainer.fold, [task], update.alone(), [told])
+
+
+def _nothing(task: Task) -> Arrival:
+    raise AtollError(f"nothing was delivered for {task}; this is a bug")
+
+
+class Parts(NamedTuple):
+    """What a run is driven with."""
+
+    job: Job
+    coordinator: Coordinator
+    guard: Guard | None
+    versions: Versions
+    engine: Deliveries
+    layout: Update
+    """The shape of every update that is due, without values."""
+    max_bytes: int
+    """Bytes of the largest update that is read."""
+    kinds: Kinds
+    """Names and types of a payload of that."""
+
+    def opened(self, chunks: Iterable[bytes], num_bytes: int, weight: float) -> Update:
+        """Read a delivered update; one that is not what is due raises BadUpdate."""
+        try:
+            payload = unpack_parts(chunks, num_bytes, max_bytes=self.max_bytes)
+            if _kinds(payload) != self.kinds:
+                raise BadUpdate("the update's tensors have other names or types than the plan's uplink makes")
+            payload, exact = payload.split(self.layout.exact())
+            vector_V = self.job.uplink.decode(payload)
+        except (BadUpdate, ObjectError, OSError, RunError):
+            raise
+        except Exception as error:  # whatever a codec makes of rubbish
+            raise BadUpdate(f"the update cannot be read: {' '.join(str(error).split())[:200]}") from error
+        due_V = self.layout.vector()
+        if vector_V.shape != due_V.shape or vector_V.dtype != due_V.dtype:
+            raise BadUpdate(
+                f"the update has {tuple(vector_V.shape)} values of {vector_V.dtype}, {tuple(due_V.shape)} of "
+                f"{due_V.dtype} are due: check the client's model"
+            )
+        for values in (vector_V, *exact.values()):
+            if not (bool(values.sum().isfinite()) or bool(values.isfinite().all())):  # a finite sum is enough
+                raise BadUpdate("the update holds NaN or Inf: check the client's data and learning rate")
+        update = self.layout.rebuilt(vector_V, exact)
+        return update._replace(weight=torch.tensor(weight, dtype=self.layout.weight.dtype))
+
+    def must_count(self, task: Task, update: Update) -> None:
+        """Raise BadUpdate for an update that would be left out of its version."""
+        if not bool(acceptable(self.job, [task], update.alone())[0]) or not float(update.weight) > 0:
+            raise BadUpdate(
+                f"the update has an L2 norm of {float(update.delta_D.double().norm()):.3g}, server.max_norm is "
+                f"{self.job.max_norm:g}; its weight is {float(update.weight):g}; if both are right, its extra vectors "
+                f"are not what the algorithm sends for the {self.job.federation.num_samples(task.client):,} samples "
+                "that the server believes in: check the client's data and learning rate, or let the operator agree to "
+                "more (atoll clients approve NAME --samples N)"
+            )
+
+    def max_weight(self, num_samples: float) -> float:
+        """The largest weight of an update that was trained on so many samples."""
+        mechanism = self.job.mechanism
+        alike = mechanism is not None and mechanism.at_client is not None
+        return 1.0 if alike else self.job.algorithm.max_weight(num_samples)
+
+
+def build_parts(plan: Plan, sizes: Sequence[int], ledger: Ledger | None) -> tuple[Parts, Tensor]:
+    """Build a plan for clients that have so many samples, and the parameters that a run of it starts from.
+
+    `ledger` is the privacy ledger of a run that has begun. Only who begins needs the first parameters: the job that is
+    kept for weeks has their shape, and no memory for them.
+    """
+    dataset = plan.data.build("data.catalog")
+    if not isinstance(dataset, Dataset):
+        raise PlanError(f"data '{plan.data.name}' gave {type(dataset).__name__}: it must return an atoll.Dataset")
+    federation = Federation(
+        dataset,
+        Stated(len(sizes), np.array(sizes, dtype=np.int64)),
+        seed=plan.seed,
+        holdout=plan.evaluation.holdout,
+        server_samples=plan.server.samples or 0,
+    )
+    coordinator = build_coordinator(plan, federation)
+    job = build_job(plan, federation, secret=ledger.secret if ledger else None)
+    if job.kinds:
+        raise PlanError(f"clients of {plan.algorithm.name} keep models of their own, which a server cannot measure")
+    first_D, space = job.first_D, workspace(job)
+    job, guard = replace(job, first_D=first_D.new_zeros(()).expand(first_D.shape)), None
+    if plan.privacy is not None:
+        job, coordinator, guard = guarded(plan, job, coordinator, ledger or Ledger(job.secret))
+    engine, layout = Deliveries(job, space), layout_of(job)
+    rehearse_round(plan, job, coordinator)
+    like, _ = encoded(job, Task(0, 0, 0), layout, {})
+    versions = Versions(coordinator, engine.trainer, guard)
+    max_bytes = 2 * packed_size(layout.plain()) + ROOM
+    return Parts(job, coordinator, guard, versions, engine, _without_values(layout), max_bytes, _kinds(like)), first_D
+
+
+def _without_values(update: Update) -> Update:
+    aux = {name: value.to("meta") for name, value in update.aux.items()}
+    return Update(update.delta_D.to("meta"), update.weight.to("meta"), aux)
+
+
+def open_ledger(plan: Plan, path: Path, *, begun: bool) -> Ledger | None:
+    """The privacy ledger of a run; a new one if the run has not begun, None if the plan is not private."""
+    if plan.privacy is None:
+        return None
+    if path.exists():
+        return Ledger.read(path, plan.identity())
+    if begun:
+        raise RunError(
+            f"{path} is gone: without its privacy ledger nobody knows what the run has spent, so that it cannot go on; "
+            "restore it, or start another run, whose budget adds to what this one has spent"
+        )
+    return Ledger.begin(fresh_secret(), plan.identity(), path)
+
+
+def _kinds(payload: Payload) -> Kinds:
+    """Names and types of a payload's tensors."""
+    sides = [[(name, side[name].dtype) for name in sorted(side)] for side in payload.sides]
+    return [[("", payload.carrier.dtype)], *sides]

@@ -1,0 +1,132 @@
+"""Secure aggregation over a network: the server's machine, fed by what clients answer to the messages in their post.
+
+A session lives in memory. If the process ends, its sum is lost and the attempt comes to nothing: a client never adds
+one update to two sums, since their difference could tell what somebody added.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from torch import Tensor
+
+from atoll.commit.secure_sum import Added, groups_of, largest_of, params_hash, session_of, told
+from atoll.core.errors import PlanError
+from atoll.core.messages import Task, Update
+from atoll.network.protocol.messages import Ref
+from atoll.network.protocol.objects import Objects
+from atoll.secagg import wire
+from atoll.secagg.aborts import Abort
+from atoll.secagg.scheme import Outcome, Session
+from atoll.secagg.server import Close, Out, Phase, Server
+from atoll.train.job import Job
+
+STEP_SECONDS = 120.0
+"""How long the answers of one step are waited for, where the plan has no deadline."""
+
+
+class Post:
+    """Messages that wait for clients, and answers that wait for the server; used from several threads."""
+
+    def __init__(self, objects: Objects, wake: Callable[[set[int]], None]) -> None:
+        self._objects, self._wake = objects, wake
+        self._lock = threading.Lock()
+        self._mail: dict[int, Ref] = {}
+        self._answers: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
+
+    def waiting(self, client: int) -> Ref | None:
+        """The message that waits for this client's answer."""
+        with self._lock:
+            return self._mail.get(client)
+
+    def answer(self, client: int, data: bytes) -> bool:
+        """Take an answer; False if none is waited for."""
+        with self._lock:
+            if self._mail.pop(client, None) is None:
+                return False
+        self._answers.put((client, data))
+        return True
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        self._answers.put(None)
+
+    def exchange(self, messages: Iterable[Out], seconds: float) -> Iterator[bytes]:
+        """Send messages, and give the answers as they come, until all are there or the time is up."""
+        for message in messages:
+            ref = Ref(name=self._objects.put(message.data), num_bytes=len(message.data))
+            with self._lock:
+                self._mail[message.client] = ref
+        with self._lock:
+            missing = set(self._mail)
+        self._wake(missing)
+        until = time.monotonic() + seconds
+        try:
+            while missing:
+                found = self._answers.get(timeout=max(0.0, until - time.monotonic()))
+                if found is None:
+                    return
+                missing.discard(found[0])
+                yield found[1]
+        except queue.Empty:
+            pass
+        finally:
+            with self._lock:
+                self._mail.clear()
+
+
+class Secret(NamedTuple):
+    """What a server needs to add in secret."""
+
+    identity: Ed25519PrivateKey
+    registry: Mapping[int, bytes]
+    """The public keys of all clients, by number."""
+    post: Post
+    seconds: float
+
+
+def add_with_clients(
+    job: Job, run: str, params_D: Tensor, tasks: Sequence[Task], like: Update, secret: Secret
+) -> Added:
+    """Let those who are ready add their updates, one group after another; all of them heard these parameters."""
+    largest, params = largest_of(job, tasks), params_hash(params_D)
+    rounds: list[tuple[Session, Outcome, Update]] = []
+    for number, group in enumerate(groups_of(job, tasks)):
+        session = session_of(job, run, params, tasks[0], number, group, like, largest)
+        rounds.append((session, _session(job, session, secret), like))
+    return told(job, rounds, largest, len(tasks))
+
+
+def _session(job: Job, session: Session, secret: Secret) -> Outcome:
+    assert job.secure is not None and job.secure.scheme.invite is not None
+    registry = {**secret.registry, wire.SERVER: secret.identity.public_key().public_bytes_raw()}
+    machine = Server(identity=secret.identity, registry=registry)
+    up = down = 0
+
+    def counted(messages: Iterable[Out]) -> Iterator[Out]:
+        nonlocal down
+        for message in messages:
+            down += len(message.data)
+            yield message
+
+    try:
+        state, out = machine.open(job.secure.scheme.invite(session))
+        while state.phase is not Phase.DONE:
+            for answer in secret.post.exchange(counted(out), secret.seconds):
+                up += len(answer)
+                try:
+                    state, _ = machine.handle(state, answer)
+                except Abort:  # a message that is not right; the session goes on without it
+                    continue
+            state, out = machine.handle(state, Close(state.phase))
+    except (PlanError, Abort) as error:
+        return Outcome(None, (), up, down, str(error))
+    survivors = machine.survivors(state)
+    if len(survivors) < session.least:
+        return Outcome(None, (), up, down, f"{len(survivors)} are left, {session.least} are needed")
+    return Outcome(machine.result(state), survivors, up, down)

@@ -1,0 +1,98 @@
+"""A server as a process: one address for clients, one for the operator, and a polite end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import gc
+import signal
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from atoll.core.errors import RunError
+from atoll.network.server.admin import open_admin
+from atoll.network.server.connections import limits_of, more_files
+from atoll.network.server.http import Server
+from atoll.network.server.logs import Seldom, listen_to
+from atoll.network.server.operations import Hub
+from atoll.network.server.web import listener_of, server_of
+
+GARBAGE = 50_000
+"""Objects until garbage is looked for: a server of many clients has so many that a look takes long."""
+LOOK = 0.5
+"""Seconds between two looks whether everything is over."""
+
+
+@contextlib.contextmanager
+def locked(home: Path) -> Iterator[None]:
+    """Have a home for oneself; the lock goes with the process, however it ends."""
+    home.mkdir(0o700, parents=True, exist_ok=True)
+    with (home / ".lock").open("w") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise RunError(f"another server uses {home}: stop it with atoll stop, or name another --home") from error
+        yield
+
+
+def serve(
+    hub: Hub,
+    home: Path,
+    *,
+    host: str,
+    port: int,
+    tls: ssl.SSLContext | None,
+    admin_port: int,
+    once: bool = False,
+) -> None:
+    """Serve until somebody ends it; with `once` until all runs are over and all who are there know it."""
+    listen_to("uvicorn.error")
+    face = Server(hub)
+    public = server_of(face.app, host, port, tls, limits=limits_of(more_files()))
+    listener = listener_of(host, port)
+    admin, admin_listener = open_admin(hub, home, admin_port)
+    print(f"serving {'http' if tls is None else 'https'}://{host}:{listener.getsockname()[1]}, home {home}", flush=True)
+    asyncio.run(_serve(hub, face, [(public, listener), (admin, admin_listener)], once))
+    if hub.why_ended:
+        raise RunError(hub.why_ended)
+
+
+async def _serve(hub: Hub, face: Server, pairs: list[tuple[Any, socket.socket]], once: bool) -> None:
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        face.end()
+        for server, _ in pairs:
+            server.should_exit = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if number != signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            loop.add_signal_handler(number, hub.shut_down)
+
+    def end_soon() -> None:
+        loop.call_soon_threadsafe(end)
+
+    hub.on_shut_down = end_soon
+    trouble = Seldom()
+    loop.set_exception_handler(lambda _, about: trouble.say(f"{about['message']}: {about.get('exception')!r}"))
+    gc.set_threshold(GARBAGE)
+    hub.start()
+    try:
+        serving = [asyncio.create_task(server._serve([listener])) for server, listener in pairs]
+        watching = asyncio.create_task(_until_over(hub)) if once else None
+        await asyncio.gather(*serving)
+        if watching is not None:
+            watching.cancel()
+    finally:
+        face.close()
+        await asyncio.to_thread(hub.close)
+
+
+async def _until_over(hub: Hub) -> None:
+    while not hub.is_over:
+        await asyncio.sleep(LOOK)
+    hub.shut_down()

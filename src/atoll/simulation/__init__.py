@@ -1,0 +1,1 @@
+"""The driver of a simulated federation, and what only a simulation knows."""

@@ -1,0 +1,372 @@
+"""The driver of a simulated federation: feeds the coordinator, lets an engine do the work, makes the versions.
+
+Shapes: C clients, D parameters.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import insort
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import islice, takewhile
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atoll.commit.finish import end_reason, finish_round, measured_again, why_refused
+from atoll.commit.guard import Guard, must_fit
+from atoll.commit.run_state import Ahead, Journey, Round, RunState
+from atoll.commit.secure_sum import Added
+from atoll.commit.server_step import aggregated
+from atoll.commit.versions import Versions, valid_of
+from atoll.core.aggregator import as_rows, rows_of
+from atoll.core.coordinator import (
+    Abandon,
+    Arrived,
+    Begin,
+    Commit,
+    Committed,
+    Coordinator,
+    Deadline,
+    Event,
+    Failed,
+    Finish,
+    Phase,
+    Reason,
+    Send,
+)
+from atoll.core.devices import INSTANT, Devices, Load
+from atoll.core.eligibility import Eligibility
+from atoll.core.errors import TrainingError
+from atoll.core.messages import Payload, State, Task, Update
+from atoll.core.plan import Plan
+from atoll.core.seeds import generator
+from atoll.core.wire import packed_size
+from atoll.engine.base import Engine, Progress, silent
+from atoll.simulation.secure_round import Sent, add_in_secret, counted, fates
+from atoll.train.exchange import Work, acceptable
+from atoll.train.layout import first_server
+from atoll.train.loop import knowledge
+
+LOOK_AHEAD = 4
+"""Where few updates make a version, so many stacks of clients are trained ahead of their arrival."""
+PATIENCE, MOST_PATIENCE = 60.0, 3600.0
+"""Simulated seconds until clients are asked again after an attempt that came to nothing, and after many of them."""
+SHORT_WAITS = 50
+"""After so many attempts in a row that came to nothing the wait is doubled each time: a day has quiet hours."""
+
+
+class Simulation:
+    """Runs a plan's rounds; iterate over `rounds()` and look at `state` and `reason`."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        engine: Engine,
+        coordinator: Coordinator,
+        state: RunState | None = None,
+        devices: Devices = INSTANT,
+        guard: Guard | None = None,
+    ) -> None:
+        must_fit(engine.job, guard)
+        self.plan, self.engine, self.job, self.coordinator = plan, engine, engine.job, coordinator
+        self.devices, self.guard = devices, guard
+        self.versions = Versions(coordinator, engine.trainer, guard)
+        self._all_eligible = plan.eligibility == Eligibility()
+        first_D = self.job.first_D.clone()
+        rule = self.job.aggregator.init() if guard is None else guard.init()
+        self.state = state or RunState(first_D, first_server(self.job, first_D), rule, upload=first_D.nbytes)
+        self.reason: Reason | None = None
+        self.last_row: dict[str, Any] | None = None
+        """What is known of the last round; whoever gives a state gives this too."""
+
+    def rounds(self, progress: Progress = silent, clock: Callable[[], float] = time.perf_counter) -> Iterator[Round]:
+        """Yield after every commit, when `state` is whole and may be written down.
+
+        A round is not counted that takes more bytes than are left, or makes a model that is not finite. The last one
+        that counts is yielded again if it has not been measured: nobody knew that it was the last.
+        """
+        while self.reason is None:
+            started = clock()
+            if self._is_spent():
+                self.reason = Reason.PRIVACY
+                break
+            state, done, reason = self._attempt(self.state, progress)
+            self.reason = reason or why_refused(self.plan.stop, state)
+            if self.reason is not None:
+                break
+            if done is None:
+                self.state = state._replace(seconds=state.seconds + clock() - started)
+                continue
+            self.state, found, reason = finish_round(
+                self.plan,
+                self.engine,
+                self.coordinator,
+                self.guard,
+                state,
+                done,
+                lambda started=started: clock() - started,  # type: ignore[misc]
+            )
+            self.last_row = found.row
+            yield found
+            self.reason = reason
+        again = measured_again(self.plan, self.engine, self.state, self.last_row)
+        if again is not None:
+            self.last_row = again.row
+            yield again
+        assert self.reason is not None
+        self.reason = end_reason(self.reason, self.last_row)
+
+    def _is_spent(self) -> bool:
+        """Whether privacy does not pay for another attempt."""
+        machine = self.state.coordinator
+        more = self.guard is not None and machine.version < self.coordinator.rounds
+        return more and self.guard is not None and not self.guard.allows(machine.attempt)
+
+    def _attempt(self, state: RunState, progress: Progress) -> tuple[RunState, dict[str, Any] | None, Reason | None]:
+        """Follow the coordinator until it has a commit (and its row), abandons the attempt, or ends the run.
+
+        `state` is a value: whatever interrupts this, the driver still holds the last commit.
+        """
+        began, row = state.clock, None
+        asked: tuple[Task, ...] = ()
+        event: Event = self._begin(state)
+        while True:
+            machine, commands = self.coordinator.step(state.coordinator, event)
+            state = state._replace(coordinator=machine)
+            if row is not None and isinstance(event, Committed) and not commands:
+                return state, row, None
+            committed: Event | None = None
+            for command in commands:
+                match command:
+                    case Send(tasks):
+                        state, asked = self._send(state, tasks), asked + tasks
+                    case Commit(tasks):
+                        state, row, committed = self._commit(state, tasks, asked, progress)
+                    case Abandon(attempt):
+                        if self.guard is not None:
+                            self.guard.charge(attempt)
+                        return self._wait(self._forget(state)), None, None
+                    case Finish(reason):
+                        return state, None, reason
+            if committed is not None:
+                event = committed
+            elif machine.phase is Phase.READY:  # somebody was lost, and another is asked in place
+                event = self._begin(state)
+            else:
+                state, event = self._next(state, began)
+
+    def _begin(self, state: RunState) -> Begin:
+        devices, rule, now, shut_out = self.devices, self.plan.eligibility, state.clock, frozenset(state.quarantined)
+        if devices is INSTANT:
+            return Begin(lambda client: client not in shut_out) if shut_out else Begin()
+
+        def may(client: int) -> bool:
+            if client in shut_out or not devices.reachable(client, now):
+                return False
+            return self._all_eligible or rule.why_not(devices.attributes(client, now)) is None
+
+        return Begin(may)
+
+    def _wait(self, state: RunState) -> RunState:
+        """Let some time pass if nobody is at work."""
+        if self.devices is INSTANT or state.coordinator.in_flight:
+            return state
+        doubled = max(0, state.coordinator.abandoned_in_a_row - SHORT_WAITS)
+        return state._replace(clock=state.clock + min(MOST_PATIENCE, PATIENCE * 2.0**doubled))
+
+    def _send(self, state: RunState, tasks: tuple[Task, ...]) -> RunState:
+        """Set tasks on their way."""
+        machine = state.coordinator
+        if self.guard is not None and self.guard.trusts_nobody:
+            self.guard.charge(machine.attempt)
+        state, costs = self._broadcast(state, [task.client for task in tasks])
+        loads = [
+            Load(task.client, self._passes(state, task), down, state.upload)
+            for task, down in zip(tasks, costs, strict=True)
+        ]
+        seeded = generator(self.plan.seed, "trips", machine.attempt)
+        trips = self.devices.trips(loads, self.guard.rng("trips", machine.attempt) if self.guard else seeded)
+        pairs = list(zip(tasks, trips, strict=True))
+        journeys = list(state.journeys)
+        for task, trip in pairs:
+            insort(journeys, Journey(task, state.clock + trip.seconds, trip.fails), key=attrgetter("ends"))
+        return state._replace(
+            journeys=tuple(journeys),
+            works={**state.works, **{task: trip.work for task, trip in pairs if trip.work != 1}},
+            bytes_down=state.bytes_down + sum(costs),
+        )
+
+    def _broadcast(self, state: RunState, clients: list[int]) -> tuple[RunState, list[int]]:
+        """Send the newest version to clients; how many bytes that takes for each of them."""
+        job = self.job
+        if state.coordinator.version not in state.sent:
+            state, _ = self.versions.broadcast(state)
+        if not job.downlink.by_difference:
+            return state, [state.last_news] * len(clients)
+        whole = packed_size(Payload(state.downlink["known"]))
+        costs = [min(whole, state.news - state.heard[client]) if client in state.heard else whole for client in clients]
+        return state._replace(heard={**state.heard, **dict.fromkeys(clients, state.news)}), costs
+
+    def _next(self, state: RunState, began: float) -> tuple[RunState, Event]:
+        """What happens next: those tasks end that end first, or the attempt's time does.
+
+        Where clients work on after a commit, nobody is asked until the next commit or loss, so that all who arrive
+        before that may arrive in one event.
+        """
+        first, policy = state.journeys[0], self.coordinator.policy
+        if policy.deadline is not None and first.ends > began + policy.deadline:
+            return state._replace(clock=began + policy.deadline), Deadline(state.coordinator.attempt)
+        if policy.keeps_tasks:
+            room = policy.goal(self.coordinator.num_clients) - len(state.coordinator.arrived)
+            arriving = takewhile(lambda journey: not journey.fails, state.journeys)
+            together = state.journeys[:1] if first.fails else tuple(islice(arriving, room))
+        else:
+            together = tuple(takewhile(lambda journey: journey[1:] == first[1:], state.journeys))
+        ended = tuple(journey.task for journey in together)
+        state = state._replace(clock=together[-1].ends, journeys=state.journeys[len(ended) :])
+        if not first.fails:
+            return state, Arrived(ended)
+        lost, clients = set(ended), {task.client for task in ended}
+        works = {task: work for task, work in state.works.items() if task not in lost}
+        heard = {
+            client: num for client, num in state.heard.items() if client not in clients
+        }  # who knows what they heard
+        return state._replace(heard=heard, works=works), Failed(ended)
+
+    def _commit(
+        self, state: RunState, tasks: tuple[Task, ...], asked: tuple[Task, ...], progress: Progress
+    ) -> tuple[RunState, dict[str, Any], Committed]:
+        """Train the clients whose work counts, aggregate, and move the model if enough of them are valid."""
+        job, policy = self.job, self.coordinator.policy
+        own = self.versions.own_update(state)
+        lost: dict[int, str] = {}
+        if job.secure is not None:
+            lost = fates(job, asked, tasks)
+            tasks = counted(job, tasks, lost)
+            if not tasks:
+                return self._forget(state), {}, Committed(0)
+        state, work, late = self._train(state, tasks, own, progress)
+        if not valid_of(work) and policy.min_reports > 0:
+            self._must_be_an_attack(state, tasks)
+            return self._forget(state), {}, Committed(0, len(work.reports))
+        added: Added | None = None
+        if job.secure is not None:
+            added, work = self._add_in_secret(state, asked, lost, work)
+        done = self._as_done(state, tasks)
+
+        def fold(clients: Collection[int]) -> State:
+            some = [each for each in done if each.client in clients]
+            return self.engine.train(some, state.sent, state.clients).folded
+
+        state, row, event = self.versions.settle(state, done, work, own, added, fold)
+        if row and self.devices is not INSTANT:
+            row["simulated_seconds"] = round(state.clock, 6)
+        if row and policy.keeps_tasks:
+            row["staleness"] = late
+        return self._forget(state), row, event
+
+    def _must_be_an_attack(self, state: RunState, tasks: tuple[Task, ...]) -> None:
+        """Bad clients must not end a run; honest ones who all send NaN should."""
+        version = state.coordinator.version
+        attacked = any(self.job.attacks(task.client, task.version) for task in tasks)
+        if not attacked and not self.coordinator.policy.keeps_tasks:
+            raise TrainingError(
+                f"round {version + 1}: all {len(tasks)} updates hold NaN or Inf, or exceed server.max_norm: "
+                f"lower local.lr (now {self.job.lr_of(version):g}), take fewer local steps, or check data and model"
+            )
+
+    def _add_in_secret(
+        self, state: RunState, asked: tuple[Task, ...], lost: dict[int, str], work: Work
+    ) -> tuple[Added, Work]:
+        """Let clients add their updates in secret; what comes of it has a row for each group in place of each client.
+
+        Those who sent NaN or Inf refuse to add it, and stay invalid; of a group that has no sum nothing is known.
+        """
+        valid, rows = valid_of(work), rows_of(work.folded)
+        sent = {report.client: Sent(rows.rows(number), report) for number, report in enumerate(valid)}
+        added = add_in_secret(self.job, self.plan.identity(), state.params_D, asked, sent, lost)
+        reports = [report for report in work.reports if not report.valid or report.client in added.clients]
+        states = {client: kept for client, kept in work.states.items() if client in added.clients}
+        return added, Work(added.folded or {}, reports, states)
+
+    def _passes(self, state: RunState, task: Task) -> int:
+        return self.job.num_passes(task, first=task.client not in state.clients)
+
+    def _as_done(self, state: RunState, tasks: Iterable[Task]) -> list[Task]:
+        """The tasks with as much of their work as there was time for."""
+        done = [task._replace(work=state.works[task]) if task in state.works else task for task in tasks]
+        return done if self.guard is None else self.guard.orders(done, state.rule)
+
+    def _forget(self, state: RunState) -> RunState:
+        """Drop what nobody works on any more."""
+        if not self.coordinator.policy.keeps_tasks:
+            return state._replace(journeys=(), works={}, sent={})
+        machine, ahead, works = state.coordinator, dict(state.ahead), dict(state.works)
+        for task in machine.committing:
+            ahead.pop(task.client, None)
+            works.pop(task, None)
+        versions = {task.version for task in (*machine.in_flight.values(), *machine.arrived)}
+        sent = {version: sent for version, sent in state.sent.items() if version in versions}
+        return state._replace(works=works, sent=sent, ahead=ahead)
+
+    def _train(
+        self, state: RunState, tasks: tuple[Task, ...], own: Update | None, progress: Progress
+    ) -> tuple[RunState, Work, float]:
+        """Train tasks that have arrived, fold their updates, and tell by how many versions they are late on average."""
+        if not self.coordinator.policy.keeps_tasks:
+            done = self.engine.train(self._as_done(state, tasks), state.sent, state.clients, progress)
+            return state, self._collude(state, tasks, done, own), 0.0
+        state = self._train_ahead(state, tasks, progress)
+        each = [state.ahead[task.client] for task in tasks]
+        pairs = zip(tasks, each, strict=True)
+        folded = self.versions.late_rows(state, [(task, ahead.update) for task, ahead in pairs if ahead.report.valid])
+        states = {ahead.report.client: ahead.state for ahead in each if ahead.state and ahead.report.valid}
+        work = self._collude(state, tasks, Work(folded, [ahead.report for ahead in each], states), own)
+        late = sum(state.coordinator.version - task.version for task in tasks) / len(tasks)
+        return state, work, late
+
+    def _train_ahead(self, state: RunState, tasks: tuple[Task, ...], progress: Progress) -> RunState:
+        """Make sure that tasks are trained, and train with them those that will arrive next, whatever their version.
+
+        Who arrives when is known here, so that clients are trained in stacks even if each makes a version of its own.
+        """
+        missing = [task for task in tasks if task.client not in state.ahead]
+        if not missing:
+            return state
+        most = LOOK_AHEAD * max(1, self.engine.trainer.stack) - len(missing)
+        soon = (j.task for j in state.journeys if not j.fails and j.task.client not in state.ahead)
+        batch = missing + list(islice(soon, max(0, most)))
+        work = self.engine.train(self._as_done(state, batch), state.sent, state.clients, progress)
+        rows, number = rows_of(work.folded) if work.folded else None, 0
+        found = dict(state.ahead)
+        for report in work.reports:
+            update = Update(state.params_D[:0], state.params_D[:0], {})
+            if report.valid and rows is not None:
+                one, number = rows.rows(number), number + 1  # cloned, since a view would keep all the others
+                aux = {name: vector.clone() for name, vector in one.aux.items()}
+                update = Update(one.delta_D.clone(), one.weight.clone(), aux)
+            found[report.client] = Ahead(update, report, work.states.get(report.client, {}))
+        return state._replace(ahead=found)
+
+    def _collude(self, state: RunState, tasks: tuple[Task, ...], work: Work, own: Update | None) -> Work:
+        """Let attackers who see every update, and know the rule, change their own."""
+        job = self.job
+        valid = [report for report in work.reports if report.valid]
+        if job.attack is None or job.attack.collude is None or len(valid) < self.coordinator.policy.min_reports:
+            return work  # too few for a commit: nothing is made of them
+
+        def aggregate(updates: Update) -> Tensor:
+            return aggregated(job, as_rows(updates), state.rule, own)[0].delta_D
+
+        bad_C = torch.tensor([job.attacks(report.client, state.coordinator.version) for report in valid])
+        known = knowledge(job, tasks[0], job.trainable(state.params_D))
+        known = known._replace(aggregate=aggregate, turns=job.aggregator.turns)
+        changed = job.attack.collude(rows_of(work.folded), bad_C, known)
+        of_client = {task.client: task for task in tasks}
+        good_C = acceptable(job, [of_client[report.client] for report in valid], changed)
+        by_client = {report.client: bool(good) for report, good in zip(valid, good_C.tolist(), strict=True)}
+        reports = [report._replace(valid=by_client.get(report.client, False)) for report in work.reports]
+        return Work(as_rows(changed.rows(good_C)), reports, work.states)
