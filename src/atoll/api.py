@@ -25,7 +25,7 @@ from atoll.engine.base import Engine, unheard
 from atoll.engine.build import build_engine
 from atoll.privacy.ledger import NAME as LEDGER
 from atoll.privacy.ledger import Ledger
-from atoll.report.progress import Bar, Nobody, Watcher, summary
+from atoll.report.progress import Bar, NullWatcher, Watcher, summary
 from atoll.report.reading import model_text
 from atoll.report.record import RunDirectory, plain, written_plan
 from atoll.report.run_files import confusion_info, run_info, run_result
@@ -130,7 +130,7 @@ def run(
     is False; `resume=True` continues a run that was stopped there, to the same bits as if it had never been.
     `progress=True` shows a bar.
     """
-    watcher: Watcher = (Bar() if progress else Nobody()) if isinstance(progress, bool) else progress
+    watcher: Watcher = (Bar() if progress else NullWatcher()) if isinstance(progress, bool) else progress
     directory = _directory(plan, out, resume)
     try:
         result = _run(plan, directory, watcher, checkpoint_seconds)

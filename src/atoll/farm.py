@@ -20,7 +20,7 @@ from atoll.core.coordinator import Reason
 from atoll.core.errors import AtollError, PlanError
 from atoll.core.plan import Plan
 from atoll.engine.processes import end_with_parent
-from atoll.report.progress import Nobody
+from atoll.report.progress import NullWatcher
 
 
 class Cell(NamedTuple):
@@ -106,7 +106,7 @@ def _heard(pipe: Connection, worker: BaseProcess) -> dict[str, Any]:
         return {"why": why, "refused": False}
 
 
-class _Teller(Nobody):
+class _Teller(NullWatcher):
     """Tells the parent of rounds as they are done."""
 
     def __init__(self, pipe: Connection) -> None:

@@ -211,13 +211,15 @@ def test_a_rule_that_turns_is_asked_in_few_coordinates_and_says_the_same(name: s
         delta_D: Tensor = aggregator.finish(aggregator.add({}, updates), aggregator.init())[0].delta_D
         return delta_D
 
-    assert aggregator.turns
+    assert aggregator.rotation_equivariant
     updates = cohort(size=500, seed=2)
     attack = built(name, factor="optimised")
     assert attack.collude is not None
     harms = []
-    for turns in (False, True):
-        made = attack.collude(updates, BAD_C, known(aggregate=aggregate)._replace(turns=turns))
+    for rotation_equivariant in (False, True):
+        made = attack.collude(
+            updates, BAD_C, known(aggregate=aggregate)._replace(rotation_equivariant=rotation_equivariant)
+        )
         harms.append(np.linalg.norm(aggregate(made).double().numpy() - honest(updates).mean(0)))
     assert widths == {500, len(honest(updates)) + 2}
     assert harms[0] == pytest.approx(harms[1], rel=1e-3)  # where many factors do the same harm, either may be found

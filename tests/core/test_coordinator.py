@@ -109,7 +109,7 @@ def test_invalid_updates_can_undo_a_commit() -> None:
 
 
 def test_asynchronous_policies_keep_tasks_in_flight() -> None:
-    policy = Policy(lambda state, n: 6 - len(state.in_flight), lambda n: 2, keeps_tasks=True)
+    policy = Policy(lambda state, n: 6 - len(state.in_flight), lambda n: 2, overlaps_rounds=True)
     coordinator = machine(policy)
     state, [sent] = coordinator.step(CoordinatorState(), Begin())
     assert isinstance(sent, Send)
@@ -150,7 +150,7 @@ def test_it_gives_up_when_nobody_ever_comes() -> None:
 
 
 def test_it_gives_up_when_every_replacement_is_lost() -> None:
-    policy = Policy(lambda state, n: 2 - len(state.in_flight), lambda n: 2, keeps_tasks=True, max_lost=5)
+    policy = Policy(lambda state, n: 2 - len(state.in_flight), lambda n: 2, overlaps_rounds=True, max_lost=5)
     coordinator, state = machine(policy), CoordinatorState()
     losses = 0
     while state.phase is not Phase.FINISHED:

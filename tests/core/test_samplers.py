@@ -81,7 +81,7 @@ def test_picks_are_different_free_and_never_too_many(part: Part, data: st.DataOb
 @every
 def test_a_coordinator_never_asks_the_busy_or_the_unreachable(part: Part) -> None:
     machine = Coordinator(
-        policy=Policy(lambda state, n: 5, lambda n: 99, keeps_tasks=True),
+        policy=Policy(lambda state, n: 5, lambda n: 99, overlaps_rounds=True),
         sampler=built(part),
         num_clients=len(SIZE_N),
         rounds=9,

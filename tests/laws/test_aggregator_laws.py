@@ -113,7 +113,7 @@ def test_moving_all_updates_moves_the_result_as_far(name: str, seed: int, num: i
     )
 
 
-@pytest.mark.parametrize("name", sorted(name for name in EVERY if built(name).turns))
+@pytest.mark.parametrize("name", sorted(name for name in EVERY if built(name).rotation_equivariant))
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6), num=st.integers(11, 16))
 def test_rules_that_turn_go_by_lengths_and_angles_alone(name: str, seed: int, num: int) -> None:

@@ -29,7 +29,7 @@ def caf(f: BadClients) -> Aggregator:
     def rule(updates_CD: Tensor, weight_C: Tensor) -> Tensor:
         return combined(_filtered(coordinates(updates_CD), f), updates_CD)
 
-    return stacked(rule, min_updates=least, needs=at_least("caf", f, "2f + 1", least), turns=True)
+    return stacked(rule, min_updates=least, needs=at_least("caf", f, "2f + 1", least), rotation_equivariant=True)
 
 
 def _filtered(point_CC: Tensor, f: int) -> Tensor:

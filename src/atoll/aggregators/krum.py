@@ -22,4 +22,4 @@ def krum(f: BadClients) -> Aggregator:
     def rule(updates_CD: Tensor, weight_C: Tensor) -> Tensor:
         return updates_CD[by_krum_score(squared_distances(updates_CD), f)[0]].clone()
 
-    return stacked(rule, min_updates=least, needs=at_least("krum", f, "2f + 3", least), turns=True)
+    return stacked(rule, min_updates=least, needs=at_least("krum", f, "2f + 3", least), rotation_equivariant=True)

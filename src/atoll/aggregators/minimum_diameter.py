@@ -34,7 +34,9 @@ def minimum_diameter(f: Annotated[int, Range(0, MOST, hint=TOO_MANY)]) -> Aggreg
         share_C[kept] = 1 / len(kept)
         return combined(share_C, updates_CD)
 
-    return stacked(rule, min_updates=least, needs=at_least("minimum_diameter", f, "2f + 1", least), turns=True)
+    return stacked(
+        rule, min_updates=least, needs=at_least("minimum_diameter", f, "2f + 1", least), rotation_equivariant=True
+    )
 
 
 def _tightest(square_CC: Array, f: int) -> list[int]:

@@ -29,4 +29,4 @@ def multi_krum(f: BadClients, num_selected: Count | None = None) -> Aggregator:
         share_C[best] = 1 / kept
         return combined(share_C, updates_CD)
 
-    return stacked(rule, min_updates=least, needs=at_least("multi_krum", f, "2f + 3", least), turns=True)
+    return stacked(rule, min_updates=least, needs=at_least("multi_krum", f, "2f + 3", least), rotation_equivariant=True)

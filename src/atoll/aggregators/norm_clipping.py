@@ -29,4 +29,4 @@ def norm_clipping(
         share_C = (bound / length_C).clamp(max=1).nan_to_num(1.0)  # 0 / 0: a row of zeros stays one
         return combined(share_C / len(updates_CD), updates_CD)
 
-    return stacked(rule, turns=True)
+    return stacked(rule, rotation_equivariant=True)

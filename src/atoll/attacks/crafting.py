@@ -56,7 +56,7 @@ def strongest(updates: Update, bad_C: Tensor, known: Knowledge, line: Line) -> f
     if known.aggregate is None or bool(bad_C.all()) or not bool(bad_C.any()):
         return 1.0
     aggregate, honest_HD = known.aggregate, updates.delta_D[~bad_C].flatten(1)
-    honest_HD, from_D, step_D = _seen(honest_HD, line, turned=known.turns)
+    honest_HD, from_D, step_D = _seen(honest_HD, line, turned=known.rotation_equivariant)
     mean_D = honest_HD.double().mean(0)
     sent_CD = honest_HD.new_empty(len(bad_C), honest_HD.shape[1])
     sent_CD[~bad_C] = honest_HD

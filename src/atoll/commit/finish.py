@@ -55,7 +55,7 @@ def finish_round(
     counters = {"failed": machine.failed, "rejected": machine.rejected, "abandoned": machine.abandoned}
     row = {"round": machine.version, **row, **counters}
     if guard is not None:
-        row = guard.told(row, machine.attempt)
+        row = guard.public_row(row, machine.attempt)
     reason = why_stop(plan.stop, {**row, "seconds": state.seconds + elapsed()})
     last = machine.version >= coordinator.rounds or reason is not None
     last = last or (guard is not None and not guard.allows(machine.attempt))

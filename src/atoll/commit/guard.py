@@ -102,7 +102,7 @@ class Guard:
         order = Release(self.exposure(attempt + 1), self.job.secret, self.job.spec.dtype)
         return self.mechanism.release(folded, memory, order)
 
-    def told(self, row: Mapping[str, Any], attempts: int) -> dict[str, Any]:
+    def public_row(self, row: Mapping[str, Any], attempts: int) -> dict[str, Any]:
         """What may be told of a round, and what has been spent."""
         known = ALWAYS if self.mechanism.hides_cohort else ALWAYS + COUNTS
         cost = self.spent(attempts)
@@ -262,7 +262,7 @@ def _check_masks(name: str, masks: Secagg, mechanism: Mechanism, cohort: int) ->
 def _check_rounds(plan: Plan, coordinator: Coordinator, mechanism: Mechanism) -> None:
     """Refuse policies and samplers whose clients are not drawn as the accountant thinks."""
     policy, sampler, num_clients = coordinator.policy, coordinator.sampler, coordinator.num_clients
-    if policy.keeps_tasks:
+    if policy.overlaps_rounds:
         raise PlanError(
             f"privacy is accounted for by rounds of one cohort, but {plan.policy.name} overlaps them: "
             'use policy = "cohort"'

@@ -119,7 +119,7 @@ class Versions:
             return state, {}, Committed(0, len(work.reports))
         if len(valid) >= policy.min_reports:
             gap_D, share = None, 1.0
-            if policy.mixes:
+            if policy.interpolates:
                 [task] = tasks
                 share = self._counts(state, task)
                 gap_D = share * (state.sent[task.version].params_D - self.job.trainable(state.params_D))
@@ -224,7 +224,7 @@ class Versions:
     @property
     def _has_rows(self) -> bool:
         """Whether the updates of a round are kept one by one."""
-        return self.coordinator.policy.keeps_tasks or self.trainer.fold.merge is merge_rows
+        return self.coordinator.policy.overlaps_rounds or self.trainer.fold.merge is merge_rows
 
     def _reach(self, state: RunState, folded: State) -> float:
         """How far one client's update alone would move the model or what the server remembers, at most."""

@@ -46,7 +46,7 @@ class Aggregator(NamedTuple):
     """(accumulator, the server's own update) -> accumulator; where it is given, the server trains on own samples."""
     unit_steps: bool = False
     """Whether what it gives has no size of its own, so that a plan must say server.lr."""
-    turns: bool = False
+    rotation_equivariant: bool = False
     """Whether it goes by lengths and angles alone and remembers no vector: turn all updates, and the result turns."""
 
 
@@ -118,13 +118,13 @@ def over_vectors(acc: State, rule: Callable[[str, Tensor], Tensor]) -> Aggregate
     return Aggregate(one("delta"), aux, float(acc["weight"].sum()), len(acc["weight"]))
 
 
-def stacked(rule: Rule, *, min_updates: int = 1, needs: str = "", turns: bool = False) -> Aggregator:
+def stacked(rule: Rule, *, min_updates: int = 1, needs: str = "", rotation_equivariant: bool = False) -> Aggregator:
     """Lift a function of the (C, D) matrix into an aggregator; extra vectors go through the same rule, one by one."""
 
     def finish(acc: State, memory: State) -> tuple[Aggregate, State]:
         return over_vectors(acc, lambda name, rows_CD: rule(rows_CD, acc["weight"])), memory
 
-    return individuals(finish, min_updates=min_updates, needs=needs)._replace(turns=turns)
+    return individuals(finish, min_updates=min_updates, needs=needs)._replace(rotation_equivariant=rotation_equivariant)
 
 
 def recalling(rule: RecallingRule, *, min_updates: int = 1, needs: str = "") -> Aggregator:
@@ -167,5 +167,5 @@ def prepared(step: Step, inner: Aggregator, *, min_updates: int, needs: str) -> 
         return found, {"round": torch.tensor(number + 1), **{f"rule.{name}": value for name, value in kept.items()}}
 
     return individuals(finish, min_updates=min_updates, needs=needs)._replace(
-        init=init, unit_steps=inner.unit_steps, turns=inner.turns
+        init=init, unit_steps=inner.unit_steps, rotation_equivariant=inner.rotation_equivariant
     )

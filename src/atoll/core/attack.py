@@ -26,7 +26,7 @@ class Knowledge(NamedTuple):
     rng: np.random.Generator
     aggregate: Callable[[Update], Tensor] | None = None
     """(stacked updates of the cohort) -> what the server would make of them; None to a client on its own."""
-    turns: bool = False
+    rotation_equivariant: bool = False
     """Whether the rule goes by lengths and angles alone, so that it may be asked in other coordinates."""
 
 

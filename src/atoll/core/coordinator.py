@@ -203,7 +203,7 @@ class Policy(NamedTuple):
     """Registered clients -> how many updates make a commit."""
     min_reports: int = 1
     """Fewer valid updates than this are not committed: the attempt is abandoned."""
-    keeps_tasks: bool = False
+    overlaps_rounds: bool = False
     """Whether tasks in flight stay welcome after a commit, as in asynchronous rounds."""
     max_abandoned: int = 100
     """So many abandoned attempts in a row end the run."""
@@ -213,7 +213,7 @@ class Policy(NamedTuple):
     """Seconds after which an attempt is closed with what has arrived."""
     staleness: Callable[[int], float] = in_full
     """How much work counts that is so many versions late."""
-    mixes: bool = False
+    interpolates: bool = False
     """Whether the model is mixed with the one client's model, rather than moved by what that client changed."""
     min_clients: int = 1
     """Fewer registered clients than this cannot run it."""
@@ -284,7 +284,7 @@ class Coordinator:
             case Failed(tasks):
                 gone = _welcome(tasks, state.in_flight)
                 state = state._replace(in_flight=_without(state.in_flight, gone), failed=state.failed + len(gone))
-                if self.policy.keeps_tasks:
+                if self.policy.overlaps_rounds:
                     state = state._replace(lost_in_a_row=state.lost_in_a_row + len(gone))
                     if state.phase is Phase.COLLECTING:
                         return self._turn(state), []  # others are asked at once in place of the lost
@@ -300,7 +300,7 @@ class Coordinator:
     @property
     def _goal(self) -> float:
         """How many updates make a commit."""
-        everybody_counts = self.sampler.draws_size and not self.policy.keeps_tasks
+        everybody_counts = self.sampler.draws_size and not self.policy.overlaps_rounds
         return math.inf if everybody_counts else self.policy.goal(self.num_clients)
 
     def _next_attempt(self, state: CoordinatorState, reachable: Callable[[int], bool]) -> Step:
@@ -335,7 +335,7 @@ class Coordinator:
         return state, sent + more
 
     def _arrived(self, state: CoordinatorState, tasks: tuple[Task, ...]) -> Step:
-        room = math.inf if self.policy.keeps_tasks else self._goal - len(state.arrived)
+        room = math.inf if self.policy.overlaps_rounds else self._goal - len(state.arrived)
         welcome = _welcome(tasks, state.in_flight)
         counted = welcome if len(welcome) <= room else welcome[: int(room)]
         late = set(tasks).difference(counted) if len(counted) < len(tasks) else ()
@@ -358,13 +358,13 @@ class Coordinator:
         full = len(state.arrived) >= self._goal
         if state.phase is not Phase.COLLECTING or not (full or not state.in_flight):
             return state, []
-        return self._close(state) if full or not self.policy.keeps_tasks else self._abandon(state)
+        return self._close(state) if full or not self.policy.overlaps_rounds else self._abandon(state)
 
     def _close(self, state: CoordinatorState) -> Step:
         """End the attempt: commit what arrived, or abandon it."""
         if len(state.arrived) < self.policy.min_reports:
             return self._abandon(state)
-        kept = self.policy.keeps_tasks
+        kept = self.policy.overlaps_rounds
         goal = self.policy.goal(self.num_clients) if kept else len(state.arrived)
         state = state._replace(
             phase=Phase.COMMITTING,
@@ -388,7 +388,7 @@ class Coordinator:
 
     def _turn(self, state: CoordinatorState) -> CoordinatorState:
         """Make ready for the next attempt; the driver begins it when it has written this state down."""
-        kept = self.policy.keeps_tasks
+        kept = self.policy.overlaps_rounds
         return state._replace(
             phase=Phase.READY,
             attempt=state.attempt + 1,

@@ -19,6 +19,8 @@ def build_engine(
     """
     asked = coordinator.policy.num_wanted(CoordinatorState(), coordinator.num_clients)
     goal = coordinator.policy.goal(coordinator.num_clients)
-    cohort = max(goal, asked // 4) if coordinator.policy.keeps_tasks else min(asked, goal)  # many are trained before
+    cohort = (
+        max(goal, asked // 4) if coordinator.policy.overlaps_rounds else min(asked, goal)
+    )  # many are trained before
     engine: Engine = part.build("engine", job, cohort=cohort, rounds=coordinator.rounds - done, tell=tell)
     return engine

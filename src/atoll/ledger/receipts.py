@@ -83,6 +83,6 @@ def max_versions(plan: Mapping[str, Any], num_clients: int) -> int | None:
     of them take are enough, also while some join.
     """
     policy: Policy = Part.of(plan.get("policy", "cohort"), where="policy").build("rounds")
-    if not policy.keeps_tasks:
+    if not policy.overlaps_rounds:
         return None
     return 2 * (-(-num_clients // policy.goal(num_clients)) + 1)

@@ -28,7 +28,7 @@ class Watcher(Protocol):
         """The run is over or interrupted."""
 
 
-class Nobody:
+class NullWatcher:
     """Looks away."""
 
     def begin(self, title: str, done: int, rounds: int) -> None:

@@ -19,4 +19,4 @@ def asynchronous(
     arXiv:1903.03934, algorithm 1: m is `mixing` times the staleness factor: constant, hinge or polynomial.
     """
     factor = staleness_rule(staleness, a, b)
-    return keep_busy(concurrency, 1, lambda late: mixing * factor(late), mixes=True)
+    return keep_busy(concurrency, 1, lambda late: mixing * factor(late), interpolates=True)

@@ -19,4 +19,4 @@ def buffered(
     arXiv:2106.06639, algorithm 1: an update that is s versions late is multiplied by 1 / sqrt(1 + s), which is the
     polynomial rule with a = 0.5, and the mean is taken over the buffer.
     """
-    return keep_busy(concurrency, size, staleness_rule(staleness, a, b), mixes=False)
+    return keep_busy(concurrency, size, staleness_rule(staleness, a, b), interpolates=False)

@@ -11,7 +11,7 @@ from atoll.core.errors import PlanError
 Staleness = Literal["constant", "hinge", "polynomial"]
 
 
-def keep_busy(concurrency: int, size: int, staleness: Callable[[int], float], *, mixes: bool) -> Policy:
+def keep_busy(concurrency: int, size: int, staleness: Callable[[int], float], *, interpolates: bool) -> Policy:
     """Keep so many clients at work, and commit whenever `size` have answered."""
     if not 1 <= size <= concurrency:
         raise PlanError(
@@ -29,7 +29,9 @@ def keep_busy(concurrency: int, size: int, staleness: Callable[[int], float], *,
             )
         return size
 
-    return Policy(num_wanted, goal, keeps_tasks=True, staleness=staleness, mixes=mixes, min_clients=concurrency)
+    return Policy(
+        num_wanted, goal, overlaps_rounds=True, staleness=staleness, interpolates=interpolates, min_clients=concurrency
+    )
 
 
 def staleness_rule(name: Staleness, a: float, b: float) -> Callable[[int], float]:

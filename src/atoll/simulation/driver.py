@@ -219,7 +219,7 @@ class Simulation:
         first, policy = state.journeys[0], self.coordinator.policy
         if policy.deadline is not None and first.ends > began + policy.deadline:
             return state._replace(clock=began + policy.deadline), Deadline(state.coordinator.attempt)
-        if policy.keeps_tasks:
+        if policy.overlaps_rounds:
             room = policy.goal(self.coordinator.num_clients) - len(state.coordinator.arrived)
             arriving = takewhile(lambda journey: not journey.fails, state.journeys)
             together = state.journeys[:1] if first.fails else tuple(islice(arriving, room))
@@ -264,7 +264,7 @@ class Simulation:
         state, row, event = self.versions.settle(state, done, work, own, added, fold)
         if row and self.devices is not INSTANT:
             row["simulated_seconds"] = round(state.clock, 6)
-        if row and policy.keeps_tasks:
+        if row and policy.overlaps_rounds:
             row["staleness"] = late
         return self._forget(state), row, event
 
@@ -272,7 +272,7 @@ class Simulation:
         """Bad clients must not end a run; honest ones who all send NaN should."""
         version = state.coordinator.version
         attacked = any(self.job.attacks(task.client, task.version) for task in tasks)
-        if not attacked and not self.coordinator.policy.keeps_tasks:
+        if not attacked and not self.coordinator.policy.overlaps_rounds:
             raise TrainingError(
                 f"round {version + 1}: all {len(tasks)} updates hold NaN or Inf, or exceed server.max_norm: "
                 f"lower local.lr (now {self.job.lr_of(version):g}), take fewer local steps, or check data and model"
@@ -302,7 +302,7 @@ class Simulation:
 
     def _forget(self, state: RunState) -> RunState:
         """Drop what nobody works on any more."""
-        if not self.coordinator.policy.keeps_tasks:
+        if not self.coordinator.policy.overlaps_rounds:
             return state._replace(journeys=(), works={}, sent={})
         machine, ahead, works = state.coordinator, dict(state.ahead), dict(state.works)
         for task in machine.committing:
@@ -316,7 +316,7 @@ class Simulation:
         self, state: RunState, tasks: tuple[Task, ...], own: Update | None, progress: Progress
     ) -> tuple[RunState, Work, float]:
         """Train tasks that have arrived, fold their updates, and tell by how many versions they are late on average."""
-        if not self.coordinator.policy.keeps_tasks:
+        if not self.coordinator.policy.overlaps_rounds:
             done = self.engine.train(self._as_done(state, tasks), state.sent, state.clients, progress)
             return state, self._collude(state, tasks, done, own), 0.0
         state = self._train_ahead(state, tasks, progress)
@@ -363,7 +363,7 @@ class Simulation:
 
         bad_C = torch.tensor([job.attacks(report.client, state.coordinator.version) for report in valid])
         known = knowledge(job, tasks[0], job.trainable(state.params_D))
-        known = known._replace(aggregate=aggregate, turns=job.aggregator.turns)
+        known = known._replace(aggregate=aggregate, rotation_equivariant=job.aggregator.rotation_equivariant)
         changed = job.attack.collude(rows_of(work.folded), bad_C, known)
         of_client = {task.client: task for task in tasks}
         good_C = acceptable(job, [of_client[report.client] for report in valid], changed)

@@ -18,7 +18,7 @@ def check_public(plan: Plan, algorithm: Algorithm, federation: Federation, polic
     name = plan.algorithm.name
     if algorithm.needs_public and federation.public is None:
         raise PlanError(f"{name} learns from public samples, and the plan has none: set public, {EXAMPLE}")
-    if (algorithm.needs_updates or algorithm.scores is not None) and policy.keeps_tasks:
+    if (algorithm.needs_updates or algorithm.scores is not None) and policy.overlaps_rounds:
         raise PlanError(
             f"{name} needs a round's updates to start from one version, but with policy '{plan.policy.name}' they "
             'start from several: set policy = "cohort"'

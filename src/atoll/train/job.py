@@ -204,7 +204,7 @@ def build_job(
         aggregator=aggregator,
         server_lr=algorithm.server_lr if plan.server.lr is None else plan.server.lr,
         max_norm=MAX_NORM if plan.server.max_norm is None else plan.server.max_norm,
-        keeps_rows=policy.keeps_tasks,
+        keeps_rows=policy.overlaps_rounds,
         attack=plan.attack.build("attacks") if plan.attack else None,
         attackers=_attackers(plan.attackers, federation, plan.seed) if plan.attack else frozenset(),
         attack_rounds=_attack_rounds(plan),
@@ -406,7 +406,7 @@ def _check_detection(plan: Plan, algorithm: Algorithm, policy: Policy, detector:
 
 
 def _check_one_version(plan: Plan, policy: Policy, field: str) -> None:
-    if policy.keeps_tasks:
+    if policy.overlaps_rounds:
         raise PlanError(
             f"{field} compares updates of one version, but {plan.policy.name} takes them late by different amounts: "
             f'use policy = "cohort", or leave {field} out'

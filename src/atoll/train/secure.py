@@ -171,7 +171,7 @@ def build_secure(plan: Plan, algorithm: Algorithm, aggregator: Aggregator, uplin
         raise PlanError(f"{aggregator.needs}, and secagg.groups = {groups} gives it {groups}: raise it, or lower f")
     if algorithm.needs_updates or algorithm.scores is not None:
         raise PlanError(f"{name} needs each client's update, not their sum: leave secagg out, or use fedavg")
-    if policy.keeps_tasks:
+    if policy.overlaps_rounds:
         raise PlanError(
             f"secure aggregation adds updates of one version, but {plan.policy.name} takes them late by different "
             'amounts: use policy = "cohort"'

@@ -144,7 +144,7 @@ class Conductor:
             return True  # nobody need be there for the end
         waiting = {task.client for task in machine.arrived}
         may = self.roll.may_be_asked(run)
-        least = 1 if policy.keeps_tasks else max(1, policy.min_reports)
+        least = 1 if policy.overlaps_rounds else max(1, policy.min_reports)
         if sum(may(client) and client not in waiting for client in self.roll.clients) >= least:
             return True
         self._say_who_is_missing(run, least)
@@ -321,7 +321,7 @@ class Conductor:
             draft.then(self.clerk.nudge)
         for command in commands:
             match command:
-                case Commit() if run.parts is not None and not run.parts.coordinator.policy.keeps_tasks:
+                case Commit() if run.parts is not None and not run.parts.coordinator.policy.overlaps_rounds:
                     draft.book.close_asked(run.name)
                 case Abandon(attempt, reason):
                     self._abandoned(draft, run, attempt, reason)
@@ -335,7 +335,7 @@ class Conductor:
         machine, _ = draft.machine(run)
         if run.parts.guard is not None:
             run.parts.guard.charge(attempt)
-        if not run.parts.coordinator.policy.keeps_tasks:
+        if not run.parts.coordinator.policy.overlaps_rounds:
             draft.book.close_asked(run.name)
         rows = draft.book.tasks(run.name, attempt)
         self.offences.blame_refusers(draft, run, rows)

@@ -60,7 +60,7 @@ class Offences:
         """
         assert run.parts is not None
         done = any(row.stage in (Stage.ARRIVED, Stage.COUNTED) for row in rows)
-        if done and not run.parts.coordinator.policy.keeps_tasks:
+        if done and not run.parts.coordinator.policy.overlaps_rounds:
             leaves = {row.client for row in draft.book.refusals(run.name) if row.whole_run}
             refused = [row.task.client for row in rows if str(row.report.get("why", "")).startswith(REFUSED)]
             self.blame(draft, [client for client in refused if client not in leaves])

@@ -179,7 +179,7 @@ class Hub:
             raise PlanError(
                 f"the plan's policy asks for {policy.min_clients} clients, but the server is to begin with {num}: "
                 f"start it with --clients {policy.min_clients} or without --clients, or change the plan, e.g. by "
-                f"--set policy.{'concurrency' if policy.keeps_tasks else 'size'}={num}"
+                f"--set policy.{'concurrency' if policy.overlaps_rounds else 'size'}={num}"
             )
         build_parts(plan, [1000] * num, None)  # refuse early what is wrong
         return Run(run, plan, self.conductor.home, self.conductor.place, self.conductor.ring)

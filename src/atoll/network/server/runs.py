@@ -275,12 +275,12 @@ class Run:
             kept = self._forget(self.state._replace(coordinator=machine), keep=False)
             return Made(kept, None, None, (), refused, self.save(kept), None, self.measure_last())
         after, commands = parts.coordinator.step(machine, event)
-        state = self._forget(state._replace(coordinator=after), keep=policy.keeps_tasks)
+        state = self._forget(state._replace(coordinator=after), keep=policy.overlaps_rounds)
         overflowed = tuple(row.get("overflowed", ()))
         if commands or not row:
             return Made(state, None, event, (), None, self.save(state), None, overflowed=overflowed)
         valid = {report.client for report in reports} - set(state.quarantined)
-        if policy.keeps_tasks:
+        if policy.overlaps_rounds:
             row["staleness"] = sum(machine.version - task.version for task in tasks) / len(tasks)
         took = max(0.0, now - self.began)
         state, found, reason = finish_round(
@@ -320,7 +320,7 @@ class Run:
             work = Work(added.folded or {}, reports, {})
         else:
             work = parts.engine.train(done, state.sent, {})
-        if policy.keeps_tasks:
+        if policy.overlaps_rounds:
             late = enumerate(by_client[report.client] for report in valid_of(work))
             each = rows_of(work.folded)
             work = work._replace(folded=parts.versions.late_rows(state, [(task, each.rows(i)) for i, task in late]))
