@@ -15,7 +15,7 @@ from atoll.commit.guard import planned
 from atoll.commit.privacy_plan import calibrated_plan, outlook
 from atoll.core.errors import PlanError
 from atoll.core.privacy import Exposure
-from atoll.privacy.accounting import calibrated, quick_bounds, spent
+from atoll.privacy.accounting import calibrate_sigma, quick_bounds, spent
 from atoll.privacy.groups import most_exposed
 from atoll.privacy.mechanisms.central import central
 from atoll.privacy.mechanisms.distributed import concentrated
@@ -134,7 +134,7 @@ def test_coarse_shares_cost_more_than_the_gaussian() -> None:
 
 def test_calibration_finds_the_noise_for_an_epsilon() -> None:
     exposure = Exposure("poisson", 0.05, 50, 1.0, 1, 1000)
-    sigma = calibrated(lambda noise: central(clip=1.0, sigma=noise, delta=1e-5), exposure, 2.0)
+    sigma = calibrate_sigma(lambda noise: central(clip=1.0, sigma=noise, delta=1e-5), exposure, 2.0)
     found = spent(central(clip=1.0, sigma=sigma, delta=1e-5), exposure).epsilon
     assert 1.99 < found <= 2.0
 
@@ -180,11 +180,15 @@ def test_what_cannot_be_private_is_refused_with_the_way_out(changes: dict[str, A
         ({"name": "distributed", "dropouts": 120}, {}, "lower privacy.dropouts"),
         ({"name": "distributed", "bits": 4}, {}, "raise privacy.bits"),
         ({"name": "central", "sigma": 0.0}, {"sampler": "poisson"}, "sigma must be"),
-        ({"name": "central", "delta": 1.0}, {"sampler": "poisson"}, "delta is a probability"),
+        ({"name": "central", "delta": 1.0}, {"sampler": "poisson"}, "delta must be a probability"),
         ({"name": "central", "epsilon": -1.0}, {"sampler": "poisson"}, "epsilon must be"),
-        ({"name": "central", "quantile": 0.5, "per_layer": True}, {"sampler": "poisson"}, "leave per_layer"),
+        ({"name": "central", "quantile": 0.5, "per_layer": True}, {"sampler": "poisson"}, "leave out per_layer"),
         ({"name": "central", "quantile": 0.5, "bit_sigma": 0.1}, {"sampler": "poisson"}, "bit_sigma must be"),
-        ({"name": "central", "quantile": 0.5}, {"sampler": "poisson", "policy": {"size": 2}}, "all of the budget"),
+        (
+            {"name": "central", "quantile": 0.5},
+            {"sampler": "poisson", "policy": {"size": 2}},
+            "would use the whole privacy budget",
+        ),
         ({"name": "local"}, {"policy": {"name": "buffered", "size": 5, "concurrency": 20}}, 'policy = "cohort"'),
         ({"name": "local"}, {"sampler": "weighted"}, "how many samples they have"),
         ({"name": "local"}, {"policy": {"size": 120, "over_selection": 1.2}}, "over_selection"),
