@@ -110,7 +110,7 @@ def test_a_tree_costs_its_depth() -> None:
 
     mechanism = ftrl(clip=1.0, sigma=4.0, delta=1e-5)
     exposure = Exposure("in turn", 0.1, 25, 1.0, 1, 100)
-    assert exposure.in_a_row == 10
+    assert exposure.attempts_per_pass == 10
     nodes = 4 + 4 + 3  # of two trees of ten rounds, and of one of five
     by_hand = RdpAccountant().compose(dp.SelfComposedDpEvent(dp.GaussianDpEvent(4.0), nodes)).get_epsilon(1e-5)
     found = spent(mechanism, exposure)
@@ -255,7 +255,7 @@ def test_epsilon_of_ragged_clients_never_falls_and_is_the_largest() -> None:
     found = [spent(mechanism, exposure._replace(attempts=number)).epsilon for number in range(1, 8)]
     assert found == sorted(found)
     whole = exposure._replace(attempts=7)
-    assert found[-1] == max(spent(mechanism, one).epsilon for one in whole.each_group())
+    assert found[-1] == max(spent(mechanism, one).epsilon for one in whole.per_group())
 
 
 def test_quick_bounds_are_never_below_the_accountants() -> None:

@@ -75,7 +75,7 @@ def test_there_is_no_sum_of_one_client(name: str) -> None:
 def test_a_sum_of_fewer_than_were_asked_for_is_not_opened(name: str) -> None:
     how = scheme(name)
     for least, opens in ((4, True), (5, False)):
-        asked = session(6, dict.fromkeys(range(2), how.steps[how.counts_from]))._replace(least=least)
+        asked = session(6, dict.fromkeys(range(2), how.steps[how.counts_from]))._replace(min_survivors=least)
         assert (how.play(asked, here).total_L is not None) == opens
 
 

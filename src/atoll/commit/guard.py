@@ -16,7 +16,7 @@ from atoll.core.coordinator import Coordinator, CoordinatorState, Pick, Populati
 from atoll.core.errors import AtollError, PlanError
 from atoll.core.messages import Aggregate, State, Task, Update
 from atoll.core.plan import Plan
-from atoll.core.privacy import IN_TURN, RELATION, Exposure, Mechanism, Release
+from atoll.core.privacy import IN_TURN, RELATION, Exposure, Mechanism, ReleaseContext
 from atoll.core.secagg import Secagg
 from atoll.privacy.accounting import Spent, spent
 from atoll.privacy.draws import secret_generator
@@ -99,8 +99,8 @@ class Guard:
             nobody = self.mechanism.on_grid(empty_update(self.job), sent_by(self.job, [Task(0, 0, attempt)]))
             folded = fold_of(self.job).add({}, nobody)
         self.ledger.charge(attempt, _parts(folded))
-        order = Release(self.exposure(attempt + 1), self.job.secret, self.job.spec.dtype)
-        return self.mechanism.release(folded, memory, order)
+        context = ReleaseContext(self.exposure(attempt + 1), self.job.secret, self.job.spec.dtype)
+        return self.mechanism.release(folded, memory, context)
 
     def public_row(self, row: Mapping[str, Any], attempts: int) -> dict[str, Any]:
         """What may be told of a round, and what has been spent."""

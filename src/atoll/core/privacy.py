@@ -47,7 +47,7 @@ class Exposure(NamedTuple):
     groups: tuple[Draws, ...] = ()
     """Candidates for the client with the largest privacy loss; empty where all clients are alike."""
 
-    def each_group(self) -> list[Exposure]:
+    def per_group(self) -> list[Exposure]:
         """Return one exposure for each group of clients, or this one where there are no groups."""
         return [self._replace(sample_rate=one.rate, steps=one.steps, groups=(one,)) for one in self.groups] or [self]
 
@@ -57,14 +57,14 @@ class Exposure(NamedTuple):
         return max(1, round(self.rate * self.num_clients))
 
     @property
-    def in_a_row(self) -> int:
+    def attempts_per_pass(self) -> int:
         """Number of consecutive attempts in which no client is asked twice, where clients are asked in turn."""
         return max(1, self.num_clients // self.cohort)
 
     @property
     def participations(self) -> int:
         """Maximum number of attempts with the same client: one in each pass if asked in turn, else all."""
-        return -(-self.attempts // self.in_a_row) if self.scheme == IN_TURN else self.attempts
+        return -(-self.attempts // self.attempts_per_pass) if self.scheme == IN_TURN else self.attempts
 
 
 RELATION = "zero-out"
@@ -88,7 +88,7 @@ class SampleSteps(NamedTuple):
     """If above 0, each step clips at this multiple of the norm of the client's own gradient instead of at `clip`."""
 
 
-class Sent(NamedTuple):
+class SendContext(NamedTuple):
     """Context of stacked updates that a mechanism protects."""
 
     spec: ParamSpec
@@ -100,7 +100,7 @@ class Sent(NamedTuple):
     """Row -> the secret key of this client and attempt."""
 
 
-class Release(NamedTuple):
+class ReleaseContext(NamedTuple):
     """Context of a sum that a mechanism releases."""
 
     exposure: Exposure
@@ -111,7 +111,7 @@ class Release(NamedTuple):
     """Type of the released aggregate."""
 
 
-def nothing_kept() -> State:
+def no_memory() -> State:
     """Return an empty state, for mechanisms without memory."""
     return {}
 
@@ -137,15 +137,15 @@ class Mechanism(NamedTuple):
     """Whether all randomness derives from the plan's seed: repeatable for tests, without any protection."""
     clip: float = 0.0
     """Maximum norm of a whole update in the first round."""
-    init: Callable[[], State] = nothing_kept
+    init: Callable[[], State] = no_memory
     """() -> the mechanism's first memory."""
     clip_of: Callable[[State], float] | None = None
     """Memory -> the clip of the next round, for an adaptive clip."""
-    at_client: Callable[[Update, Sent], Update] | None = None
+    at_client: Callable[[Update, SendContext], Update] | None = None
     """Stacked updates inside their clients -> stacked updates that leave the clients."""
-    on_grid: Callable[[Update, Sent], Update] | None = None
+    on_grid: Callable[[Update, SendContext], Update] | None = None
     """Stacked updates as the server received them -> integers, of which only the sum is used."""
-    release: Callable[[State, State, Release], tuple[Aggregate, State]] | None = None
+    release: Callable[[State, State, ReleaseContext], tuple[Aggregate, State]] | None = None
     """(sum on the grid, memory, context) -> (aggregate for the server's step, memory)."""
     sum_bound: Callable[[int], float] | None = None
     """Cohort size -> bound on the size of an entry of the sum, where the clients' integers include the noise.

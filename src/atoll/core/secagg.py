@@ -31,6 +31,6 @@ class Secagg(Section, key="secagg"):
     """In a simulation: probability that a client drops out of a session, at a step drawn by seed."""
 
     @property
-    def least(self) -> int:
+    def required_survivors(self) -> int:
         """Minimum number of updates in a sum that is opened, with the default filled in."""
         return MIN_SURVIVORS if self.min_survivors is None else self.min_survivors

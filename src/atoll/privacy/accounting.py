@@ -89,7 +89,7 @@ def _largest_epsilon(
     not exceed the largest epsilon so far. A coarser loss distribution, which is cheap and never below the exact
     epsilon, excludes most of the remaining groups.
     """
-    groups = exposure.each_group() if mechanism.unit == "sample" else [exposure]
+    groups = exposure.per_group() if mechanism.unit == "sample" else [exposure]
     if len(groups) == 1:
         return *_epsilon(mechanism, groups[0], accountant), groups[0]
     assert mechanism.steps is not None

@@ -34,7 +34,7 @@ class Session(NamedTuple):
     encoding: Encoding
     vector: Callable[[int], np.ndarray]
     """A client -> its integers (L,), unsigned as `encoding` has them."""
-    least: int = 3
+    min_survivors: int = 3
     """A sum of fewer clients is not opened."""
 
 

@@ -28,7 +28,7 @@ from atoll.core.algorithm import ServerTask
 from atoll.core.errors import PlanError
 from atoll.core.messages import Aggregate, Broadcast, State, Task, Update
 from atoll.core.plan import Plan
-from atoll.core.privacy import Exposure, Mechanism, Sent
+from atoll.core.privacy import Exposure, Mechanism, SendContext
 from atoll.core.transform import chain
 from atoll.engine.base import InProcess
 from atoll.privacy.accounting import spent
@@ -253,10 +253,12 @@ def _one_round(plan: Plan, job: Job, seen: float) -> Trial:
     return Trial(counts=counts, drawn=len(asked), drawable=num_clients)
 
 
-def _recording(at_client: Callable[[Update, Sent], Update], sent: list[Tensor]) -> Callable[[Update, Sent], Update]:
+def _recording(
+    at_client: Callable[[Update, SendContext], Update], sent: list[Tensor]
+) -> Callable[[Update, SendContext], Update]:
     """Wrap `at_client` so that the updates that leave the clients are appended to `sent`."""
 
-    def recorded(update: Update, context: Sent) -> Update:
+    def recorded(update: Update, context: SendContext) -> Update:
         noisy = at_client(update, context)
         sent.append(noisy.delta_D)
         return noisy

@@ -218,9 +218,10 @@ def check_cohort(settings: Secagg, num_clients: int) -> None:
             f"{settings.scheme.name} has no room for values of {settings.modulus_bits} bits: "
             f"set secagg.modulus_bits = {scheme.moduli[0]}"
         )
-    if smallest < settings.least:
+    if smallest < settings.required_survivors:
         raise PlanError(
             f"{settings.groups} groups of {num_clients} clients leave {smallest} in a group, and no sum of fewer than "
-            f"{settings.least} is opened: lower secagg.groups, raise policy.size, or lower secagg.min_survivors"
+            f"{settings.required_survivors} is opened: lower secagg.groups, raise policy.size, or lower "
+            "secagg.min_survivors"
         )
     Secure(settings, scheme).encoding(largest)

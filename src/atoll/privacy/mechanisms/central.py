@@ -9,7 +9,7 @@ import torch
 
 from atoll.core.errors import PlanError
 from atoll.core.messages import Aggregate, State, Update
-from atoll.core.privacy import Exposure, Mechanism, Release, Sent
+from atoll.core.privacy import Exposure, Mechanism, ReleaseContext, SendContext
 from atoll.privacy.grid import BIT, LEVELS, bounded, check_noise, lengths, packed, unpacked
 from atoll.privacy.noise import derived, discrete_gaussian
 
@@ -84,7 +84,7 @@ def central(
             )
         return (sigma**-2 - (2 * on_count) ** -2) ** -0.5, on_count
 
-    def on_grid(update: Update, context: Sent) -> Update:
+    def on_grid(update: Update, context: SendContext) -> Update:
         clipped = bounded(update, context.clip, LEVELS, context.spec if per_layer else None)
         if quantile is None:
             return clipped
@@ -93,7 +93,7 @@ def central(
         bit_C[~length_C.isfinite()] = 0
         return clipped._replace(aux={**clipped.aux, BIT: bit_C[:, None]})
 
-    def release(acc: State, memory: State, context: Release) -> tuple[Aggregate, State]:
+    def release(acc: State, memory: State, context: ReleaseContext) -> tuple[Aggregate, State]:
         exposure = context.exposure
         attempt = exposure.attempts - 1
         on_sum, on_count = sigmas(exposure)

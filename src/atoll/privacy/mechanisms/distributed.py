@@ -9,7 +9,7 @@ import torch
 
 from atoll.core.errors import PlanError
 from atoll.core.messages import Aggregate, State, Update, stack
-from atoll.core.privacy import IN_TURN, Exposure, Mechanism, Release, Sent
+from atoll.core.privacy import IN_TURN, Exposure, Mechanism, ReleaseContext, SendContext
 from atoll.privacy.grid import CLIENT_DATA, check_noise, noisy_share, packed, unpacked
 
 FIXED = (IN_TURN, "fixed-size without replacement")
@@ -77,7 +77,7 @@ def distributed(
         round_event = dp.GaussianDpEvent(1 / concentrated(deviation(cohort), cohort, dropouts, levels))
         return dp.SelfComposedDpEvent(round_event, exposure.participations)
 
-    def on_grid(update: Update, context: Sent) -> Update:
+    def on_grid(update: Update, context: SendContext) -> Update:
         rows = []
         for number in range(len(update.weight)):
             row = update.rows(number)
@@ -85,7 +85,7 @@ def distributed(
             rows.append(row.rebuilt(torch.from_numpy(steps_V)))
         return stack(rows)
 
-    def release(acc: State, memory: State, context: Release) -> tuple[Aggregate, State]:
+    def release(acc: State, memory: State, context: ReleaseContext) -> tuple[Aggregate, State]:
         cohort = context.exposure.cohort
         return unpacked(packed(acc), acc, clip / levels / cohort, context.dtype, cohort), memory
 

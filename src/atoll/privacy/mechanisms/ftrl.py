@@ -8,7 +8,7 @@ import numpy as np
 
 from atoll.core.errors import PlanError
 from atoll.core.messages import Aggregate, State, Update
-from atoll.core.privacy import IN_TURN, Exposure, Mechanism, Release, Sent
+from atoll.core.privacy import IN_TURN, Exposure, Mechanism, ReleaseContext, SendContext
 from atoll.privacy.grid import CLIENT_DATA, LEVELS, bounded, check_noise, packed, unpacked
 from atoll.privacy.noise import derived, discrete_gaussian
 
@@ -48,19 +48,19 @@ def ftrl(
                 f"ftrl requires each client at most once a pass, but here clients are drawn {exposure.scheme}: "
                 'set sampler = "round_robin", or privacy = "central" with sampler = "poisson"'
             )
-        passes, rest = divmod(exposure.attempts, exposure.in_a_row)
+        passes, rest = divmod(exposure.attempts, exposure.attempts_per_pass)
         trees = []
         if passes:
-            full_tree = dp.SingleEpochTreeAggregationDpEvent(sigma, exposure.in_a_row)
+            full_tree = dp.SingleEpochTreeAggregationDpEvent(sigma, exposure.attempts_per_pass)
             trees.append(dp.SelfComposedDpEvent(full_tree, passes))
         if rest:
             trees.append(dp.SingleEpochTreeAggregationDpEvent(sigma, rest))
         return dp.ComposedDpEvent(trees)
 
-    def release(acc: State, memory: State, context: Release) -> tuple[Aggregate, State]:
+    def release(acc: State, memory: State, context: ReleaseContext) -> tuple[Aggregate, State]:
         exposure = context.exposure
         attempt = exposure.attempts - 1
-        step = attempt % exposure.in_a_row + 1
+        step = attempt % exposure.attempts_per_pass + 1
         sums_V = packed(acc)
         for number, sign in node_changes(step):
             key = derived(context.secret, "noise", attempt - step + number)
@@ -69,7 +69,7 @@ def ftrl(
         scale = clip / LEVELS / (exposure.rate * exposure.num_clients)
         return unpacked(sums_V, acc, scale, context.dtype, exposure.cohort), memory
 
-    def on_grid(update: Update, context: Sent) -> Update:
+    def on_grid(update: Update, context: SendContext) -> Update:
         return bounded(update, clip, LEVELS, context.spec if per_layer else None)
 
     return Mechanism(

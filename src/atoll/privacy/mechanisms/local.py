@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from atoll.core.messages import Update, stack
-from atoll.core.privacy import Exposure, Mechanism, Sent
+from atoll.core.privacy import Exposure, Mechanism, SendContext
 from atoll.privacy.grid import CLIENT_DATA, LEVELS, check_noise, noisy_share
 
 ASSUMPTIONS = (
@@ -35,7 +35,7 @@ def local(clip: float, sigma: float, delta: float, epsilon: float | None = None,
 
         return dp.SelfComposedDpEvent(dp.GaussianDpEvent(sigma), exposure.participations)
 
-    def at_client(update: Update, context: Sent) -> Update:
+    def at_client(update: Update, context: SendContext) -> Update:
         rows = []
         for number in range(len(update.weight)):
             row = update.rows(number)

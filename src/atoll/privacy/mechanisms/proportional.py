@@ -55,7 +55,7 @@ def min_sigma(exposure: Exposure, epsilon: float, delta: float) -> float:
     import dp_accounting  # here, because the import takes a second
     from dp_accounting.rdp import RdpAccountant
 
-    groups = exposure.each_group()
+    groups = exposure.per_group()
 
     def largest_event(sigma: float) -> Any:
         """Return the event of the client with the largest privacy loss."""

@@ -48,8 +48,8 @@ def additive(servers: Annotated[int, Range(2, 1000, hint="one server would see e
                         elif client in seeds:
                             total_L += np.frombuffer(data, session.encoding.dtype)
                             survivors.append(client)
-        if len(survivors) < session.least:
-            why = f"{len(survivors)} clients are left, at least {session.least} are needed; ask more"
+        if len(survivors) < session.min_survivors:
+            why = f"{len(survivors)} clients are left, at least {session.min_survivors} are needed; ask more"
             return Outcome(None, (), up, 0, why)
         for number in range(servers - 1):
             apply(total_L, [Mask(seeds[client][SEED * number :][:SEED], True) for client in survivors])

@@ -47,8 +47,8 @@ def ckks() -> Scheme:
                     survivors.append(int.from_bytes(answer[:NUMBER], "little"))
                     parts = [ts.ckks_vector_from(server_key, part) for part in _cut(answer[NUMBER:])]
                     sums = [a + b for a, b in zip(sums, parts, strict=True)] if sums else parts
-        if len(survivors) < session.least:
-            why = f"{len(survivors)} clients are left, at least {session.least} are needed; ask more"
+        if len(survivors) < session.min_survivors:
+            why = f"{len(survivors)} clients are left, at least {session.min_survivors} are needed; ask more"
             return Outcome(None, (), up, 0, why)
         sealed = [each.serialize() for each in sums]
         opened = np.concatenate([ts.ckks_vector_from(clients_key, each).decrypt() for each in sealed])

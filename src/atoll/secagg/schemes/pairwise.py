@@ -55,7 +55,7 @@ def pairwise(server: wire.Mode = "active", dropouts: ShareBelowOne = 0.2, collud
                 server_key=registry[wire.SERVER],
                 once=in_memory(),
                 registry=registry if server == "active" else None,
-                floors=floors._replace(min_survivors=session.least),
+                floors=floors._replace(min_survivors=session.min_survivors),
             )
 
         with stage(lambda: _player(session, client)) as ask:
