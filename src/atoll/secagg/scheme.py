@@ -61,18 +61,18 @@ class Message(NamedTuple):
     data: bytes
 
 
-Player = Callable[[list[Message]], Iterable[bytes]]
+Responder = Callable[[list[Message]], Iterable[bytes]]
 """Messages to some simulated clients -> their answers."""
 Ask = Callable[[list[Message]], Iterator[bytes]]
 """Messages to any clients -> their answers; each message is delivered to the process that simulates its client."""
-Stage = Callable[[Callable[[], Player]], AbstractContextManager[Ask]]
-"""Where clients are simulated: in this process, or in several, each with a player of its own for its clients."""
+ClientHost = Callable[[Callable[[], Responder]], AbstractContextManager[Ask]]
+"""Where clients are simulated: in this process, or in several, each with a responder of its own for its clients."""
 
 
 class Scheme(NamedTuple):
     """A method of secure aggregation."""
 
-    play: Callable[[Session, Stage], Outcome]
+    simulate: Callable[[Session, ClientHost], Outcome]
     """Run a whole session with simulated clients."""
     steps: tuple[str, ...]
     """Names of the client's steps, in order; a client can drop out before any of them."""
@@ -89,7 +89,7 @@ class Scheme(NamedTuple):
 
 
 @contextmanager
-def here(make: Callable[[], Player]) -> Iterator[Ask]:
+def in_this_process(make: Callable[[], Responder]) -> Iterator[Ask]:
     """Simulate all clients in this process, one after another."""
     respond = make()
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from atoll.core.options import Range
 from atoll.secagg.masks import Mask, apply
-from atoll.secagg.scheme import Message, Outcome, Player, Scheme, Session, Stage, batches, check_several, no_sum
+from atoll.secagg.scheme import ClientHost, Message, Outcome, Responder, Scheme, Session, batches, check_several, no_sum
 
 SEED = 32
 """Number of bytes of a seed."""
@@ -27,12 +27,12 @@ def additive(servers: Annotated[int, Range(2, 1000, hint="one server would see e
     are combined. Nothing is hidden if all servers collude; clients can neither stop a sum nor open a share.
     """
 
-    def play(session: Session, stage: Stage) -> Outcome:
+    def simulate(session: Session, host: ClientHost) -> Outcome:
         seeds: dict[int, bytes] = {}  # held by the other servers
         total_L = np.zeros(session.length, session.encoding.dtype)
         survivors: list[int] = []
         up = 0
-        with stage(lambda: _player(session, servers - 1)) as ask:
+        with host(lambda: _responder(session, servers - 1)) as ask:
             for step in ("seeds", "input"):
                 requests = (Message(client, step.encode()) for client in _active(session, step))
                 for messages in batches(requests):
@@ -50,7 +50,7 @@ def additive(servers: Annotated[int, Range(2, 1000, hint="one server would see e
             apply(total_L, [Mask(seeds[client][SEED * number :][:SEED], True) for client in survivors])
         return Outcome(total_L=total_L, survivors=tuple(sorted(survivors)), bytes_up=up, bytes_down=0)
 
-    return Scheme(play=play, steps=("seeds", "input"), counts_from=1, check=check_several)
+    return Scheme(simulate=simulate, steps=("seeds", "input"), counts_from=1, check=check_several)
 
 
 def _active(session: Session, step: str) -> Iterator[int]:
@@ -59,11 +59,11 @@ def _active(session: Session, step: str) -> Iterator[int]:
     return (client for client in session.clients if session.silent.get(client) not in lost_at)
 
 
-def _player(session: Session, num_seeds: int) -> Player:
+def _responder(session: Session, num_seeds: int) -> Responder:
     """Return a function that answers for clients: first with seeds, then with the vector minus the expanded seeds."""
     kept: dict[int, bytes] = {}
 
-    def play(messages: list[Message]) -> Iterator[bytes]:
+    def respond(messages: list[Message]) -> Iterator[bytes]:
         for client, step in messages:
             number = client.to_bytes(NUMBER, "little")
             if step == b"seeds":
@@ -74,4 +74,4 @@ def _player(session: Session, num_seeds: int) -> Player:
                 apply(share_L, [Mask(seeds[SEED * place :][:SEED], False) for place in range(num_seeds)])
                 yield number + share_L.tobytes()
 
-    return play
+    return respond

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from atoll.core.errors import PlanError
-from atoll.secagg.scheme import Message, Outcome, Player, Scheme, Session, Stage, batches, check_several, no_sum
+from atoll.secagg.scheme import ClientHost, Message, Outcome, Responder, Scheme, Session, batches, check_several, no_sum
 
 DEGREE, MODULI, SCALE = 8192, (60, 60), 2.0**27
 """128-bit security allows 218 bits of moduli at this degree; a sum below 2^31 fits 60 bits with this scale."""
@@ -30,7 +30,7 @@ def ckks() -> Scheme:
         check_several(num_clients)
         _library()
 
-    def play(session: Session, stage: Stage) -> Outcome:
+    def simulate(session: Session, host: ClientHost) -> Outcome:
         ts: Any = _library()
         clients_key = ts.context(ts.SCHEME_TYPE.CKKS, DEGREE, coeff_mod_bit_sizes=list(MODULI))
         clients_key.global_scale = SCALE
@@ -40,7 +40,7 @@ def ckks() -> Scheme:
         survivors: list[int] = []
         up = 0
         requests = (Message(client, b"") for client in session.clients if client not in session.silent)
-        with stage(lambda: _player(session, clients_key)) as ask:
+        with host(lambda: _responder(session, clients_key)) as ask:
             for messages in batches(requests):
                 for answer in ask(messages):
                     up += len(answer)
@@ -59,14 +59,14 @@ def ckks() -> Scheme:
             bytes_down=sum(map(len, sealed)),
         )
 
-    return Scheme(play=play, steps=("input",), counts_from=0, check=check, moduli=(32,))
+    return Scheme(simulate=simulate, steps=("input",), counts_from=0, check=check, moduli=(32,))
 
 
-def _player(session: Session, key: Any) -> Player:
+def _responder(session: Session, key: Any) -> Responder:
     """Return a function that answers for clients with their encrypted vectors."""
     ts: Any = _library()
 
-    def play(messages: list[Message]) -> Iterator[bytes]:
+    def respond(messages: list[Message]) -> Iterator[bytes]:
         for client, _ in messages:
             signed_L = session.vector(client).view("<i4").astype(np.float64)
             answer = [client.to_bytes(NUMBER, "little")]
@@ -75,7 +75,7 @@ def _player(session: Session, key: Any) -> Player:
                 answer += [len(part).to_bytes(4, "little"), part]
             yield b"".join(answer)
 
-    return play
+    return respond
 
 
 def _ciphertexts(data: bytes) -> Iterator[bytes]:

@@ -13,7 +13,7 @@ from atoll.secagg.aborts import Abort
 from atoll.secagg.client import Client, in_memory
 from atoll.secagg.client_state import ClientState, Floors, Vector
 from atoll.secagg.graph import parameters
-from atoll.secagg.scheme import Ask, Message, Outcome, Player, Scheme, Session, Stage, batches
+from atoll.secagg.scheme import Ask, ClientHost, Message, Outcome, Responder, Scheme, Session, batches
 from atoll.secagg.server import Close, Phase, Server
 
 STEPS = {
@@ -55,7 +55,7 @@ def pairwise(server: wire.Mode = "active", dropouts: ShareBelowOne = 0.2, collud
             cohort=wire.cohort(session.clients),
         )
 
-    def play(session: Session, stage: Stage) -> Outcome:
+    def simulate(session: Session, host: ClientHost) -> Outcome:
         identities = {client: Ed25519PrivateKey.generate() for client in (wire.SERVER, *session.clients)}
         registry = {client: key.public_key().public_bytes_raw() for client, key in identities.items()}
         machine = Server(identity=identities[wire.SERVER], registry=registry)
@@ -70,11 +70,13 @@ def pairwise(server: wire.Mode = "active", dropouts: ShareBelowOne = 0.2, collud
                 floors=floors._replace(min_survivors=session.min_survivors),
             )
 
-        with stage(lambda: _player(session, client)) as ask:
+        with host(lambda: _responder(session, client)) as ask:
             return _run(session, machine, invite(session), ask)
 
     steps = tuple(name for phase, name in STEPS.items() if server == "active" or phase is not Phase.CONSENT)
-    return Scheme(play=play, steps=steps, counts_from=steps.index("input"), check=check, invite=invite, mode=server)
+    return Scheme(
+        simulate=simulate, steps=steps, counts_from=steps.index("input"), check=check, invite=invite, mode=server
+    )
 
 
 def _run(session: Session, server: Server, invite: wire.Invite, ask: Ask) -> Outcome:
@@ -100,12 +102,12 @@ def _run(session: Session, server: Server, invite: wire.Invite, ask: Ask) -> Out
     return Outcome(total_L=server.result(state), survivors=server.survivors(state), bytes_up=up, bytes_down=down)
 
 
-def _player(session: Session, client: Callable[[int], Client]) -> Player:
+def _responder(session: Session, client: Callable[[int], Client]) -> Responder:
     """Return a function that runs the state machines of clients; a client that aborts does not answer any more."""
     clients: dict[int, Client] = {}
     states: dict[int, ClientState] = {}
 
-    def play(messages: list[Message]) -> Iterator[bytes]:
+    def respond(messages: list[Message]) -> Iterator[bytes]:
         for number, data in messages:
             if number not in clients:
                 clients[number] = client(number)
@@ -119,4 +121,4 @@ def _player(session: Session, client: Callable[[int], Client]) -> Player:
                 states[number], answers = abort.state, []
             yield from answers
 
-    return play
+    return respond
