@@ -27,6 +27,8 @@ from atoll.network.protocol.agreement import plan_for_clients
 from atoll.network.protocol.identity import public_bytes
 from atoll.network.protocol.messages import RunInfo
 from atoll.privacy.ledger import Ledger
+from atoll.commit.parts import RunParts
+from atoll.core.events import RoundCommitted
 from atoll.simulation.driver import Simulation
 from atoll.train.federation import Federation, build_federation
 from atoll.train.job import Job, build_job
@@ -160,6 +162,8 @@ def simulated(plan: Plan, federation: Federation, engine: Callable[[Any], Any] =
     coordinator, job, guard = build_coordinator(plan, federation), build_job(plan, federation), None
     if plan.privacy is not None:
         job, coordinator, guard = guarded(plan, job, coordinator, Ledger(job.secret))
-    simulation = Simulation(plan, engine(job), coordinator, guard=guard)
-    assert [done.row["round"] for done in simulation.rounds()] == list(range(1, plan.rounds + 1))
+    parts = RunParts(plan=plan, job=job, coordinator=coordinator, guard=guard, engine=engine(job))
+    simulation = Simulation(parts)
+    events = [event for told in simulation.rounds() for event in told if isinstance(event, RoundCommitted)]
+    assert [event.row["round"] for event in events] == list(range(1, plan.rounds + 1))
     return simulation.state.params_D
