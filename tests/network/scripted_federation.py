@@ -17,6 +17,8 @@ from network.scripted_server import ScriptedServer, WireEngine, serving
 
 from atoll.commit.coordinator import build_coordinator
 from atoll.commit.guard import guarded
+from atoll.commit.parts import RunParts
+from atoll.core.events import RoundCommitted
 from atoll.core.plan import Plan
 from atoll.engine.inline import inline
 from atoll.network.client.app import ClientApp
@@ -27,8 +29,6 @@ from atoll.network.protocol.agreement import plan_for_clients
 from atoll.network.protocol.identity import public_bytes
 from atoll.network.protocol.messages import RunInfo
 from atoll.privacy.ledger import Ledger
-from atoll.commit.parts import RunParts
-from atoll.core.events import RoundCommitted
 from atoll.simulation.driver import Simulation
 from atoll.train.federation import Federation, build_federation
 from atoll.train.job import Job, build_job

@@ -154,17 +154,17 @@ def _told(evaluated: Evaluated) -> tuple[Event, ...]:
 def finish_run(
     parts: RunParts, state: RunState, reason: Reason, row: Mapping[str, Any] | None
 ) -> tuple[Reason, tuple[Event, ...]]:
-    """Return why a run ends whose last row is this, and what is measured for its end.
-
-    The last round that counts is measured if it has not been: nobody knew that it was the last. A model that cannot be
-    measured has diverged, whatever ended the run.
-    """
+    """Return why a run ends whose last row is this, and what is measured for its end."""
     events = measured_again(parts, state, row)
-    whole = events[-1].row if events and isinstance(events[-1], RoundCommitted) else row
-    if whole is None or reason is Reason.INTERRUPTED:
-        return reason, events
-    finite = _is_finite([whole[name] for name in MEASURES if name in whole])
-    return (reason if finite else Reason.DIVERGED), events
+    row = next((event.row for event in events if isinstance(event, RoundCommitted)), row)
+    return end_reason(reason, row), events
+
+
+def end_reason(reason: Reason, row: Mapping[str, Any] | None) -> Reason:
+    """Return why a run ends whose last row is this: a model that cannot be measured has diverged, whatever ended it."""
+    if row is None or reason is Reason.INTERRUPTED:
+        return reason
+    return reason if _is_finite([row[name] for name in MEASURES if name in row]) else Reason.DIVERGED
 
 
 def measured_again(parts: RunParts, state: RunState, row: Mapping[str, Any] | None) -> tuple[Event, ...]:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from atoll.commit.finish import end_reason
+from atoll.commit.finish import abandon, end_reason, send_tasks
 from atoll.core.coordinator import (
     Abandon,
     Arrived,
@@ -34,6 +35,7 @@ from atoll.core.coordinator import (
     Send,
 )
 from atoll.core.errors import AtollError
+from atoll.core.events import Event, RoundCommitted, RunEnded
 from atoll.core.messages import Task
 from atoll.ledger import chain
 from atoll.network.protocol.blobs import MakeBlobs, write_file
@@ -77,6 +79,8 @@ class RunDriver:
         self._wall = clock.wall
         self._key, self._metrics, self._wanted = key, metrics, num_clients
         self.wake: Callable[[set[int]], None] = lambda numbers: None
+        self.watch: Callable[[str, Event], None] = lambda run, event: None
+        """Told what happens in which run, once it is written down."""
         self.runs: dict[str, Run] = {}
         self.read_only_reason = ""
         """Why nothing can be written, if so."""
@@ -207,24 +211,20 @@ class RunDriver:
         _, commands = run.parts.coordinator.step(machine, self._opening(run, machine))
         ends = any(isinstance(command, Finish) for command in commands)  # then nobody is sent anything
         changed = "" if ends else run.prepare_broadcast(machine)
-        measured = run.measure_last() if ends else None
+        measured = run.measure_last() if ends else ()
         self.writer.write(lambda transaction: self._record_asked(transaction, run, changed, measured))
 
     def _opening(self, run: Run, machine: CoordinatorState) -> Begin | Halt:
         """The event that begins the next attempt, or ends a run whose privacy does not pay for it."""
         assert run.parts is not None
-        guard, more = run.parts.guard, machine.version < run.parts.coordinator.rounds
-        spent = guard is not None and more and not guard.allows(machine.attempt)
-        return Halt(Reason.PRIVACY) if spent else Begin(self.presence.may_be_asked(run))
+        return Halt(Reason.PRIVACY) if run.parts.is_spent(machine) else Begin(self.presence.may_be_asked(run))
 
-    def _record_asked(
-        self, transaction: Transaction, run: Run, state_file: str, measured: dict[str, Any] | None
-    ) -> None:
+    def _record_asked(self, transaction: Transaction, run: Run, state_file: str, measured: tuple[Event, ...]) -> None:
         assert run.parts is not None and run.state is not None
         machine, seq = transaction.machine(run)
         if machine.phase is not Phase.READY:
             return
-        guard, now = run.parts.guard, self.now()
+        now = self.now()
         if transaction.tables.run(run.name).head == chain.EMPTY:  # type: ignore[union-attr]
             first = {"run": run.name, "plan": run.client_plan, "plan_hash": run.plan_hash}
             self._add_ledger_record(transaction, run, chain.START, {**first, "model": hash_of(run.state.params_D)})
@@ -241,8 +241,7 @@ class RunDriver:
         transaction.after_commit(lambda: setattr(run, "began", now))
         for command in commands:
             if isinstance(command, Send):
-                if guard is not None and guard.trusts_nobody:
-                    guard.charge(machine.attempt)
+                self._publish(transaction, run, send_tasks(run.parts, machine.attempt, command.tasks))
                 transaction.tables.add_tasks(run.name, command.tasks)
                 self._announce(transaction, run, machine.version)
                 numbers = {task.client for task in command.tasks}
@@ -251,11 +250,19 @@ class RunDriver:
         self._measured(transaction, run, measured)
         self.execute(transaction, run, [command for command in commands if not isinstance(command, Send)])
 
-    def _measured(self, transaction: Transaction, run: Run, row: dict[str, Any] | None) -> None:
+    def _measured(self, transaction: Transaction, run: Run, events: tuple[Event, ...]) -> None:
         """Write down that the last round was measured after all."""
-        if row is not None:
-            transaction.tables.add_metrics_row(run.name, row)
-            transaction.after_commit(lambda: run.write_files(lambda: run.replace_row(row)))
+        for event in events:
+            if isinstance(event, RoundCommitted):
+                transaction.tables.add_metrics_row(run.name, event.row)
+        if events:
+            transaction.after_commit(lambda: run.write_files(lambda: run.append_files(events)))
+            self._publish(transaction, run, events)
+
+    def _publish(self, transaction: Transaction, run: Run, events: Iterable[Event]) -> None:
+        """Tell those who watch, once it is written down."""
+        for event in events:
+            transaction.after_commit(partial(self.watch, run.name, event))
 
     def _announce(self, transaction: Transaction, run: Run, version: int) -> None:
         """Say in the ledger what clients are sent of a version, before anybody is sent it."""
@@ -331,18 +338,18 @@ class RunDriver:
             match command:
                 case Commit() if run.parts is not None and not run.parts.coordinator.policy.overlaps_rounds:
                     transaction.tables.close_open_tasks(run.name)
-                case Abandon(attempt, reason):
-                    self._abandoned(transaction, run, attempt, reason)
+                case Abandon():
+                    self._abandoned(transaction, run, command)
                 case Finish(reason):
                     self._finished(transaction, run, reason)
                 case _:
                     pass
 
-    def _abandoned(self, transaction: Transaction, run: Run, attempt: int, reason: Reason) -> None:
+    def _abandoned(self, transaction: Transaction, run: Run, command: Abandon) -> None:
         assert run.parts is not None
         machine, _ = transaction.machine(run)
-        if run.parts.guard is not None:
-            run.parts.guard.charge(attempt)
+        attempt, reason = command.attempt, command.reason
+        self._publish(transaction, run, abandon(run.parts, command))
         if not run.parts.coordinator.policy.overlaps_rounds:
             transaction.tables.close_open_tasks(run.name)
         rows = transaction.tables.tasks(run.name, attempt)
@@ -358,6 +365,7 @@ class RunDriver:
         machine, _ = transaction.machine(run)
         rows = transaction.tables.metrics_rows(run.name)
         reason = str(end_reason(why, rows[-1] if rows else None))
+        self._publish(transaction, run, [RunEnded(reason=reason, version=machine.version)])
         model = hash_of(run.state.params_D) if run.state is not None else ""
         if run.state is not None:
             self._add_ledger_record(
@@ -387,7 +395,7 @@ class RunDriver:
             known = tables.run(run.name)
         assert known is not None
         run.drop_tasks(machine.committing, known.state)
-        if taken and result.row is not None:
+        if taken and result.outcome.row is not None:
             self._metrics.committed(run.name, machine.version + 1, time.perf_counter() - started)
 
     def _record_commit(self, transaction: Transaction, run: Run, result: CommitResult, rows: list[TaskRow]) -> bool:
@@ -396,70 +404,72 @@ class RunDriver:
         machine, seq = transaction.machine(run)
         if machine.phase is not Phase.COMMITTING:
             return False
-        done, attempt, before = machine.committing, machine.attempt, hash_of(run.state.params_D)
+        outcome, done, attempt = result.outcome, machine.committing, machine.attempt
+        before = hash_of(run.state.params_D)
         commands: list[Command] = []
-        if result.event is not None:
-            machine, commands = run.parts.coordinator.step(machine, result.event)
-        overflowed = [task for task in done if task.client in result.overflowed]
-        left_out = [task for task in done if task not in result.counted and task not in overflowed]
-        transaction.tables.set_stage(run.name, result.counted, Stage.COUNTED)
+        if outcome.committed is not None:
+            machine, commands = run.parts.coordinator.step(machine, outcome.committed)
+        overflowed = [task for task in done if task.client in outcome.overflowed]
+        left_out = [task for task in done if task not in outcome.counted and task not in overflowed]
+        transaction.tables.set_stage(run.name, outcome.counted, Stage.COUNTED)
         transaction.tables.set_stage(run.name, left_out, Stage.CLOSED)
         if overflowed:
             transaction.tables.reject_tasks(run.name, overflowed, OVERFLOWED)
             attempts = {row.task.attempt for row in rows}
             rows = [row for number in sorted(attempts) for row in transaction.tables.tasks(run.name, number)]
-            for client in result.overflowed:
+            for client in outcome.overflowed:
                 log("rejected", run=run.name, client=client, why=f"{OVERFLOWED}: quarantined in this run")
-        transaction.after_commit(lambda: setattr(run, "state", result.state))
-        if result.row is not None:
-            transaction.tables.add_metrics_row(run.name, result.row)
-            counted = set(result.counted)
+        transaction.after_commit(lambda: setattr(run, "state", outcome.state))
+        if outcome.row is not None:
+            transaction.tables.add_metrics_row(run.name, outcome.row)
+            counted = set(outcome.counted)
             people = {
-                "cohort": cohort_entries(rows, result.counted, transaction.tables.clients()),
+                "cohort": cohort_entries(rows, outcome.counted, transaction.tables.clients()),
                 "rejected": rejected_entries(rows, left_out),
             }
             body = {
                 "version": machine.version,
                 "attempt": attempt,
-                "model": hash_of(result.state.params_D),
+                "model": hash_of(outcome.state.params_D),
                 "before": before,
                 "rule": run.plan.aggregator.name,
                 **public_participants(run.parts.guard, attempt, people),
-                "epsilon": result.epsilon,
+                "epsilon": outcome.row.get("privacy", {}).get("epsilon"),
                 "seconds": int(self._wall()),
             }
-            self._add_ledger_record(transaction, run, "commit", body, result.row)
+            self._add_ledger_record(transaction, run, "commit", body, outcome.events)
             transaction.after_commit(lambda: run.counted.update({task.client: task.attempt for task in counted}))
-            accuracy = result.row.get("test", {}).get("accuracy")
+            accuracy = outcome.row.get("test", {}).get("accuracy")
             log("committed", run=run.name, round=machine.version, clients=len(counted), accuracy=accuracy)
         self._measured(transaction, run, result.measured)
-        if result.reason is not None:
-            machine, more = run.parts.coordinator.step(machine, Halt(result.reason))
+        if outcome.reason is not None:
+            machine, more = run.parts.coordinator.step(machine, Halt(outcome.reason))
             commands = commands + more
         transaction.set_machine(run, machine, seq)
         transaction.tables.set_run(run.name, state=result.state_file)
         run_state = run.state
-        run.state = result.state  # what follows is told of the new version
+        run.state = outcome.state  # what follows is told of the new version
         try:
             self.execute(transaction, run, commands)
         finally:
             run.state = run_state
-        self.offences.clear_refusals(transaction, run, [task.client for task in result.counted])
-        self.offences.count_offences(transaction, result.overflowed)
-        if result.row is not None:
+        self.offences.clear_refusals(transaction, run, [task.client for task in outcome.counted])
+        self.offences.count_offences(transaction, outcome.overflowed)
+        if outcome.row is not None:
             self.offences.count_refusal_offences(transaction, run, rows)
         return True
 
     def _add_ledger_record(
-        self, transaction: Transaction, run: Run, kind: str, body: dict[str, Any], row: dict[str, Any] | None = None
+        self, transaction: Transaction, run: Run, kind: str, body: dict[str, Any], events: tuple[Event, ...] = ()
     ) -> None:
-        """Add a record to a run's ledger, and a row to its metrics."""
+        """Add a record to a run's ledger, and what happened with it to its files."""
         known = transaction.tables.run(run.name)
         assert known is not None
         first = kind == chain.START
         line, head = chain.start(body, self._key) if first else chain.add(known.head, kind, body, self._key)
         transaction.tables.add_ledger_line(run.name, line, head)
-        transaction.after_commit(lambda: run.write_files(lambda: run.append_files(row, line)))
+        transaction.after_commit(lambda: run.write_files(lambda: run.append_files(events, line)))
+        self._publish(transaction, run, events)
 
     def _recover(self) -> None:
         """Every second, try whether what could not be written can be now."""

@@ -17,13 +17,16 @@ from typing import Any, NamedTuple
 import msgspec
 from torch import Tensor
 
-from atoll.commit.finish import finish_round, measured_again, why_refused
-from atoll.commit.run_state import RunState
+from atoll.commit.finish import Outcome, RoundWork, commit_round, measured_again
+from atoll.commit.parts import open_ledger
+from atoll.commit.run_state import RunState, first_state
 from atoll.commit.secure_sum import Added, params_hash
+from atoll.commit.state_file import encode_state, read_state
 from atoll.commit.versions import valid_of
 from atoll.core.aggregator import rows_of
-from atoll.core.coordinator import Arrived, Committed, CoordinatorState, Failed, Phase, Reason
+from atoll.core.coordinator import Arrived, CoordinatorState, Failed, Phase
 from atoll.core.downlink import Heard
+from atoll.core.events import Evaluated, Event, RunEnded, RunStarted
 from atoll.core.messages import Payload, State, Task
 from atoll.core.params import load
 from atoll.core.plan import Plan
@@ -34,17 +37,16 @@ from atoll.network.protocol.agreement import plan_for_clients
 from atoll.network.protocol.blobs import MakeBlobs, write_file
 from atoll.network.protocol.messages import News, Ref, RunInfo
 from atoll.network.protocol.objects import Manifest, Objects
-from atoll.network.server.parts import DeliveredUpdate, Parts, build_parts, open_ledger
+from atoll.network.server.parts import DeliveredUpdate, ServerParts, build_server_parts
 from atoll.network.server.secure_session import Mailbox, SecureContext, sum_with_clients
 from atoll.network.server.store import Tables
 from atoll.network.server.tables import RefusalRow, RunRow, Stage, TaskRow
 from atoll.network.server.uploads import PackPosition, Uploads
 from atoll.privacy.ledger import NAME as PRIVACY_LEDGER
-from atoll.report.record import RunDirectory, encode_state, read_state
-from atoll.report.run_files import confusion_info, run_info, run_result
+from atoll.report.record import RunDirectory
+from atoll.report.writer import RunWriter, run_info
 from atoll.train.exchange import Report, Told, Work
 from atoll.train.job import build_model
-from atoll.train.layout import first_server
 
 FIRST = CoordinatorState()
 RUNNING = "running"
@@ -84,20 +86,10 @@ class Model(NamedTuple):
 class CommitResult(NamedTuple):
     """What came of a commit, before anybody is told."""
 
-    state: RunState
-    row: dict[str, Any] | None
-    """What the metrics say of the round; None if nothing was made of it."""
-    event: Committed | None
-    """What to tell the machine; None if the version must not count: the run ends with the one before."""
-    counted: tuple[Task, ...]
-    reason: Reason | None
-    """Why the run ends here, if it does."""
+    outcome: Outcome
     state_file: str
-    epsilon: float | None
-    measured: dict[str, Any] | None = None
-    """The row of the version before, which is the last, if it was measured only now."""
-    overflowed: tuple[int, ...] = ()
-    """Clients whose updates made a version overflow, which was made again without them."""
+    measured: tuple[Event, ...] = ()
+    """What was measured of the version before, if that is the last and was not measured yet."""
 
 
 class Run:
@@ -125,7 +117,7 @@ class Run:
         self.min_clients: int = plan.policy.build("rounds").min_clients
         self.plan_hash = plan_hash(self.client_plan)
         self.status = RUNNING
-        self.parts: Parts | None = None
+        self.parts: ServerParts | None = None
         self.sizes: tuple[int, ...] = ()
         self.state: RunState | None = None
         self.models: dict[int, Model] = {}
@@ -143,9 +135,7 @@ class Run:
         """Whether something is being made."""
         self.bytes_down = 0
         """Sent to clients since the last commit."""
-        self.last_row: dict[str, Any] | None = None
-        self._confusion: dict[str, Any] | None = None
-        """The newest confusion matrix."""
+        self.file_writer = RunWriter(self.files, [])
         self.files_stale = False
         """Whether the files for people are not as the store has them."""
         self.mailbox = Mailbox(self.objects, wake)
@@ -178,15 +168,13 @@ class Run:
         ledger = open_ledger(self.plan, self.directory / PRIVACY_LEDGER, begun=bool(state_file))
         if ledger is not None:
             ledger.check(self.machine.attempt if self.machine.phase is Phase.READY else 0)
-        parts, first_D = build_parts(self.plan, sizes, ledger)
-        job, guard = parts.job, parts.guard
+        parts, first_M = build_server_parts(self.plan, sizes, ledger)
         if state_file:
             state = read_state(self.directory / state_file, self.plan.identity())
         elif self.state is not None:  # others have joined since
             state = self.state
         else:
-            rule = job.aggregator.init() if guard is None else guard.init()
-            state = RunState(first_D, first_server(job, first_D), rule, upload=first_D.nbytes)
+            state = first_state(parts.job, parts.guard, first_M)
         self.parts, self.sizes, self.state = parts, tuple(sizes), state
 
     def info(self, keys: Mapping[int, bytes]) -> RunInfo:
@@ -260,68 +248,50 @@ class Run:
         parts = pieces(payload, compress=compress)
         return Ref(name=self.objects.put(*parts), num_bytes=sum(map(len, parts)))
 
+    @property
+    def last_row(self) -> dict[str, Any] | None:
+        """The metrics row of the last round, if there was one."""
+        history = self.file_writer.history
+        return history[-1] if history else None
+
     def commit(
         self, machine: CoordinatorState, rows: Mapping[Task, TaskRow], now: float, secret: SecureContext | None
     ) -> CommitResult:
         """Make the next version of what was delivered."""
         parts = self.parts
         assert parts is not None and self.state is not None
+        state = self.state._replace(coordinator=machine)
+        took = max(0.0, now - self.began)
         if self.lost_sum:
             self.lost_sum = False
-            state = self._drop_broadcasts(self.state._replace(coordinator=machine), keep=False)
-            return CommitResult(state, None, Committed(0), (), None, self.save_state(state), None)
-        tasks, policy = machine.committing, parts.coordinator.policy
-        state, row, event, reports = self._aggregate(parts, machine, rows, secret)
-        refused = why_refused(self.plan.stop, state)
-        if refused is not None:
-            kept = self._drop_broadcasts(self.state._replace(coordinator=machine), keep=False)
-            return CommitResult(kept, None, None, (), refused, self.save_state(kept), None, self.measure_last())
-        after, commands = parts.coordinator.step(machine, event)
-        state = self._drop_broadcasts(state._replace(coordinator=after), keep=policy.overlaps_rounds)
-        overflowed = tuple(row.get("overflowed", ()))
-        if commands or not row:
-            return CommitResult(state, None, event, (), None, self.save_state(state), None, overflowed=overflowed)
-        valid = {report.client for report in reports} - set(state.quarantined)
-        if policy.overlaps_rounds:
-            row["staleness"] = sum(machine.version - task.version for task in tasks) / len(tasks)
-        took = max(0.0, now - self.began)
-        state, found, reason = finish_round(
-            self.plan, parts.engine, parts.coordinator, parts.guard, state, row, lambda: took
-        )
-        self._confusion = confusion_info(found) or self._confusion
-        counted = tuple(task for task in tasks if task.client in valid)
-        epsilon = found.row.get("privacy", {}).get("epsilon")
-        return CommitResult(
-            state, found.row, event, counted, reason, self.save_state(state), epsilon, overflowed=overflowed
-        )
+            did = RoundWork((), None)
+        else:
+            state = state._replace(bytes_down=state.bytes_down + self.bytes_down)
+            self.bytes_down = 0
+            did = self._round_work(parts, state, rows, secret)
+        outcome = commit_round(parts, state, did, lambda: took)
+        measured = () if outcome.committed is not None else self.measure_last()
+        return CommitResult(outcome, self.save_state(outcome.state), measured)
 
-    def measure_last(self) -> dict[str, Any] | None:
-        """Measure the last round that counts if it has not been; its whole row, or None."""
+    def measure_last(self) -> tuple[Event, ...]:
+        """Measure the last round that counts if it has not been; what was found."""
         assert self.parts is not None and self.state is not None
-        found = measured_again(self.plan, self.parts.engine, self.state, self.last_row)
-        if found is None:
-            return None
-        self._confusion = confusion_info(found)
-        return found.row
+        return measured_again(self.parts, self.state, self.last_row)
 
-    def _aggregate(
-        self, parts: Parts, machine: CoordinatorState, rows: Mapping[Task, TaskRow], secret: SecureContext | None
-    ) -> tuple[RunState, dict[str, Any], Committed, list[Report]]:
-        """The next version, what is told of it, and whose work is in it; what it was made of is forgotten here."""
-        assert self.state is not None
-        tasks, policy = machine.committing, parts.coordinator.policy
-        state = self.state._replace(coordinator=machine, bytes_down=self.state.bytes_down + self.bytes_down)
-        self.bytes_down = 0
+    def _round_work(
+        self, parts: ServerParts, state: RunState, rows: Mapping[Task, TaskRow], secret: SecureContext | None
+    ) -> RoundWork:
+        """Return what clients did for the round that is committed."""
+        tasks, policy = state.coordinator.committing, parts.coordinator.policy
         own = parts.versions.own_update(state)
         by_client = {task.client: task for task in tasks}
         parts.engine.read = lambda task: self._delivered(parts, rows[by_client[task.client]])
         done = list(tasks) if parts.guard is None else parts.guard.orders(list(tasks), state.rule)
         added: Added | None = None
         if secret is not None:
-            heard_D = state.sent[machine.version].params_D
+            heard_D = state.sent[state.coordinator.version].params_D
             added = sum_with_clients(parts.job, self.name, heard_D, tasks, parts.layout, secret)
-            reports = [Report(client, 0, 0, 0.0, 0.0, 0, valid=True) for client in sorted(added.clients)]
-            work = Work(added.folded or {}, reports, {})
+            work = Work(added.folded or {}, [without_numbers(client) for client in sorted(added.clients)], {})
         else:
             work = parts.engine.train(done, state.sent, {})
         if policy.overlaps_rounds:
@@ -332,21 +302,13 @@ class Run:
         def fold(clients: Collection[int]) -> State:
             return parts.engine.train([task for task in done if task.client in clients], state.sent, {}).folded
 
-        state, row, event = parts.versions.settle(state, tasks, work, own, added, fold)
-        return state, row, event, valid_of(work)
+        return RoundWork(tasks=tasks, work=work, own=own, added=added, fold=fold)
 
-    def _delivered(self, parts: Parts, row: TaskRow) -> DeliveredUpdate:
+    def _delivered(self, parts: ServerParts, row: TaskRow) -> DeliveredUpdate:
         manifest = msgspec.msgpack.decode(bytes.fromhex(row.report["manifest"]), type=Manifest)
         told = Told(row.report["samples"], row.report["loss"], manifest.num_bytes)
         chunks = self.uploads.read(row.task, manifest, _position(row))
         return DeliveredUpdate(parts.decode_update(chunks, manifest.num_bytes, row.report["counts"]), told)
-
-    def _drop_broadcasts(self, state: RunState, *, keep: bool) -> RunState:
-        """Drop broadcasts that nobody works on; a version that is yet to be improved is sent once, in one form."""
-        machine = state.coordinator
-        needed = {task.version for task in (*machine.in_flight.values(), *machine.arrived)} if keep else set()
-        needed.add(machine.version)
-        return state._replace(sent={number: sent for number, sent in state.sent.items() if number in needed})
 
     def save_state(self, state: RunState) -> str:
         """Write the state to a file of its own; nothing refers to it until the store does."""
@@ -380,8 +342,8 @@ class Run:
         """Write the files for people as the store has them, whatever a kill or a full disk has kept from being."""
         self.files_stale = True
         self.files.write_rows(rows)
+        self.file_writer.history[:] = rows
         self.files.write_text("ledger.jsonl", "".join(f"{line}\n" for line in lines))
-        self.last_row = rows[-1] if rows else None
         if lines and not (self.directory / "run.json").exists():
             self.write_info()
         if lines and not (self.directory / "result.json").exists():
@@ -400,43 +362,35 @@ class Run:
     def write_info(self) -> None:
         """Write what is known before the first round."""
         if self.parts is not None:
-            info = run_info(
-                self.plan,
-                self.parts.job,
-                self.parts.engine,
-                self.parts.guard,
-                name=self.plan.name or self.name,
-                setup_seconds=0.0,
-                num_train=sum(self.sizes),
-            )
-            self.files.write_json("run.json", info)
+            info = run_info(self.parts, name=self.plan.name or self.name, setup_seconds=0.0, num_train=sum(self.sizes))
+            self.file_writer.describe(info)
+            title = f"{info['model']['name']} on the samples of {info['num_clients']} clients"
+            self.file_writer(RunStarted(title=title, version=self.machine.version, rounds=self.plan.rounds))
 
-    def append_files(self, row: dict[str, Any] | None, line: str) -> None:
-        """Add a round and a line of the ledger to the files; a kill in between is made good at the next start."""
-        if row is not None:
-            self.files.add_row(row)
-            self.last_row = row
-        self.files.append("ledger.jsonl", line)
-
-    def replace_row(self, row: dict[str, Any]) -> None:
-        """Write the last round again, with more that is known of it."""
-        self.files.write_rows([*self.files.keep_rows(row["round"] - 1), row])
-        self.last_row = row
+    def append_files(self, events: Iterable[Event], line: str = "") -> None:
+        """Add what happened and a line of the ledger to the files; a kill in between is made good at the next start."""
+        for event in events:
+            self.file_writer(event)
+        if line:
+            self.files.append("ledger.jsonl", line)
 
     def write_result(self, reason: str) -> None:
         """Write the model, the confusion matrix and the result."""
         if self.parts is None or self.state is None:
             return
-        job, rows = self.parts.job, self.files.rows()
+        job, version = self.parts.job, self.state.coordinator.version
         model = load(build_model(self.plan, job.federation), job.spec, self.state.params_D)
-        self.files.save_model(model.state_dict())
-        if rows and self._confusion is None:  # the process is gone that measured it
-            last = {"round": self.state.coordinator.version}
-            found = measured_again(self.plan, self.parts.engine, self.state, last)
-            self._confusion = confusion_info(found) if found is not None else None
-        if rows:
-            self.files.write_json("confusion.json", self._confusion)
-        self.files.write_json("result.json", run_result(reason, rows, self.state.contribution))
+        if self.last_row is not None and not self.file_writer.has_confusion:  # the process is gone that measured it
+            for event in measured_again(self.parts, self.state, {"round": version}):
+                if isinstance(event, Evaluated):
+                    self.file_writer(event)
+        self.file_writer.finish(reason, self.state, model.state_dict())
+        self.file_writer(RunEnded(reason=reason, version=version))
+
+
+def without_numbers(client: int) -> Report:
+    """Return the report of a client of which only the sum of several is known."""
+    return Report(client=client, num_samples=0, num_steps=0, loss=0.0, norm=0.0, bytes_up=0, valid=True)
 
 
 def restore_run(
