@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +32,7 @@ from atoll.report.writer import Checkpoints, RunWriter, run_info
 from atoll.simulation.devices import build_devices
 from atoll.simulation.driver import Simulation
 from atoll.train.federation import Federation, build_federation
-from atoll.train.job import Job, build_model
-from atoll.train.own_models import PARAMS
+from atoll.train.job import Job, build_model, final_model
 
 if TYPE_CHECKING:
     import pandas
@@ -278,15 +278,12 @@ def _simulate(simulation: Simulation, writer: RunWriter, checkpoints: Checkpoint
 
 
 def _models(plan: Plan, job: Job, state: RunState) -> tuple[nn.Module | None, dict[int, nn.Module]]:
-    """The model that all share, or those that clients keep."""
-    if not job.kinds:
-        return load(build_model(plan, job.federation), job.spec, state.params_D).eval(), {}
-    models: dict[int, nn.Module] = {}
-    for client, memory in sorted(state.clients.items()):
-        number = client % len(job.kinds)
-        fresh = build_model(plan, job.federation, plan.models[number] if plan.models else None)
-        models[client] = load(fresh, job.kinds[number].spec, memory[PARAMS]).eval()
-    return None, models
+    """Return the model that all share, or those that clients keep."""
+    if job.work.own_model is not None:
+        makers = [partial(build_model, plan, job.federation, part) for part in plan.models or (plan.model,)]
+        kept = sorted(state.clients.items())
+        return None, {client: job.work.own_model(job, makers, client, memory).eval() for client, memory in kept}
+    return load(final_model(plan, job), job.spec, state.params_D).eval(), {}
 
 
 def _tensors(shared: nn.Module | None, models: Mapping[int, nn.Module]) -> dict[str, Tensor]:

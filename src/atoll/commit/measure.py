@@ -20,8 +20,8 @@ def measured(plan: Plan, engine: Engine, version: int, state: RunState, *, last:
     confusion_KK = scores_C2 = None
     asked = last or (ask.every > 0 and version % ask.every == 0)
     at_home = ask.clients_every > 0 and (last or version % ask.clients_every == 0)
-    chosen = _chosen(plan, engine, state) if at_home or (asked and job.kinds) else []
-    own = {client: state.clients[client] for client in chosen} if job.kinds else {}
+    chosen = _chosen(plan, engine, state) if at_home or (asked and job.work.personal) else []
+    own = {client: state.clients[client] for client in chosen} if job.work.personal else {}
     if asked:
         if own:
             metrics["test"], confusion_KK, models_C2 = engine.evaluate_own(own)
@@ -44,7 +44,9 @@ def _chosen(plan: Plan, engine: Engine, state: RunState) -> list[int]:
     """Return the clients to measure: all but those who joined to attack, or as many as the plan allows, by seed."""
     added = engine.job.federation.added  # the last clients
     have_models = (
-        sorted(client for client in state.clients if client not in added) if engine.job.kinds else range(added.start)
+        sorted(client for client in state.clients if client not in added)
+        if engine.job.work.personal
+        else range(added.start)
     )
     most = plan.evaluation.max_clients
     if len(have_models) <= most:

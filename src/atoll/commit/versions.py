@@ -199,9 +199,10 @@ class Versions:
         norms = sorted(report.norm for report in valid_of(work))
         if not norms or norms[-1] <= STANDS_OUT * norms[(len(norms) - 1) // 2]:
             return True
-        if self.job.algorithm.scores is not None or not self.job.federation.dataset.num_test:
+        if self.job.work.personal or not self.job.federation.dataset.num_test:
             return True
-        return math.isfinite(float(self.trainer.evaluate(after.params_D, 0)["loss"]))
+        sums = self.trainer.evaluate(after.params_D, 0)
+        return "loss" not in sums or math.isfinite(float(sums["loss"]))
 
     def _culprits(self, state: RunState, work: Work, fold: Fold | None) -> set[int]:
         """Whose update alone moves model and memory much farther than those of most others."""

@@ -132,7 +132,7 @@ def run_info(parts: RunParts, *, name: str, setup_seconds: float, num_train: int
         "identity": parts.plan.identity(),
         "engine": engine.describe(),
         "setup_seconds": round(setup_seconds, 3),
-        "model": {"name": model_text(parts.plan), "num_params": max(k.spec.num_params for k in job.kinds or (job,))},
+        "model": {"name": model_text(parts.plan), "num_params": max(k.spec.num_params for k in job.work.jobs(job))},
         "data": {
             "name": dataset.name,
             "num_train": num_train,

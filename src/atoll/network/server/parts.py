@@ -169,7 +169,7 @@ def build_server_parts(plan: Plan, sizes: Sequence[int], ledger: Ledger | None) 
     kept: list[tuple[Tensor, Workspace]] = []
 
     def lighten(job: Job) -> Job:
-        if job.kinds:
+        if job.work.personal:
             raise PlanError(f"clients of {plan.algorithm.name} keep models of their own, which a server cannot measure")
         kept.append((job.first_D, workspace(job)))
         return replace(job, first_D=job.first_D.new_zeros(()).expand(job.first_D.shape))

@@ -46,7 +46,7 @@ from atoll.privacy.ledger import NAME as PRIVACY_LEDGER
 from atoll.report.record import RunDirectory
 from atoll.report.writer import RunWriter, run_info
 from atoll.train.exchange import Report, Told, Work
-from atoll.train.job import build_model
+from atoll.train.job import final_model
 
 FIRST = CoordinatorState()
 RUNNING = "running"
@@ -379,7 +379,7 @@ class Run:
         if self.parts is None or self.state is None:
             return
         job, version = self.parts.job, self.state.coordinator.version
-        model = load(build_model(self.plan, job.federation), job.spec, self.state.params_D)
+        model = load(final_model(self.plan, job), job.spec, self.state.params_D)
         if self.last_row is not None and not self.file_writer.has_confusion:  # the process is gone that measured it
             for event in measured_again(self.parts, self.state, {"round": version}):
                 if isinstance(event, Evaluated):
