@@ -311,7 +311,7 @@ class Client:
         witness = self._witness(run, home)
         lines = self._connection.ask("GET", f"/v1/runs/{run}/ledger/{home.head.length}", Lines).lines
         if not lines:
-            witness.receipts.caught_up(witness.story.version)
+            witness.receipts.caught_up(witness.history.version)
             return False
         witness.hear(lines)
         return True
@@ -332,7 +332,7 @@ class Client:
     def _check_ledger(self, agreed: AgreedRun, order: Order) -> None:
         """Read the ledger as far as the version that is sent, and refuse what it does not name."""
         witness = self._witness(order.run, agreed.home)
-        while order.version not in witness.story.sent:
+        while order.version not in witness.history.sent:
             if not self._read_ledger(order.run, agreed.home):
                 raise RunError(
                     f"the ledger of {order.run} has no record that version {order.version} was sent, which the server "
