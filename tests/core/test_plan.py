@@ -73,6 +73,13 @@ def test_settings_change_one_thing() -> None:
         plan.replace({"rounds.x": 1})
 
 
+def test_settings_are_read_and_not_changed() -> None:
+    noise = {"name": "local", "clip": 1.0}
+    plan = Plan().replace({"privacy": noise, "privacy.clip": 2.0})
+    assert plan.privacy is not None and plan.privacy.options["clip"] == 2.0
+    assert noise == {"name": "local", "clip": 1.0}
+
+
 def test_identity_ignores_the_engine_and_how_long_to_go_on() -> None:
     plan = Plan()
     assert plan.identity() == plan.replace({"engine": "inline", "rounds": 99, "name": "x"}).identity()

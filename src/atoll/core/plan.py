@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import tomllib
@@ -217,7 +218,7 @@ class Plan(Section):
         0.5
         """
         plain = self.to_dict()
-        for path, value in settings.items():
+        for path, value in copy.deepcopy(dict(settings)).items():  # later settings may change earlier tables
             _put(plain, path, value)
         return type(self).read(plain)
 
