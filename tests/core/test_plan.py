@@ -47,7 +47,6 @@ def test_toml_gives_the_same_plan_back(
         ("[local]\nlr = 0.0", "local.lr must be above 0"),
         ("[local]\nbuffers = 'averge'", "did you mean 'average'"),
         ("[stop]\naccuracy = 97", "97 % is 0.97"),
-        ("[stop]\naccuracy = 0.9\n[evaluation]\nevery = 0", "nothing would be measured"),
         ("[attackers]\nnum = 1\nfraction = 0.1", "give one of"),
         ("local = 3", "'local' is a table"),
         ("rounds = ", "not valid TOML"),

@@ -20,7 +20,7 @@ from atoll.network.server.driver import Conductor
 from atoll.network.server.handler import Desk
 from atoll.network.server.logs import log
 from atoll.network.server.metrics import Metrics
-from atoll.network.server.parts import build_parts
+from atoll.network.server.parts import dry_run_for
 from atoll.network.server.presence import ONLINE_SECONDS
 from atoll.network.server.runs import RUNNING, Run
 from atoll.network.server.store import Store
@@ -181,7 +181,7 @@ class Hub:
                 f"start it with --clients {policy.min_clients} or without --clients, or change the plan, e.g. by "
                 f"--set policy.{'concurrency' if policy.overlaps_rounds else 'size'}={num}"
             )
-        build_parts(plan, [1000] * num, None)  # refuse early what is wrong
+        dry_run_for(plan, num)  # refuse early what is wrong
         return Run(run, plan, self.conductor.home, self.conductor.place, self.conductor.ring)
 
     def lines(self, run: str) -> list[str]:

@@ -26,6 +26,7 @@ from atoll.core.wire import packed_size, unpack_parts
 from atoll.data.dataset import Dataset
 from atoll.data.index import Array, Partition
 from atoll.engine.base import InProcess
+from atoll.network.protocol.agreement import plan_for_clients
 from atoll.network.protocol.objects import ObjectError
 from atoll.privacy.ledger import Ledger
 from atoll.privacy.noise import fresh_secret
@@ -176,8 +177,6 @@ def build_parts(plan: Plan, sizes: Sequence[int], ledger: Ledger | None) -> tupl
     )
     coordinator = build_coordinator(plan, federation)
     job = build_job(plan, federation, secret=ledger.secret if ledger else None)
-    if job.kinds:
-        raise PlanError(f"clients of {plan.algorithm.name} keep models of their own, which a server cannot measure")
     first_D, space = job.first_D, workspace(job)
     job, guard = replace(job, first_D=first_D.new_zeros(()).expand(first_D.shape)), None
     if plan.privacy is not None:
@@ -188,6 +187,12 @@ def build_parts(plan: Plan, sizes: Sequence[int], ledger: Ledger | None) -> tupl
     versions = Versions(coordinator, engine.trainer, guard)
     max_bytes = 2 * packed_size(layout.plain()) + ROOM
     return Parts(job, coordinator, guard, versions, engine, _without_values(layout), max_bytes, _kinds(like)), first_D
+
+
+def dry_run_for(plan: Plan, num_clients: int) -> None:
+    """Build a plan for so many clients and rehearse a round; raise a PlanError for what does not fit."""
+    plan_for_clients(plan)
+    build_parts(plan, [1000] * num_clients, None)
 
 
 def _without_values(update: Update) -> Update:
