@@ -33,7 +33,11 @@ WRONG = [
     (["--set", "=3"], PLAN, "--set wants KEY=VALUE"),
     (["--set", "secagg=rot13"], PLAN, "'secagg' is a table: write [secagg] and its keys, got 'rot13'"),
     (["--set", "secagg.scheme=rot13"], PLAN, "there is no 'rot13' in secagg.schemes: Known: additive, ckks, pairwise"),
-    (["--set", "secagg.groups=4"], PLAN, "pairwise masks need at least 3 clients, got 2: ask more"),
+    (
+        ["--set", "secagg.groups=4"],
+        PLAN,
+        "leaves 2 of 10 clients in a group, and no sum of fewer than 3 is opened: lower secagg.groups",
+    ),
     (["--set", "local.lr=fast"], PLAN, "local.lr must be a number above 0, got the text 'fast'"),
     (["--set", "local.lr=nan"], PLAN, "local.lr must be a finite number above 0, got nan"),
     (["--set", "algorithm=fedpox"], PLAN, "there is no 'fedpox' in algorithms: did you mean 'fedprox'?"),

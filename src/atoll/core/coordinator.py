@@ -252,6 +252,8 @@ class Sampler(NamedTuple):
     """The chance of each client to be picked, where the sampler says so; else it is how many are wanted of all."""
     draws_size: bool = False
     """Whether the number of clients is drawn too: then all who answer count, however many they are."""
+    most: int | None = None
+    """The most clients that it can pick at a time; None for any number."""
 
 
 def no_sizes() -> np.ndarray:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from atoll.checks.table import check
+from atoll.checks.views import Networked
 from atoll.core.algorithm import Algorithm, add_delta, nothing
-from atoll.core.coordinator import Sampler
 from atoll.core.errors import PlanError
 from atoll.core.parts import Part, members
 from atoll.core.plan import Plan
@@ -77,7 +78,7 @@ class Floors(Section, key="floors"):
 
 def plan_for_clients(plan: Plan) -> dict[str, Any]:
     """What clients are told of a plan; a plan that cannot be run between organisations is refused."""
-    _must_be_real(plan)
+    check(Networked(plan, plan.sampler.build("rounds.samplers")))
     plain = {key: value for key, value in plan.to_dict().items() if key not in NOT_SENT}
     plain["evaluation"] = {"holdout": plan.evaluation.holdout}
     if ":" in plan.algorithm.name and _clients_do_fedavg(plan.algorithm.build("algorithms")):
@@ -102,6 +103,7 @@ def read_plan(plain: dict[str, Any], own: OwnParts) -> Plan:
             plain[field] = Part(function, **part.options)
             plain[field].name = part.name
     plan = Plan.read(plain)
+    check(Networked(plan, plan.sampler.build("rounds.samplers")))
     own.loss(plan.loss)
     return plan
 
@@ -191,28 +193,6 @@ def at_work(hours: tuple[int, ...], hour: int) -> bool:
         return True
     first, last = hours
     return first <= hour < last if first <= last else hour >= first or hour < last
-
-
-def _must_be_real(plan: Plan) -> None:
-    """Refuse what only a simulation can do."""
-    if plan.attack is not None:
-        raise PlanError("attacks are simulated: nobody is asked to attack over a network; leave attack out")
-    if plan.devices is not None:
-        raise PlanError("devices are simulated: over a network they are what they are; leave devices out")
-    if plan.secagg is not None and plan.secagg.lost:
-        raise PlanError("secagg.lost is for simulations: over a network clients are lost by themselves; leave it out")
-    if plan.secagg is not None and plan.secagg.scheme.name != "pairwise":
-        raise PlanError(f"secagg.scheme {plan.secagg.scheme.name} is for simulations: over a network use pairwise")
-    sampler: Sampler = plan.sampler.build("rounds.samplers")
-    if plan.secagg is not None and "with replacement" in sampler.scheme:
-        raise PlanError(
-            f"{plan.sampler.name} draws clients {sampler.scheme} and gives each a share, by which a server that lies "
-            'could let one outweigh all others in their sum: with secagg use sampler = "uniform" without replacement'
-        )
-    if plan.evaluation.clients_every:
-        raise PlanError("evaluation.clients_every looks at clients' data, which stay with them: leave it out")
-    if plan.models is not None or plan.public is not None:
-        raise PlanError("models of clients' own and public samples are for simulations so far: leave them out")
 
 
 def _must_be_plain(plain: dict[str, Any]) -> None:

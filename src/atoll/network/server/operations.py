@@ -20,7 +20,7 @@ from atoll.network.server.driver import RunDriver
 from atoll.network.server.handler import RequestHandler
 from atoll.network.server.logs import log
 from atoll.network.server.metrics import Metrics
-from atoll.network.server.parts import build_server_parts
+from atoll.network.server.parts import dry_run_for
 from atoll.network.server.presence import ONLINE_SECONDS
 from atoll.network.server.runs import RUNNING, Run
 from atoll.network.server.store import Store
@@ -185,7 +185,7 @@ class Operations:
                 f"start it with --clients {policy.min_clients} or without --clients, or change the plan, e.g. by "
                 f"--set policy.{'concurrency' if policy.overlaps_rounds else 'size'}={num}"
             )
-        build_server_parts(plan, [1000] * num, None)  # refuse early what is wrong
+        dry_run_for(plan, num)  # refuse early what is wrong
         return Run(run, plan, self.driver.home, self.driver.make_blobs, self.driver.notify)
 
     def ledger_lines(self, run: str) -> list[str]:

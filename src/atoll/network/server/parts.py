@@ -22,6 +22,7 @@ from atoll.core.wire import packed_size, unpack_parts
 from atoll.data.dataset import Dataset
 from atoll.data.index import Array, Partition
 from atoll.engine.base import InProcess
+from atoll.network.protocol.agreement import plan_for_clients
 from atoll.network.protocol.objects import ObjectError
 from atoll.privacy.ledger import Ledger
 from atoll.train.exchange import Told, Work, acceptable, encoded, received
@@ -169,8 +170,6 @@ def build_server_parts(plan: Plan, sizes: Sequence[int], ledger: Ledger | None) 
     kept: list[tuple[Tensor, Workspace]] = []
 
     def lighten(job: Job) -> Job:
-        if job.work.personal:
-            raise PlanError(f"clients of {plan.algorithm.name} keep models of their own, which a server cannot measure")
         kept.append((job.first_D, workspace(job)))
         return replace(job, first_D=job.first_D.new_zeros(()).expand(job.first_D.shape))
 
@@ -192,6 +191,12 @@ def build_server_parts(plan: Plan, sizes: Sequence[int], ledger: Ledger | None) 
         kinds=_kinds(like),
     )
     return parts, kept[0][0]
+
+
+def dry_run_for(plan: Plan, num_clients: int) -> None:
+    """Build a plan for so many clients and rehearse a round; raise a PlanError for what does not fit."""
+    plan_for_clients(plan)
+    build_server_parts(plan, [1000] * num_clients, None)
 
 
 def _without_values(update: Update) -> Update:

@@ -7,7 +7,6 @@ import math
 import numpy as np
 
 from atoll.core.coordinator import Pick, Population, Sampler
-from atoll.core.errors import PlanError
 from atoll.core.options import Count
 from atoll.rounds.drawing import by_weight
 
@@ -21,12 +20,8 @@ def power_of_choice(candidates: Count | None = None) -> Sampler:
 
     def sample(rng: np.random.Generator, num: int, population: Population) -> list[Pick]:
         d = 2 * num if candidates is None else candidates
-        if d < num:
-            raise PlanError(
-                f"sampler.candidates is {d} but a round asks {num} clients: set it to at least {num}, or leave it out"
-            )
         drawn = by_weight(rng, d, population, population.sizes(), replacement=False)
         worst = sorted(drawn, key=lambda client: population.scores.get(client, math.inf), reverse=True)
         return [Pick(client) for client in worst[:num]]
 
-    return Sampler(sample, scheme="by loss without replacement", score="loss")
+    return Sampler(sample, scheme="by loss without replacement", score="loss", most=candidates)
