@@ -30,7 +30,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -40,6 +40,7 @@ from typing import Any, NamedTuple
 
 import atoll
 from atoll import ClientApp, Plan
+from atoll.cli.main import main
 from atoll.core.coordinator import Committed, Coordinator
 
 SOURCE = f"{Path(atoll.__file__).parent}{os.sep}"
@@ -58,7 +59,7 @@ PLAN = Plan(
 MEASURED = PLAN.replace({"evaluation.every": 1})
 SECONDS = 120.0
 """How long a federation may take."""
-SERVER = "server"
+SERVER, COMMAND = "server", "command"
 fork = get_context("fork")  # a child begins with everything imported
 
 
@@ -211,8 +212,6 @@ def _start(root: Path, name: str, argv: Sequence[str], number: int = 0) -> BaseP
 
 
 def _command(root: Path, name: str, argv: Sequence[str], number: int = 0) -> None:
-    from atoll.cli.main import main
-
     os.chdir(root)
     os.environ["COUNT_FILES_CLIENT"] = str(number)
     sys.path.insert(0, str(Path(__file__).parent))
@@ -220,7 +219,7 @@ def _command(root: Path, name: str, argv: Sequence[str], number: int = 0) -> Non
     sys.stdout, sys.stderr, sys.argv = out, out, ["atoll", *argv]
     trace = Trace()
     try:
-        with trace.recording():
+        with nullcontext() if name == COMMAND else trace.recording():
             main()
     finally:
         trace.write(root / f"{name}.json")
@@ -228,9 +227,9 @@ def _command(root: Path, name: str, argv: Sequence[str], number: int = 0) -> Non
 
 def _done(root: Path, argv: Sequence[str]) -> str:
     """Run a command to its end; what it printed."""
-    child = _start(root, "command", argv)
+    child = _start(root, COMMAND, argv)
     child.join(SECONDS)
-    said = (root / "command.out").read_text()
+    said = (root / f"{COMMAND}.out").read_text()
     if child.exitcode != 0:
         raise SystemExit(f"atoll {' '.join(argv)} ended with {child.exitcode}: {said}")
     return said
