@@ -220,7 +220,7 @@ def _check_parts(plan: Plan, job: Job, mechanism: Mechanism, cohort: int) -> Non
         raise PlanError(
             f"{name}: {algorithm} weighs clients by the loss on their data, which is not protected: use fedavg"
         )
-    if job.algorithm.scores is not None:
+    if job.algorithm.work is not None:
         raise PlanError(
             f"{name} protects what is shared, but clients of {algorithm} keep models of their own, which are measured "
             "and written down with the result: use fedavg"

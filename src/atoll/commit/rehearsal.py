@@ -88,9 +88,9 @@ def _refuse_exact_extras(job: Job, layout: Update) -> None:
 
 def _try_smallest_batch(job: Job) -> None:
     """Run the smallest batch that a client will meet through the model in training mode."""
-    if job.private is not None:
+    if job.private is not None or job.work.first is not None:
         return
-    for kind in job.kinds or (job,):
+    for kind in job.work.jobs(job):
         client, size = _smallest_batch(job)
         federation = kind.federation
         x, y = kind.inputs(federation.features(federation.train_x[:size])), federation.train_y[:size]
@@ -110,7 +110,7 @@ def rehearse_training(job: Job, client: int | None = None) -> None:
 
     An algorithm, a model and private steps may not fit each other. What the step draws is not what a run draws.
     """
-    if job.kinds or job.spec.num_params > LARGE:
+    if job.work.personal or job.spec.num_params > LARGE:
         return
     client = int(job.federation.partition.sizes().argmin()) if client is None else client
     local = replace(job.local, epochs=None, steps=1)

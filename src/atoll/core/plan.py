@@ -144,6 +144,8 @@ class Plan(Section):
     """Models that are dealt out to clients in turn, where each keeps its own, instead of one `model` for all."""
     loss: str = "cross_entropy"
     algorithm: Part = field(default_factory=lambda: Part("fedavg"))
+    work: Part | None = None
+    """What clients do with a task, if that is not steps of gradient descent or what the algorithm says."""
     local: Local = field(default_factory=Local)
     server: Server = field(default_factory=Server)
     policy: Part = field(default_factory=lambda: Part("cohort"))

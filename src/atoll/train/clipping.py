@@ -59,7 +59,7 @@ def private_layers(
     """Refuse what private steps cannot protect, and find the layers whose per-sample gradients need not be made."""
     if algorithm.needs_loss:
         raise PlanError("privacy by sample does not cover the losses that this algorithm's clients measure: use fedavg")
-    if algorithm.scores is not None:
+    if algorithm.work is not None:
         raise PlanError("privacy by sample covers gradients, but clients of this algorithm send scores: use fedavg")
     norms = [type(module).__name__ for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     if norms or float_buffers(model):

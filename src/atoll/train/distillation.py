@@ -18,7 +18,7 @@ def check_public(plan: Plan, algorithm: Algorithm, federation: Federation, polic
     name = plan.algorithm.name
     if algorithm.needs_public and federation.public is None:
         raise PlanError(f"{name} learns from public samples, and the plan has none: set public, {EXAMPLE}")
-    if (algorithm.needs_updates or algorithm.scores is not None) and policy.overlaps_rounds:
+    if (algorithm.needs_updates or algorithm.work is not None) and policy.overlaps_rounds:
         raise PlanError(
             f"{name} needs a round's updates to start from one version, but with policy '{plan.policy.name}' they "
             'start from several: set policy = "cohort"'
@@ -26,7 +26,7 @@ def check_public(plan: Plan, algorithm: Algorithm, federation: Federation, polic
     if algorithm.needs_public and plan.local.buffers == "local":
         why = (
             "runs the clients' models on the server, which lacks batch-norm statistics that stay with the clients"
-            if algorithm.scores is None
+            if algorithm.work is None
             else "leaves batch-norm statistics with the clients, as all of their models"
         )
         raise PlanError(f'{name} {why}: leave local.buffers out, or set it to "average"')
@@ -36,8 +36,8 @@ def check_models(
     plan: Plan, algorithm: Algorithm, federation: Federation, aggregator: Aggregator, uplink: Chain
 ) -> None:
     """Refuse several models where one is averaged, and what makes no sense of class scores."""
-    name, scores = plan.algorithm.name, algorithm.scores
-    if scores is None:
+    name = plan.algorithm.name
+    if algorithm.work is None:
         if plan.models is not None:
             raise PlanError(f"{name} averages parameters, so that all clients need one model: set model, not models")
         return
@@ -45,15 +45,11 @@ def check_models(
         raise PlanError(f"{name} replaces one round's consensus by the next: leave server.lr ({plan.server.lr}) out")
     if aggregator.unit_steps:
         raise PlanError(f"{plan.aggregator.name} gives votes, which are no class scores: use mean or median")
-    public = federation.public
-    assert public is not None
-    if scores.public_epochs and public.y is None:
-        raise PlanError(
-            f"{name}.public_epochs needs labels, and public data from elsewhere come without: leave public_epochs out, "
-            'or set public to "held_out"'
-        )
-    if scores.num_samples < len(public.x) and any(step.init is not no_memory for step in uplink.transforms):
+    assert federation.public is not None
+    num_public = len(federation.public.x)
+    drawn_anew = algorithm.work.options["samples"] < num_public
+    if drawn_anew and any(step.init is not no_memory for step in uplink.transforms):
         raise PlanError(
             "error feedback would add what was left out of one round's scores to the scores of other samples: set "
-            f"error_feedback = false, or {name}.samples to at least {len(public.x)}, so that every round takes them all"
+            f"error_feedback = false, or {name}.samples to at least {num_public}, so that every round takes them all"
         )

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from atoll.core.client_work import Samples
 from atoll.core.errors import DataError, PlanError
 from atoll.core.messages import SERVER
 from atoll.core.parts import Part, members
@@ -92,6 +93,26 @@ class Federation:
 
     def _shuffled(self, indices: np.ndarray, client: int) -> np.ndarray:
         return generator(self._seed, "holdout", client).permutation(indices)
+
+    def test_samples(self, start: int, num: int, client: int = SERVER) -> Samples:
+        """Return a slice of the test set, for the shared model or for that of a client."""
+        stop = min(start + num, self.dataset.num_test)
+
+        def load() -> tuple[Tensor, Tensor]:
+            return self.features(self.test_x[start:stop]), self.test_y[start:stop]
+
+        return Samples(client, stop - start, load)
+
+    def client_samples(self, client: int, *, evaluation: bool = False) -> Samples:
+        """Return the samples that a client, or the server, trains on, or those that it is evaluated on."""
+        if not evaluation:
+            return Samples(client, self.num_samples(client), lambda: self._loaded(self.train_indices(client)))
+        indices = self.evaluation_indices(client)
+        return Samples(client, len(indices), lambda: self._loaded(indices))
+
+    def _loaded(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        picked = torch.from_numpy(indices)
+        return self.features(self.train_x[picked]), self.train_y[picked]
 
     def features(self, raw: Tensor) -> Tensor:
         """Features as a model wants them: scaled floats, or token ids."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import math
+import copy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from atoll.core.aggregator import Aggregator
-from atoll.core.algorithm import Algorithm, Scores
+from atoll.core.algorithm import Algorithm
 from atoll.core.attack import Attack, Knowledge
+from atoll.core.client_work import ClientWork
 from atoll.core.contribution import Contribution
 from atoll.core.coordinator import Policy, Sampler
 from atoll.core.detection import Detector
@@ -21,7 +23,7 @@ from atoll.core.downlink import Downlink
 from atoll.core.errors import AtollError, PlanError
 from atoll.core.messages import STATISTICS, Broadcast, State, Task
 from atoll.core.optimizer import Optimizer
-from atoll.core.params import ParamSpec, Slot, flatten, float_buffers, spec_of
+from atoll.core.params import ParamSpec, flatten, float_buffers, spec_of
 from atoll.core.parts import Part, find
 from atoll.core.plan import MAX_NORM, Attackers, Local, Plan
 from atoll.core.privacy import Exposure, Mechanism, SampleSteps
@@ -52,6 +54,8 @@ class Job:
     """The parameters that the run starts from."""
     loss: Loss
     algorithm: Algorithm
+    work: ClientWork
+    """What clients do with a task."""
     local: Local
     optimizer: Optimizer
     lr_of: Callable[[int], float]
@@ -82,8 +86,8 @@ class Job:
     """How the model gets images that are not stacked over clients."""
     exposure: Exposure | None = None
     """How clients and samples are drawn, where a mechanism protects them; of no attempt yet."""
-    kinds: tuple[Job, ...] = ()
-    """A job for each architecture, where clients keep models of their own; `spec` then lays out a table of scores."""
+    architectures: tuple[Job, ...] = ()
+    """A job for each of the plan's models, where what travels is not a model."""
 
     def trainable(self, model: Tensor) -> Tensor:
         """Return the parameters of a model's flat vector, or of a stack of them, as a view."""
@@ -131,19 +135,15 @@ class Job:
         return steps if work == 1 else max(1, round(work * steps))
 
     def num_passes(self, task: Task, *, first: bool = False) -> int:
-        """How many samples a client trains on for a task, its first or another, every pass counted."""
-        num_samples, scores = self.federation.num_samples(task.client), self.algorithm.scores
-        if scores is not None and first and scores.private_epochs:
-            own = max(1, round(task.work * scores.private_epochs * num_samples))
-        elif self.local.steps is None:
-            own = max(1, round(task.work * (self.local.epochs or 1) * num_samples))
-        else:
-            own = self.num_steps(task.client, task.work) * min(self.batch_size, num_samples)
-        if scores is None:
-            return own
-        labelled = scores.public_epochs * self.num_public if first else 0
-        digested = scores.epochs * self.spec.slots[0].shape[0] if task.version else 0
-        return own + round(task.work * (labelled + digested))
+        """Return how many samples a client trains on for a task, its first or another, every pass counted."""
+        return self.local_passes(task) if self.work.num_passes is None else self.work.num_passes(self, task, first)
+
+    def local_passes(self, task: Task) -> int:
+        """Return how many samples the local loop trains on for a task, every pass counted."""
+        num_samples = self.federation.num_samples(task.client)
+        if self.local.steps is None:
+            return max(1, round(task.work * (self.local.epochs or 1) * num_samples))
+        return self.num_steps(task.client, task.work) * min(self.batch_size, num_samples)
 
     @property
     def num_public(self) -> int:
@@ -166,7 +166,11 @@ def build_job(
     federation = federation or build_federation(plan)
     algorithm: Algorithm = plan.algorithm.build("algorithms")
     loss = loss or find("train.losses", plan.loss)
-    model = build_model(plan, federation, loss=loss)
+    work: ClientWork = (plan.work or algorithm.work or Part("sgd")).build("train.works")
+    if work.first is None:
+        model = build_model(plan, federation, loss=loss)
+    else:
+        model = ArrayModel(work.first(federation.dataset))
     spec = spec_of(model, buffers=plan.local.buffers)
     local = _settle(plan.local, algorithm, plan.algorithm.name)
     aggregator: Aggregator = plan.aggregator.build("aggregators", seed=plan.seed)
@@ -196,6 +200,7 @@ def build_job(
         first_D=flatten(model, spec),
         loss=loss,
         algorithm=algorithm,
+        work=work,
         local=local,
         optimizer=local.optimizer.build("train.optimizers"),
         lr_of=lambda version: local.lr * schedule(version),
@@ -218,8 +223,9 @@ def build_job(
         local_buffers=[name for name, _ in float_buffers(model)] if plan.local.buffers == "local" else [],
         layout=fastest_layout(model, federation.dataset.input_shape),
     )
+    _check_work(plan, job)
     _try_attack(job)
-    return job if algorithm.scores is None else _with_own_models(job, algorithm.scores, plan)
+    return job if work.layout is None else _laid_out(job, plan)
 
 
 def exposed(plan: Plan, local: Local, federation: Federation) -> Exposure:
@@ -262,13 +268,12 @@ def _downlink(plan: Plan) -> Downlink:
     return found
 
 
-def _with_own_models(job: Job, scores: Scores, plan: Plan) -> Job:
-    """Give the job its architectures, and let a table of scores on public samples take the place of parameters."""
-    parts = plan.models or (plan.model,)
-    kinds = []
-    for model in [build_model(plan, job.federation, part) for part in parts]:
+def _laid_out(job: Job, plan: Plan) -> Job:
+    """Build a job for each of the plan's models, and let something else than a model travel."""
+    architectures = []
+    for model in [build_model(plan, job.federation, part) for part in plan.models or (plan.model,)]:
         spec = spec_of(model)
-        kinds.append(
+        architectures.append(
             replace(
                 job,
                 model=model,
@@ -279,24 +284,46 @@ def _with_own_models(job: Job, scores: Scores, plan: Plan) -> Job:
                 layout=fastest_layout(model, job.federation.dataset.input_shape),
             )
         )
-    shapes = [_output_shape(kind) for kind in kinds]
-    for part, shape in zip(parts, shapes, strict=True):
-        if shape != shapes[0]:
-            raise PlanError(
-                f"model '{parts[0].name}' gives scores of shape {shapes[0]} a sample, but '{part.name}' {shape}: "
-                "a mean of scores needs models with equal outputs"
-            )
-    shape = (min(scores.num_samples, job.num_public), *shapes[0])
-    spec = ParamSpec((Slot("scores", shape, 0, math.prod(shape)),), math.prod(shape), kinds[0].spec.dtype)
-    return replace(job, spec=spec, first_D=torch.zeros(spec.num_params, dtype=spec.dtype), kinds=tuple(kinds))
+    job = replace(job, architectures=tuple(architectures))
+    assert job.work.layout is not None
+    layout = job.work.layout(job)
+    return replace(job, spec=layout.spec, first_D=layout.first_D)
 
 
-def _output_shape(kind: Job) -> tuple[int, ...]:
-    """The shape of a model's scores for one sample."""
-    x = kind.federation.features(kind.federation.train_x[:2])
-    with as_before(kind.model), torch.no_grad():
-        outputs = kind.model.eval()(kind.inputs(x))
-    return tuple(outputs.shape[1:])
+def _check_work(plan: Plan, job: Job) -> None:
+    """Refuse parts that take effect in the local loop, where clients do something else."""
+    if job.work.uses_algorithm or plan.work is None:
+        return
+    name, algorithm, default = f"work {plan.work.name}", job.algorithm, Algorithm()
+    if algorithm.work is not None:
+        raise PlanError(f"{plan.algorithm.name} says what its clients do: leave work out, or use fedavg")
+    client_slots = ("init_client", "local_loss", "local_grad", "finish", "needs_loss", "local")
+    used = [slot for slot in client_slots if getattr(algorithm, slot) != getattr(default, slot)]
+    if used:
+        raise PlanError(
+            f"{name} does not take the steps that {plan.algorithm.name} changes ({', '.join(used)}): use an algorithm "
+            "whose clients do what fedavg's do, such as fedavg, fedavgm or fedadam"
+        )
+    if job.private is not None:
+        raise PlanError(f"{name} takes no steps that could be private: use privacy central, distributed or local")
+    if job.attack is not None and job.attack.data is not None:
+        raise PlanError(f"{name} reads its samples itself, so that no attack can change them: use another attack")
+
+
+def final_model(plan: Plan, job: Job) -> nn.Module:
+    """Return a fresh model for the parameters that a run ended with."""
+    return copy.deepcopy(job.model) if job.work.first is not None else build_model(plan, job.federation)
+
+
+class ArrayModel(nn.Module):
+    """Named arrays in place of a model, for client work that needs none; they are trained, sent and saved as one."""
+
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        super().__init__()
+        for name, values in arrays.items():
+            tensor = torch.as_tensor(values)
+            tensor = tensor if tensor.dtype.is_floating_point else tensor.float()
+            self.register_parameter(name.replace(".", "_"), nn.Parameter(tensor.clone()))
 
 
 def build_model(plan: Plan, federation: Federation, part: Part | None = None, loss: Loss | None = None) -> nn.Module:
@@ -401,7 +428,7 @@ def _check_detection(plan: Plan, algorithm: Algorithm, policy: Policy, detector:
     name = f"detection {plan.detection.name}"
     if detector.needs_loss and plan.server.samples is None:
         raise PlanError(f"{name} needs samples of the server's own: set server.samples, e.g. to 100")
-    if detector.needs_loss and algorithm.scores is not None:
+    if detector.needs_loss and algorithm.work is not None:
         raise PlanError(f"{name} tries parameters, but clients of {plan.algorithm.name} send scores: use distance")
 
 
@@ -420,7 +447,7 @@ def _check_contribution(
     if plan.contribution is None or contribution is None:
         return
     _check_one_version(plan, policy, "contribution")
-    if algorithm.scores is not None:
+    if algorithm.work is not None:
         raise PlanError(
             f"contribution values a shared model, but clients of {plan.algorithm.name} keep their own: leave it out"
         )
@@ -441,7 +468,7 @@ def _check_server(plan: Plan, algorithm: Algorithm, aggregator: Aggregator, dete
     name, num = plan.aggregator.name, plan.server.samples
     if aggregator.trust is not None and num is None:
         raise PlanError(f"{name} compares with the server's own update: set server.samples, e.g. to 100")
-    if aggregator.trust is not None and algorithm.scores is not None:
+    if aggregator.trust is not None and algorithm.work is not None:
         raise PlanError(f"{name} compares parameters, but clients of {plan.algorithm.name} send scores: use a median")
     looked_at = plan.contribution is not None or (detector is not None and detector.needs_loss)
     if aggregator.trust is None and num is not None and not looked_at:

@@ -169,7 +169,7 @@ def build_secure(plan: Plan, algorithm: Algorithm, aggregator: Aggregator, uplin
         )
     if groups > 1 and groups < aggregator.min_updates:
         raise PlanError(f"{aggregator.needs}, and secagg.groups = {groups} gives it {groups}: raise it, or lower f")
-    if algorithm.needs_updates or algorithm.scores is not None:
+    if algorithm.needs_updates or algorithm.work is not None:
         raise PlanError(f"{name} needs each client's update, not their sum: leave secagg out, or use fedavg")
     if policy.overlaps_rounds:
         raise PlanError(
