@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 from helpers import rows
 from network.federation import Federation, federation, until
-from network.nursery import Nursery
+from network.fork_server import ForkServer
 
 from atoll import Plan, run
 
@@ -117,7 +117,7 @@ class Sides:
 
 
 @pytest.fixture(scope="module")
-def sides(processes: Nursery, certs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
+def sides(processes: ForkServer, certs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
     """A server and its clients, which work for one run after another, and simulations."""
     with federation(tmp_path_factory.mktemp("rows"), processes, certs, BASE) as network:
         network.serve("--clients", str(NUM), plan=False)
