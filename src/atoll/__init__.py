@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from atoll import events
     from atoll.api import Result, resume, run
     from atoll.core.errors import AtollError
     from atoll.core.parts import Part
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from atoll.network.client.app import ClientApp
     from atoll.network.protocol.agreement import Floors
 
-__all__ = ["AtollError", "ClientApp", "Dataset", "Floors", "Part", "Plan", "Result", "resume", "run"]
+__all__ = ["AtollError", "ClientApp", "Dataset", "Floors", "Part", "Plan", "Result", "events", "resume", "run"]
 
 _HOMES = {
     "AtollError": "atoll.core.errors",
@@ -30,8 +31,10 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import on first use, so that `import atoll` costs nothing."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'atoll' has no attribute '{name}'")
     import importlib
 
+    if name == "events":
+        return importlib.import_module("atoll.events")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'atoll' has no attribute '{name}'")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -137,7 +137,7 @@ def test_clients_that_protect_themselves_may_add_in_secret(name: str, options: d
     assert "train_loss" not in masked.history[-1]
 
 
-def testgroups_of_let_a_robust_rule_see_sums() -> None:
+def test_groups_of_let_a_robust_rule_see_sums() -> None:
     """Two of twenty send large nonsense: it drowns the mean, and the median of the groups' means hardly moves."""
     plan = Plan(
         rounds=6,
@@ -155,7 +155,7 @@ def testgroups_of_let_a_robust_rule_see_sums() -> None:
     assert held.history[-1]["clients"] == 20
 
 
-def testgroups_of_are_drawn_anew_each_round_and_leave_nobody_out() -> None:
+def test_groups_of_are_drawn_anew_each_round_and_leave_nobody_out() -> None:
     from atoll.commit.secure_sum import groups_of
     from atoll.core.messages import Task
     from atoll.train.job import build_job

@@ -105,8 +105,10 @@ class Versions:
         own: Update | None,
         added: Added | None = None,
         fold: Fold | None = None,
-    ) -> tuple[RunState, dict[str, Any], Committed]:
-        """Make a version of what clients did if it is enough; what the metrics say of it, and what to tell the machine.
+    ) -> tuple[RunState, dict[str, Any], Committed, frozenset[int]]:
+        """Make a version of what clients did if it is enough.
+
+        Return the state, what the metrics say of the version, what the coordinator is told, and whose work is in it.
 
         `added` is what is known of a sum that was made in secret: `work` then has a row for each group. `fold` folds
         the updates of some of the clients again, where they are not kept one by one: whoever makes a version overflow
@@ -116,7 +118,7 @@ class Versions:
         told: dict[str, Any] = {} if added is None else {"secagg": added.row}
         state = self._counted_up(state, tasks, work, added)
         if added is not None and added.folded is None:
-            return state, {}, Committed(0, len(work.reports))
+            return state, {}, Committed(0, len(work.reports)), frozenset()
         if len(valid) >= policy.min_reports:
             gap_D, share = None, 1.0
             if policy.interpolates:
@@ -139,7 +141,8 @@ class Versions:
         }
         wanted = self.coordinator.sampler.score
         scores = {report.client: float(getattr(report, wanted)) for report in valid} if wanted else {}
-        return state, row, Committed(len(valid), len(work.reports) - len(valid), scores)
+        committed = Committed(len(valid), len(work.reports) - len(valid), scores)
+        return state, row, committed, frozenset(report.client for report in valid)
 
     def _counted_up(self, state: RunState, tasks: Sequence[Task], work: Work, added: Added | None) -> RunState:
         """Add what a round took to what was taken before."""

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from atoll.commit.coordinator import build_coordinator
 from atoll.commit.guard import guarded, private_parts
+from atoll.commit.parts import RunParts
 from atoll.core.algorithm import ServerTask
 from atoll.core.errors import PlanError
 from atoll.core.messages import Aggregate, Broadcast, State, Task, Update
@@ -224,7 +225,8 @@ def _one_round(plan: Plan, job: Job, seen: float) -> Try:
     trainer = CanaryTrainer(job, inside_C, entry_C)
     engine = InProcess(job, trainer)
     try:
-        for _ in Simulation(plan, engine, coordinator, guard=guard).rounds():
+        parts = RunParts(plan=plan, job=job, coordinator=coordinator, guard=guard, engine=engine)
+        for _ in Simulation(parts).rounds():
             pass
     finally:
         engine.close()
