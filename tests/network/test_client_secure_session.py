@@ -244,7 +244,7 @@ def test_a_cohort_is_not_smaller_than_the_plan_says(tmp_path: Path, least: int, 
         found._until(lambda: bool(found.server.ready))
         found.tasks = [Task(number, 0, 0) for number in range(invited)]
         assert found.exchange([found.post(found.invite())]) == []
-    assert f"a cohort of {invited}, this client asks for {max(3, least)}" in found.refusal()
+    assert f"the cohort has {invited} clients, this client requires {max(3, least)}" in found.refusal()
 
 
 def test_one_key_does_not_stand_for_two_clients(tmp_path: Path) -> None:
@@ -304,4 +304,4 @@ def test_floors_hold_in_a_session_too(tmp_path: Path) -> None:
         work = client._agreed_runs[RUN]
         object.__setattr__(work, "floors", Floors(min_cohort=4))  # as if the server had named more clients before
         assert found.exchange([next(iter(found.machine().open(found.invite())[1]))]) == []
-    assert "asks for 4" in found.refusal()
+    assert "this client requires 4" in found.refusal()

@@ -29,7 +29,7 @@ def _few_groups(view: Parts) -> Values | None:
 def _small_groups(view: Parts) -> Values | None:
     groups, asked, smallest = view.masks.groups, view.asked, view.asked // view.masks.groups
     use = f"secagg.groups = {groups} leaves {smallest} of {asked} clients in a group, and"
-    return first({use: smallest < view.masks.least})
+    return first({use: smallest < view.masks.required_survivors})
 
 
 RULES: tuple[Rule[Parts], ...] = (
@@ -84,7 +84,7 @@ RULES: tuple[Rule[Parts], ...] = (
         name="secagg-groups-hide",
         parts=("secagg", "policy"),
         reason="{use|a client hides among those of its group, so that} no sum of fewer than "
-        "{secagg.least|secagg.min_survivors} is opened",
+        "{secagg.required_survivors|secagg.min_survivors} is opened",
         way_out="lower secagg.groups, raise policy.size, or lower secagg.min_survivors",
         finding=_small_groups,
         refused=[{**SECRET, "policy.size": 2}, {"secagg.groups": 4}],

@@ -17,7 +17,7 @@ from atoll.core.coordinator import Coordinator, Pick, Population, Sampler
 from atoll.core.errors import AtollError, PlanError
 from atoll.core.messages import Aggregate, State, Task, Update
 from atoll.core.plan import Plan
-from atoll.core.privacy import IN_TURN, RELATION, Exposure, Mechanism, Release
+from atoll.core.privacy import IN_TURN, RELATION, Exposure, Mechanism, ReleaseContext
 from atoll.privacy.accounting import Spent, spent
 from atoll.privacy.draws import secret_generator
 from atoll.privacy.ledger import Ledger
@@ -98,8 +98,8 @@ class Guard:
             nobody = self.mechanism.on_grid(empty_update(self.job), sent_by(self.job, [Task(0, 0, attempt)]))
             folded = fold_of(self.job).add({}, nobody)
         self.ledger.charge(attempt, _parts(folded))
-        order = Release(self.exposure(attempt + 1), self.job.secret, self.job.spec.dtype)
-        return self.mechanism.release(folded, memory, order)
+        context = ReleaseContext(self.exposure(attempt + 1), self.job.secret, self.job.spec.dtype)
+        return self.mechanism.release(folded, memory, context)
 
     def public_row(self, row: Mapping[str, Any], attempts: int) -> dict[str, Any]:
         """What may be told of a round, and what has been spent."""

@@ -56,7 +56,7 @@ def cost_of(job: Job, attempts: int, done: int = 0) -> Cost:
     """
     mechanism, exposure = job.mechanism, job.exposure
     assert mechanism is not None and exposure is not None
-    counted = max(attempts, done * exposure.in_a_row) if exposure.scheme == IN_TURN else attempts
+    counted = max(attempts, done * exposure.attempts_per_pass) if exposure.scheme == IN_TURN else attempts
     event = mechanism.event(exposure._replace(attempts=counted))
     return Cost(attempts=attempts, done=done, unit=mechanism.unit, delta=mechanism.delta, event=as_plain(event))
 

@@ -175,9 +175,9 @@ def why_not_secret(floors: Floors, plan: Plan, *, keys_known: bool) -> str | Non
             f"the plan adds updates against a server that is {scheme.mode}, which one that lies can open; by {asker} "
             'this client asks for active: set secagg.scheme = {name = "pairwise", server = "active"}'
         )
-    if plan.secagg.least < floors.min_survivors:
+    if plan.secagg.required_survivors < floors.min_survivors:
         return (
-            f"a sum of {plan.secagg.least} updates would be opened, this client asks for at least "
+            f"a sum of {plan.secagg.required_survivors} updates would be opened, this client asks for at least "
             f"{floors.min_survivors}: raise secagg.min_survivors, or lower floors.min_survivors"
         )
     return None

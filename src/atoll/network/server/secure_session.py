@@ -127,6 +127,6 @@ def _session(job: Job, session: Session, secret: SecureContext) -> Outcome:
     except (PlanError, Abort) as error:
         return Outcome(None, (), up, down, str(error))
     survivors = machine.survivors(state)
-    if len(survivors) < session.least:
-        return Outcome(None, (), up, down, f"{len(survivors)} are left, {session.least} are needed")
+    if len(survivors) < session.min_survivors:
+        return Outcome(None, (), up, down, f"{len(survivors)} are left, {session.min_survivors} are needed")
     return Outcome(machine.result(state), survivors, up, down)

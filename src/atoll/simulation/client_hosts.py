@@ -1,4 +1,4 @@
-"""Clients of a secure sum played by several processes, which share the vectors by copy-on-write."""
+"""Simulation of the clients of a secure sum in several processes, which share the vectors by copy-on-write."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from multiprocessing.connection import Connection, wait
 from atoll.core.errors import RunError
 from atoll.engine.base import worker_count
 from atoll.engine.processes import end_with_parent
-from atoll.secagg.scheme import Ask, Message, Player, Stage, here
+from atoll.secagg.scheme import Ask, ClientHost, Message, Responder, in_this_process
 
 WORTH_A_PROCESS = 20_000_000
-"""Masked values from which on more than one process is worth it."""
+"""Number of masked values from which on several processes are faster than one."""
 
 
-def stage_for(num_clients: int, length: int) -> Stage:
-    """Where to play a session: here if it is small, else in a process for each core."""
+def host_for(num_clients: int, length: int) -> ClientHost:
+    """Return where to simulate a session: in this process if it is small, else in one process for each core."""
     num = worker_count(None)
     large = num_clients * num_clients * length >= WORTH_A_PROCESS
-    return several(num) if num > 1 and large and hasattr(os, "fork") else here
+    return in_processes(num) if num > 1 and large and hasattr(os, "fork") else in_this_process
 
 
-def several(num_players: int) -> Stage:
-    """A stage of forked processes; a client is always played by the same one."""
+def in_processes(num_processes: int) -> ClientHost:
+    """Simulate clients in forked processes; a client always stays in the same one."""
 
     @contextmanager
-    def stage(make: Callable[[], Player]) -> Iterator[Ask]:
+    def host(make: Callable[[], Responder]) -> Iterator[Ask]:
         context = get_context("fork")
         pipes: list[Connection] = []
         workers = []
         try:
-            for _ in range(num_players):
-                mine, theirs = context.Pipe()
-                worker = context.Process(target=_serve, args=(theirs, [*pipes, mine], make), daemon=True)
+            for _ in range(num_processes):
+                own_end, child_end = context.Pipe()
+                worker = context.Process(target=_serve, args=(child_end, [*pipes, own_end], make), daemon=True)
                 worker.start()
-                theirs.close()
-                pipes.append(mine)
+                child_end.close()
+                pipes.append(own_end)
                 workers.append(worker)
             yield lambda messages: _ask(pipes, messages)
         finally:
@@ -49,16 +49,16 @@ def several(num_players: int) -> Stage:
             for worker in workers:
                 worker.join()
 
-    return stage
+    return host
 
 
 def _ask(pipes: list[Connection], messages: list[Message]) -> Iterator[bytes]:
-    """Tell each process what concerns its clients, and give the answers as they come."""
+    """Send each process the messages to its clients, and yield the answers as they arrive."""
     try:
-        for pipe in pipes:
-            mine = [m for m in messages if m.client % len(pipes) == pipes.index(pipe)]
-            pipe.send_bytes(len(mine).to_bytes(4, "little"))
-            for message in mine:
+        for number, pipe in enumerate(pipes):
+            batch = [message for message in messages if message.client % len(pipes) == number]
+            pipe.send_bytes(len(batch).to_bytes(4, "little"))
+            for message in batch:
                 pipe.send_bytes(message.client.to_bytes(8, "little") + message.data)
         busy = set(pipes)
         while busy:
@@ -71,24 +71,25 @@ def _ask(pipes: list[Connection], messages: list[Message]) -> Iterator[bytes]:
                     busy.discard(pipe)
     except (EOFError, BrokenPipeError, ConnectionResetError) as error:
         raise RunError(
-            "a process that played clients under secure aggregation died: if memory ran out, ask fewer clients; "
+            "a process that simulated clients under secure aggregation died: if memory ran out, ask fewer clients; "
             "then continue with --resume"
         ) from error
 
 
-def _serve(pipe: Connection, others: list[Connection], make: Callable[[], Player]) -> None:
-    """Play until the pipe closes."""
+def _serve(pipe: Connection, others: list[Connection], make: Callable[[], Responder]) -> None:
+    """Answer messages in a forked process until the pipe closes."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=end_with_parent, daemon=True).start()
     for other in others:
         other.close()
-    play = make()
+    respond = make()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             num = int.from_bytes(pipe.recv_bytes(), "little")
-            raw = [pipe.recv_bytes() for _ in range(num)]
-            for answer in play([Message(int.from_bytes(each[:8], "little"), each[8:]) for each in raw]):
+            frames = [pipe.recv_bytes() for _ in range(num)]
+            messages = [Message(int.from_bytes(frame[:8], "little"), frame[8:]) for frame in frames]
+            for answer in respond(messages):
                 pipe.send_bytes(answer)
-            pipe.send_bytes(b"")
+            pipe.send_bytes(b"")  # the end of the batch
     os._exit(0)
