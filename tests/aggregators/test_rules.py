@@ -298,8 +298,8 @@ def test_fltrust(seed: int, num: int, size: int) -> None:
     rule = built("fltrust")
     update = Update(torch.from_numpy(rows.astype(np.float32)), torch.ones(num), {})
     own_update = Update(torch.from_numpy(own.astype(np.float32)), torch.tensor(1.0), {})
-    assert rule.trust is not None
-    found = rule.finish(rule.trust(rule.add({}, update), own_update), {})[0].delta_D.double().numpy()
+    assert rule.add_server_update is not None
+    found = rule.finish(rule.add_server_update(rule.add({}, update), own_update), {})[0].delta_D.double().numpy()
     norm = np.linalg.norm
     trust = [max(0.0, float(row @ own) / (norm(row) * norm(own))) for row in rows]
     stretched = [t * row * norm(own) / norm(row) for t, row in zip(trust, rows, strict=True)]

@@ -21,7 +21,7 @@ def fltrust() -> Aggregator:
     than x_0. If no update has a positive cosine, the result is 0. Weights n_k are ignored.
     """
 
-    def trust(acc: State, own: Update) -> State:
+    def add_server_update(acc: State, own: Update) -> State:
         return acc | {f"own.{name}": row for name, row in as_rows(own).items() if name != "weight"}
 
     def finish(acc: State, memory: State) -> tuple[Aggregate, State]:
@@ -30,7 +30,7 @@ def fltrust() -> Aggregator:
         cohort = {name: rows for name, rows in acc.items() if not name.startswith("own.")}
         return over_vectors(cohort, lambda name, rows_CD: _trust_mean(rows_CD, acc[f"own.{name}"].reshape(-1))), memory
 
-    return keep_rows(finish, min_updates=1, needs="")._replace(trust=trust)
+    return keep_rows(finish, min_updates=1, needs="")._replace(add_server_update=add_server_update)
 
 
 def _trust_mean(rows_CD: Tensor, own_D: Tensor) -> Tensor:

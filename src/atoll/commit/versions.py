@@ -55,7 +55,7 @@ class Versions:
 
     def own_update(self, state: RunState) -> Update | None:
         """What the server's own samples make of the current version, where the rule compares with it."""
-        if self.job.aggregator.trust is None:
+        if self.job.aggregator.add_server_update is None:
             return None
         machine = state.coordinator
         sent = state.sent.get(machine.version)  # what clients heard

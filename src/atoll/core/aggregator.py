@@ -44,7 +44,7 @@ class Aggregator(NamedTuple):
     """Minimum number of valid updates; with fewer, the attempt is abandoned."""
     needs: str = ""
     """Reason for `min_updates` in error messages, such as "krum with f = 3 needs at least 2f + 3 = 9 updates"."""
-    trust: Callable[[State, Update], State] | None = None
+    add_server_update: Callable[[State, Update], State] | None = None
     """(accumulator, server's own update) -> accumulator; unless None, the server trains on `server.samples`."""
     unit_steps: bool = False
     """Whether the norm of its result carries no information, so that a plan must set server.lr."""
@@ -71,7 +71,7 @@ def rows_of(acc: State) -> Update:
     return Update(acc["delta"], acc["weight"], aux)
 
 
-def joined(accumulators: list[State]) -> State:
+def concatenate_rows(accumulators: list[State]) -> State:
     """Concatenate accumulators that keep every row, in this order, with one copy."""
     filled = [acc for acc in accumulators if acc]
     if len(filled) < 2:
@@ -80,8 +80,8 @@ def joined(accumulators: list[State]) -> State:
 
 
 def merge_rows(left: State, right: State) -> State:
-    """Concatenate two accumulators that keep every row; for more of them, `joined` copies less."""
-    return joined([left, right])
+    """Concatenate two accumulators that keep every row; for more of them, `concatenate_rows` copies less."""
+    return concatenate_rows([left, right])
 
 
 def merge_sums(left: State, right: State) -> State:
@@ -152,7 +152,7 @@ def preprocessed(preprocess: Preprocess, inner: Aggregator, *, min_updates: int,
     It counts its rounds, so that `preprocess` may draw new random numbers in each. The rows must be means of updates,
     chosen by their distances or at random: the whole is then rotation equivariant if the other rule is.
     """
-    if inner.trust is not None:
+    if inner.add_server_update is not None:
         raise PlanError(
             "a rule that compares with the server's own update cannot be wrapped in another: use it as the aggregator"
         )

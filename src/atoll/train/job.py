@@ -439,12 +439,12 @@ def _check_contribution(
 def _check_server(plan: Plan, algorithm: Algorithm, aggregator: Aggregator, detector: Detector | None) -> None:
     """The server has samples of its own if, and only if, its rule, its detection or contribution looks at them."""
     name, num = plan.aggregator.name, plan.server.samples
-    if aggregator.trust is not None and num is None:
+    if aggregator.add_server_update is not None and num is None:
         raise PlanError(f"{name} compares with the server's own update: set server.samples, e.g. to 100")
-    if aggregator.trust is not None and algorithm.scores is not None:
+    if aggregator.add_server_update is not None and algorithm.scores is not None:
         raise PlanError(f"{name} compares parameters, but clients of {plan.algorithm.name} send scores: use a median")
     looked_at = plan.contribution is not None or (detector is not None and detector.needs_loss)
-    if aggregator.trust is None and num is not None and not looked_at:
+    if aggregator.add_server_update is None and num is not None and not looked_at:
         raise PlanError(f"server.samples is {num}, but {name} does not use them: leave it out, or use fltrust")
 
 
