@@ -23,6 +23,8 @@ def majority() -> Aggregator:
     def finish(acc: State, memory: State) -> tuple[Aggregate, State]:
         count = acc["count"]
         aux = {name.removeprefix("aux."): value / count for name, value in acc.items() if name.startswith("aux.")}
-        return Aggregate(acc["votes"].sign(), aux, float(acc["weight"]), int(count)), memory
+        return Aggregate(
+            delta_D=acc["votes"].sign(), aux=aux, weight=float(acc["weight"]), num_clients=int(count)
+        ), memory
 
     return Aggregator(add=add, merge=merge_sums, finish=finish, unit_steps=True)

@@ -20,6 +20,8 @@ def mean() -> Aggregator:
     def finish(acc: State, memory: State) -> tuple[Aggregate, State]:
         total = acc["weight"]
         aux = {name.removeprefix("aux."): value / total for name, value in acc.items() if name.startswith("aux.")}
-        return Aggregate(acc["delta"] / total, aux, float(total), int(acc["count"])), memory
+        return Aggregate(
+            delta_D=acc["delta"] / total, aux=aux, weight=float(total), num_clients=int(acc["count"])
+        ), memory
 
     return Aggregator(add=add, merge=merge_sums, finish=finish)

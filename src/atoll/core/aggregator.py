@@ -103,7 +103,9 @@ def keep_rows(finish: Callable[[State, State], tuple[Aggregate, State]], *, min_
         return finish(acc, memory)
 
     needs = needs or f"the aggregator needs at least {min_updates} updates"
-    return Aggregator(_add, merge_rows, checked, needs_individuals=True, min_updates=min_updates, needs=needs)
+    return Aggregator(
+        add=_add, merge=merge_rows, finish=checked, needs_individuals=True, min_updates=min_updates, needs=needs
+    )
 
 
 def over_vectors(acc: State, rule: Callable[[str, Tensor], Tensor]) -> Aggregate:
@@ -120,7 +122,9 @@ def over_vectors(acc: State, rule: Callable[[str, Tensor], Tensor]) -> Aggregate
         return rule(name, rows.reshape(len(rows), -1)).view(rows.shape[1:])
 
     aux = {name.removeprefix("aux."): reduced(name) for name in acc if name.startswith("aux.")}
-    return Aggregate(reduced("delta"), aux, float(acc["weight"].sum()), len(acc["weight"]))
+    return Aggregate(
+        delta_D=reduced("delta"), aux=aux, weight=float(acc["weight"].sum()), num_clients=len(acc["weight"])
+    )
 
 
 def stacked(rule: Rule, *, min_updates: int = 1, needs: str = "", rotation_equivariant: bool = False) -> Aggregator:
