@@ -19,7 +19,7 @@ from atoll.core.aggregator import as_rows, merge_rows, rows_of
 from atoll.core.contribution import Contribution
 from atoll.core.coordinator import Committed, Coordinator
 from atoll.core.detection import Detector, Seen, Sight
-from atoll.core.downlink import Heard
+from atoll.core.downlink import DecodedBroadcast
 from atoll.core.errors import TrainingError
 from atoll.core.messages import SERVER, STATISTICS, Aggregate, State, Task, Update, stack
 from atoll.core.seeds import generator
@@ -69,7 +69,7 @@ class Versions:
             )
         return own
 
-    def broadcast(self, state: RunState) -> tuple[RunState, Heard]:
+    def broadcast(self, state: RunState) -> tuple[RunState, DecodedBroadcast]:
         """Send the newest version: what clients hear of it."""
         job, machine = self.job, state.coordinator
         fresh = broadcast_of(job, state.params_D, state.server)

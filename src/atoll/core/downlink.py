@@ -13,7 +13,7 @@ from atoll.core.transform import Chain, Encoding
 from atoll.core.wire import packed_size
 
 
-class Heard(NamedTuple):
+class DecodedBroadcast(NamedTuple):
     """A broadcast as the clients decode it, and its size."""
 
     broadcast: Broadcast
@@ -45,22 +45,24 @@ class Downlink(NamedTuple):
         if any(step.against_known for step in self.chain.transforms[1:]):
             raise PlanError("downlink: put delta first, before the steps that encode the difference")
 
-    def send(self, broadcast: Broadcast, memory: Mapping[str, Tensor], encoding: Encoding) -> tuple[Heard, State]:
+    def send(
+        self, broadcast: Broadcast, memory: Mapping[str, Tensor], encoding: Encoding
+    ) -> tuple[DecodedBroadcast, State]:
         """Encode a broadcast, and decode it as clients do; `memory["known"]` is the last decoded broadcast."""
         vector_V, exact = broadcast.vector(), broadcast.exact()
         whole_bytes = packed_size(broadcast.plain())
         if not self.chain.transforms:
-            return Heard(broadcast, whole_bytes, whole_bytes), {}
+            return DecodedBroadcast(broadcast, whole_bytes, whole_bytes), {}
         known_V = memory.get("known")
         if self.by_difference and known_V is None:
-            return Heard(broadcast, whole_bytes, whole_bytes), {"known": vector_V}
+            return DecodedBroadcast(broadcast, whole_bytes, whole_bytes), {"known": vector_V}
         chain_memory = {name: value for name, value in memory.items() if name != "known"}
         input_V = vector_V if known_V is None else vector_V - known_V
         payload, chain_memory = self.chain.encode(input_V, chain_memory, encoding)
         decoded_V, payload = self.chain.decode(payload), payload.beside(exact)
         num_bytes = packed_size(payload)
         if known_V is None:
-            return Heard(broadcast.rebuilt(decoded_V, exact), num_bytes, num_bytes, payload), chain_memory
+            return DecodedBroadcast(broadcast.rebuilt(decoded_V, exact), num_bytes, num_bytes, payload), chain_memory
         known_V = known_V + decoded_V
-        decoded = Heard(broadcast.rebuilt(known_V, exact), num_bytes, whole_bytes, payload)
+        decoded = DecodedBroadcast(broadcast.rebuilt(known_V, exact), num_bytes, whole_bytes, payload)
         return decoded, {**chain_memory, "known": known_V}

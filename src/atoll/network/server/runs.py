@@ -23,7 +23,7 @@ from atoll.commit.secure_sum import Added, params_hash
 from atoll.commit.versions import valid_of
 from atoll.core.aggregator import rows_of
 from atoll.core.coordinator import Arrived, Committed, CoordinatorState, Failed, Phase, Reason
-from atoll.core.downlink import Heard
+from atoll.core.downlink import DecodedBroadcast
 from atoll.core.messages import Payload, State, Task
 from atoll.core.params import load
 from atoll.core.plan import Plan
@@ -245,7 +245,7 @@ class Run:
         )
         return changed
 
-    def _heard(self, number: int, heard: Heard) -> Model:
+    def _heard(self, number: int, heard: DecodedBroadcast) -> Model:
         """Store a broadcast whole, and as it is encoded; or the difference, for those who know the version before."""
         whole = self._stored(heard.broadcast.plain())
         if heard.payload is None:
