@@ -18,7 +18,7 @@ from atoll.commit.server_step import aggregated, stepped
 from atoll.core.aggregator import as_rows, merge_rows, rows_of
 from atoll.core.contribution import Contribution
 from atoll.core.coordinator import Committed, Coordinator
-from atoll.core.detection import Detector, Seen, Sight
+from atoll.core.detection import Comparison, Detector, RoundView
 from atoll.core.downlink import DecodedBroadcast
 from atoll.core.errors import TrainingError
 from atoll.core.messages import SERVER, STATISTICS, Aggregate, State, Task, Update, stack
@@ -290,9 +290,9 @@ class Versions:
             self.job.trainable(moved_M).add_(delta_D)
             return self.trainer.own_scores(moved_M)[1]
 
-        sight = Sight(rows.delta_D, Seen.of(rows.delta_D, aggregate_D), loss)
+        view = RoundView(rows.delta_D, Comparison.of(rows.delta_D, aggregate_D), loss)
         clients = [report.client for report in valid]
-        found = judged(detector, clients, sight, state.trust, state.quarantined, most)
+        found = judged(detector, clients, view, state.trust, state.quarantined, most)
         keep_C = torch.tensor([client not in found.quarantined for client in clients])
         reports = [r._replace(valid=r.valid and r.client not in found.quarantined) for r in work.reports]
         state = state._replace(trust=found.trust, quarantined=found.quarantined)

@@ -37,7 +37,7 @@ def gtg_shapley(
                 for first in range(num):
                     yield np.concatenate(([first], rng.permutation(np.delete(np.arange(num), first))))
 
-        if abs(game.value(game.everybody) - game.value(frozenset())) < round_truncate:
+        if abs(game.value(game.all_clients) - game.value(frozenset())) < round_truncate:
             return np.zeros(num)
         return mean_marginals(game, permutations(), sampling, sweep=num)
 

@@ -14,7 +14,7 @@ def leave_one_out(utility: Utility = "loss") -> Contribution:
     """
 
     def values(game: Game, rng: np.random.Generator) -> np.ndarray:
-        clients, total = game.everybody, game.value(game.everybody)
+        clients, total = game.all_clients, game.value(game.all_clients)
         return np.array([total - game.value(clients - {client}) for client in range(game.num_clients)])
 
     return Contribution(values, utility)

@@ -59,7 +59,7 @@ def _converged(means: deque[np.ndarray], sampling: Sampling) -> bool:
 
 def _marginals(game: Game, permutation: np.ndarray, truncate: float) -> np.ndarray:
     """Return each client's gain over its predecessors, (C,); 0 after the remaining gain fell below `truncate`."""
-    marginals_C, total, value = np.zeros(game.num_clients), game.value(game.everybody), game.value(frozenset())
+    marginals_C, total, value = np.zeros(game.num_clients), game.value(game.all_clients), game.value(frozenset())
     coalition: Coalition = frozenset()
     for client in permutation.tolist():
         if abs(total - value) < truncate:

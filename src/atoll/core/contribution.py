@@ -21,7 +21,7 @@ class Game(NamedTuple):
     """(coalition) -> utility of the model that its updates alone would have given; results are cached."""
 
     @property
-    def everybody(self) -> Coalition:
+    def all_clients(self) -> Coalition:
         """The coalition of all clients."""
         return frozenset(range(self.num_clients))
 

@@ -20,7 +20,7 @@ Decay = Annotated[float, Range(0, 1, open_high=True, hint="0 looks at the last r
 """Weight of earlier rounds in the running mean of trust, in [0, 1)."""
 
 
-class Seen(NamedTuple):
+class Comparison(NamedTuple):
     """Distance and cosine of each update to the aggregate, (C,) in float64."""
 
     distance_C: Tensor
@@ -28,7 +28,7 @@ class Seen(NamedTuple):
     """0 if the update or the aggregate is 0."""
 
     @classmethod
-    def of(cls, updates_CD: Tensor, aggregate_D: Tensor) -> Seen:
+    def of(cls, updates_CD: Tensor, aggregate_D: Tensor) -> Comparison:
         """Compare every update with the aggregate."""
         sums_C3 = updates_CD.new_zeros(len(updates_CD), 3, dtype=torch.float64)
         for start in range(0, len(aggregate_D), BLOCK):
@@ -41,11 +41,11 @@ class Seen(NamedTuple):
         return cls(sums_C3[:, 2].sqrt(), sums_C3[:, 1] / norms_C.clamp_min(1e-300))
 
 
-class Sight(NamedTuple):
+class RoundView(NamedTuple):
     """The data of one round that a detector may use."""
 
     updates_CD: Tensor
-    seen: Seen
+    comparison: Comparison
     loss: Callable[[Tensor | None], float]
     """(update) -> loss on the server's own samples after the model moved by it; None: the loss before the round."""
 
@@ -57,7 +57,7 @@ class Detector(NamedTuple):
     update does not count, and it gets no more tasks.
     """
 
-    trust: Callable[[Sight], Tensor]
+    trust: Callable[[RoundView], Tensor]
     """(round) -> trust in each of its clients, (C,) in [0, 1]."""
     threshold: float
     decay: float

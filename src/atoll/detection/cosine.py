@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from atoll.core.detection import Decay, Detector, Sight, Threshold
+from atoll.core.detection import Decay, Detector, RoundView, Threshold
 
 
 def cosine(threshold: Threshold = 0.4, decay: Decay = 0.7) -> Detector:
@@ -15,7 +15,7 @@ def cosine(threshold: Threshold = 0.4, decay: Decay = 0.7) -> Detector:
     is useful only if the aggregate points in the right direction: combine it with a robust rule.
     """
 
-    def trust(sight: Sight) -> Tensor:
-        return (1 + sight.seen.cosine_C) / 2
+    def trust(view: RoundView) -> Tensor:
+        return (1 + view.comparison.cosine_C) / 2
 
     return Detector(trust=trust, threshold=threshold, decay=decay)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from torch import Tensor
 
-from atoll.core.detection import Decay, Detector, Sight, Threshold
+from atoll.core.detection import Decay, Detector, RoundView, Threshold
 from atoll.core.options import at_least
 
 
@@ -21,8 +21,8 @@ def distance(
     near as honest clients, such as alie, are not detected.
     """
 
-    def trust(sight: Sight) -> Tensor:
-        distance_C = sight.seen.distance_C
+    def trust(view: RoundView) -> Tensor:
+        distance_C = view.comparison.distance_C
         return (reach * distance_C.median() / distance_C.clamp_min(1e-300)).square().clamp(max=1)
 
     return Detector(trust=trust, threshold=threshold, decay=decay)

@@ -7,7 +7,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from atoll.core.detection import Decay, Detector, Sight, Threshold
+from atoll.core.detection import Decay, Detector, RoundView, Threshold
 from atoll.core.options import above
 
 
@@ -22,9 +22,9 @@ def loss(
     idea of Xie et al. 2019, arXiv:1805.10032, definition 2. If the median gain is not above -s, all are trusted.
     """
 
-    def trust(sight: Sight) -> Tensor:
-        before = sight.loss(None)
-        gains_C = before - torch.tensor([sight.loss(update_D) for update_D in sight.updates_CD], dtype=torch.float64)
+    def trust(view: RoundView) -> Tensor:
+        before = view.loss(None)
+        gains_C = before - torch.tensor([view.loss(update_D) for update_D in view.updates_CD], dtype=torch.float64)
         gains_C = gains_C.nan_to_num(nan=-torch.inf)
         reference = float(gains_C.median()) + slack * before
         if not reference > 0:
