@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, chisquare
 
-from atoll.core.coordinator import Begin, Coordinator, CoordinatorState, Pick, Policy, Population, Sampler, Send
+from atoll.core.coordinator import Begin, Coordinator, CoordinatorState, Policy, Send
 from atoll.core.errors import PlanError
 from atoll.core.parts import Part, members
+from atoll.core.sampler import Pick, Population, Sampler
 from atoll.core.seeds import generator
 from atoll.rounds.drawing import draw_weighted
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from atoll import Plan
-from atoll.core.coordinator import Sampler
 from atoll.core.errors import PlanError
+from atoll.core.sampler import Sampler
 from atoll.privacy.auditing import Counts, canaries_for, detectable, least_mu, most_likely, reached_mu
 from atoll.rounds.samplers.poisson import poisson
 from atoll.simulation.audit import audit_plan

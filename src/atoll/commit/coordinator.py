@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from atoll.core.aggregator import Aggregator
-from atoll.core.coordinator import Coordinator, CoordinatorState, Policy, Sampler
+from atoll.core.coordinator import Coordinator, CoordinatorState, Policy
 from atoll.core.errors import PlanError
 from atoll.core.plan import Plan
+from atoll.core.sampler import Sampler
 from atoll.train.federation import Federation
 from atoll.train.secure import check_cohort
 

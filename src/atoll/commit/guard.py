@@ -12,11 +12,12 @@ from torch import Tensor
 
 from atoll.commit.coordinator import build_coordinator
 from atoll.commit.server_step import aggregated
-from atoll.core.coordinator import Coordinator, CoordinatorState, Pick, Population, Sampler
+from atoll.core.coordinator import Coordinator, CoordinatorState
 from atoll.core.errors import AtollError, PlanError
 from atoll.core.messages import Aggregate, State, Task, Update
 from atoll.core.plan import Plan
 from atoll.core.privacy import IN_TURN, RELATION, Exposure, Mechanism, Release
+from atoll.core.sampler import Pick, Population, Sampler
 from atoll.core.secagg import Secagg
 from atoll.privacy.accounting import Spent, spent
 from atoll.privacy.draws import secret_generator

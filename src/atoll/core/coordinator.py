@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from atoll.core.errors import AtollError
 from atoll.core.messages import Task
+from atoll.core.sampler import Pick, Population, Sampler
 from atoll.core.seeds import generator
 
 
@@ -218,42 +219,6 @@ class Policy(NamedTuple):
     """Whether the new model is (1 - m) w + m w_k, instead of w moved by the client's update."""
     min_clients: int = 1
     """Minimum number of registered clients."""
-
-
-class Population(NamedTuple):
-    """The clients, as a sampler sees them."""
-
-    num_clients: int
-    """Number of registered clients."""
-    free: Callable[[int], bool]
-    """(client) -> whether it is idle, reachable and eligible."""
-    sizes: Callable[[], np.ndarray]
-    """() -> number of samples of each client, (num_clients,)."""
-    scores: Mapping[int, float]
-    """Last score of each client that took part."""
-    attempt: int
-
-
-class Pick(NamedTuple):
-    """A client that gets a task, and the factor on its weight that keeps the mean unbiased."""
-
-    client: int
-    share: float = 1.0
-
-
-class Sampler(NamedTuple):
-    """How clients are chosen."""
-
-    sample: Callable[[np.random.Generator, int, Population], list[Pick]]
-    """(generator, number wanted, population) -> distinct clients; fewer, or none, if not enough are free."""
-    scheme: str
-    """Name of the sampling scheme, for privacy accounting."""
-    score: Literal["", "loss", "norm"] = ""
-    """Score that it needs of each client that took part: training loss, norm of the update, or none."""
-    rate: float | None = None
-    """Probability of each client to be chosen, in (0, 1]; None: number wanted / number of clients."""
-    draws_size: bool = False
-    """Whether the number of clients is random too; a commit then waits for all of them."""
 
 
 def no_sizes() -> np.ndarray:

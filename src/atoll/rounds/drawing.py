@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.core.coordinator import Pick, Population
+from atoll.core.sampler import Pick, Population
 
 
 def draw_distinct(rng: np.random.Generator, num: int, population: Population) -> list[int]:

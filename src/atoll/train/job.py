@@ -15,7 +15,7 @@ from atoll.core.aggregator import Aggregator
 from atoll.core.algorithm import Algorithm, Scores
 from atoll.core.attack import Attack, Knowledge
 from atoll.core.contribution import Contribution
-from atoll.core.coordinator import Policy, Sampler
+from atoll.core.coordinator import Policy
 from atoll.core.detection import Detector
 from atoll.core.downlink import Downlink
 from atoll.core.errors import AtollError, PlanError
@@ -25,6 +25,7 @@ from atoll.core.params import ParamSpec, Slot, flatten, float_buffers, spec_of
 from atoll.core.parts import Part, find
 from atoll.core.plan import MAX_NORM, Attackers, Local, Plan
 from atoll.core.privacy import Exposure, Mechanism, SampleSteps
+from atoll.core.sampler import Sampler
 from atoll.core.seeds import derive, generator
 from atoll.core.transform import Chain, chain
 from atoll.privacy.groups import most_exposed

@@ -18,10 +18,11 @@ import torch
 
 from atoll.core.aggregator import Aggregator
 from atoll.core.algorithm import Algorithm
-from atoll.core.coordinator import Policy, Sampler
+from atoll.core.coordinator import Policy
 from atoll.core.errors import PlanError
 from atoll.core.messages import State, Update
 from atoll.core.plan import Plan
+from atoll.core.sampler import Sampler
 from atoll.core.secagg import Secagg
 from atoll.core.transform import Chain
 from atoll.secagg.encoding import Encoding, decode, encode, finest

@@ -12,11 +12,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from atoll.core.algorithm import Algorithm, add_delta, nothing
-from atoll.core.coordinator import Sampler
 from atoll.core.errors import PlanError
 from atoll.core.parts import Part, members
 from atoll.core.plan import Plan
 from atoll.core.privacy import Mechanism
+from atoll.core.sampler import Sampler
 from atoll.core.secagg import MIN_SURVIVORS
 from atoll.core.section import Section
 from atoll.network.protocol.messages import RunInfo

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from atoll.core.coordinator import Pick, Population, Sampler
 from atoll.core.options import Range
+from atoll.core.sampler import Pick, Population, Sampler
 from atoll.rounds.drawing import draw_unbiased
 
 Explore = Annotated[float, Range(0, 1, open_low=True, hint="at 0 some clients might never be asked again")]

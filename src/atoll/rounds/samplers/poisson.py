@@ -6,8 +6,8 @@ from typing import Annotated
 
 import numpy as np
 
-from atoll.core.coordinator import Pick, Population, Sampler
 from atoll.core.options import Range
+from atoll.core.sampler import Pick, Population, Sampler
 
 UNSET = "leave it out for cohort size / clients"
 

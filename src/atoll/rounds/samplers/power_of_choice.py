@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from atoll.core.coordinator import Pick, Population, Sampler
 from atoll.core.errors import PlanError
 from atoll.core.options import Count
+from atoll.core.sampler import Pick, Population, Sampler
 from atoll.rounds.drawing import draw_weighted
 
 

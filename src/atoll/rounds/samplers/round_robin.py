@@ -6,7 +6,7 @@ from itertools import islice
 
 import numpy as np
 
-from atoll.core.coordinator import Pick, Population, Sampler
+from atoll.core.sampler import Pick, Population, Sampler
 
 
 def round_robin() -> Sampler:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.core.coordinator import Pick, Population, Sampler
+from atoll.core.sampler import Pick, Population, Sampler
 from atoll.rounds.drawing import draw_unbiased
 
 
