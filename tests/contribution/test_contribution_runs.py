@@ -300,7 +300,7 @@ def my_way(power: float = 1.0) -> Contribution:
     """All get the same."""
 
     def values(game: Game, rng: np.random.Generator) -> np.ndarray:
-        return np.full(game.num_clients, game.value(game.everybody) / game.num_clients**power)
+        return np.full(game.num_clients, game.value(game.all_clients) / game.num_clients**power)
 
     return Contribution(values, "accuracy")
 

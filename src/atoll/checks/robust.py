@@ -41,7 +41,7 @@ def _few_updates(view: Parts) -> Values | None:
 
 def _looks_at_samples(view: Parts) -> Values | None:
     uses = {
-        f"{view.plan.aggregator.name} needs": view.aggregator.trust,
+        f"{view.plan.aggregator.name} needs": view.aggregator.add_server_update,
         "detection by loss needs": view.detector is not None and view.detector.needs_loss,
         "contribution needs": view.contribution,
     }
@@ -50,7 +50,7 @@ def _looks_at_samples(view: Parts) -> Values | None:
 
 def _looks_at_model(view: Parts) -> Values | None:
     uses = {
-        f"{view.plan.aggregator.name} compares changes of": view.aggregator.trust,
+        f"{view.plan.aggregator.name} compares changes of": view.aggregator.add_server_update,
         "detection by loss tries": view.detector is not None and view.detector.needs_loss,
         "contribution values": view.contribution,
         "secure aggregation adds changes of": view.plan.secagg,

@@ -42,7 +42,7 @@ def _disorder(view: Parts) -> Values | None:
 
 
 def _few_candidates(view: Parts) -> Values | None:
-    most, asked = view.sampler.most, view.asked
+    most, asked = view.sampler.max_picks, view.asked
     use = f"sampler.candidates is {most} but a round asks {asked} clients"
     return {"use": use, "asked": asked} if most is not None and most < asked else None
 

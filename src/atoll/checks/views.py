@@ -10,11 +10,12 @@ from atoll.core.algorithm import Algorithm
 from atoll.core.attack import Attack
 from atoll.core.client_work import ClientWork
 from atoll.core.contribution import Contribution
-from atoll.core.coordinator import CoordinatorState, Policy, Sampler
+from atoll.core.coordinator import CoordinatorState, Policy
 from atoll.core.detection import Detector
 from atoll.core.downlink import Downlink
 from atoll.core.plan import Plan
 from atoll.core.privacy import Exposure, Mechanism
+from atoll.core.sampler import Sampler
 from atoll.core.secagg import Secagg
 from atoll.core.transform import Chain
 from atoll.data.dataset import Public

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from atoll.core.aggregator import Aggregator
-from atoll.core.coordinator import Coordinator, Policy, Sampler
+from atoll.core.coordinator import Coordinator, Policy
 from atoll.core.plan import Plan
+from atoll.core.sampler import Sampler
 from atoll.train.federation import Federation
 
 

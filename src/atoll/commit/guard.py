@@ -13,11 +13,12 @@ from torch import Tensor
 from atoll.checks.table import check
 from atoll.checks.views import Budget
 from atoll.commit.server_step import aggregated
-from atoll.core.coordinator import Coordinator, Pick, Population, Sampler
+from atoll.core.coordinator import Coordinator
 from atoll.core.errors import AtollError, PlanError
 from atoll.core.messages import Aggregate, State, Task, Update
 from atoll.core.plan import Plan
 from atoll.core.privacy import IN_TURN, RELATION, Exposure, Mechanism, ReleaseContext
+from atoll.core.sampler import Pick, Population, Sampler
 from atoll.privacy.accounting import Spent, spent
 from atoll.privacy.draws import secret_generator
 from atoll.privacy.ledger import Ledger

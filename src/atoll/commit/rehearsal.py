@@ -64,7 +64,7 @@ def rehearse_round(plan: Plan, job: Job, coordinator: Coordinator) -> None:
         rows = stack([_in_secret(job, rows, num)] * num)
     with _as_refusal("aggregator", "use another aggregator, or another algorithm"):
         model_M, server = job.first_D.clone(), first_server(job, job.first_D)
-        own = rows.rows(0) if job.aggregator.trust is not None else None
+        own = rows.rows(0) if job.aggregator.add_server_update is not None else None
         rule = job.aggregator
         folded = as_rows(rows) if job.wants_rows else rule.add(rule.zero(), rows)
         aggregate, _ = aggregated(job, folded, rule.init(), own)

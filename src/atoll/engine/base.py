@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.core.aggregator import joined, merge_rows
+from atoll.core.aggregator import concatenate_rows, merge_rows
 from atoll.core.messages import Broadcast, State, Task
 from atoll.core.options import Range
 from atoll.train.evaluate import SLICE
@@ -96,7 +96,7 @@ class Engine(ABC):
                 folded = fold.merge(folded, work.folded)
             merged = Work(folded, merged.reports + work.reports, merged.states | work.states)
             progress(len(merged.reports))
-        return merged._replace(folded=joined(rows)) if rows else merged
+        return merged._replace(folded=concatenate_rows(rows)) if rows else merged
 
     def evaluate(self, params_D: Tensor) -> tuple[Metrics, np.ndarray]:
         """Metrics and confusion matrix on the central test set."""
