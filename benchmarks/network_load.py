@@ -34,7 +34,7 @@ from atoll.core.messages import Payload
 from atoll.core.wire import pack
 from atoll.network.protocol.identity import Stamp, client_id, public_bytes, session_request, sign
 from atoll.network.protocol.messages import (
-    TOLD_HEADER,
+    METADATA_HEADER,
     Challenge,
     Delivery,
     Hello,
@@ -60,7 +60,7 @@ every = 0
 """
 
 
-class Light:
+class RawClient:
     """One client: its key, its connection and its update."""
 
     def __init__(self, number: int, port: int, tls: ssl.SSLContext, vector: np.ndarray) -> None:
@@ -93,7 +93,7 @@ class Light:
         told = Delivery(msgspec.msgpack.encode(manifest), 600, 0.5, 600.0, bytes(64))
         text = update_text("load", order.attempt, order.version, manifest.name(), told)
         told = msgspec.structs.replace(told, signature=self.key.sign(text))
-        header = {TOLD_HEADER: msgspec.json.encode(told).decode()}
+        header = {METADATA_HEADER: msgspec.json.encode(told).decode()}
         path = f"/v1/runs/load/tasks/{order.attempt}/update"
         self._update = self._head("PUT", path, data, header), data
 
@@ -143,15 +143,15 @@ def cpu(pid: int) -> float:
 
 
 async def drive(
-    clients: list[Light], server: subprocess.Popen[bytes], rounds: int, watch: Callable[[], None]
+    clients: list[RawClient], server: subprocess.Popen[bytes], rounds: int, watch: Callable[[], None]
 ) -> dict[str, float]:
     """Connect everybody, wait, then let them deliver round after round; `watch` is called before the first."""
     found = {"MB before they come": memory(server.pid)}
     began = time.perf_counter()
-    gate = asyncio.Semaphore(50)
+    authenticator = asyncio.Semaphore(50)
 
-    async def connect(client: Light) -> None:
-        async with gate:
+    async def connect(client: RawClient) -> None:
+        async with authenticator:
             await client.connect()
 
     *rest, last = clients
@@ -163,11 +163,11 @@ async def drive(
     times: list[tuple[float, float]] = []
     orders = {last: await last.poll(0.0), **dict(zip(rest, await asyncio.gather(*waiting), strict=True))}
 
-    async def ordered(client: Light) -> None:
+    async def ordered(client: RawClient) -> None:
         while not orders[client].orders:
             orders[client] = await client.poll(25.0)
 
-    async def deliver(client: Light) -> None:
+    async def deliver(client: RawClient) -> None:
         await client.deliver()
         orders[client] = await client.poll(25.0)
 
@@ -244,12 +244,12 @@ def main() -> None:
         )
         tls = ssl.create_default_context(cafile=home / "certs" / "ca.pem")
         vector = np.random.default_rng(0).standard_normal(199_210).astype(np.float32)
-        clients = [Light(number, port, tls, vector) for number in range(told.clients)]
+        clients = [RawClient(number, port, tls, vector) for number in range(told.clients)]
         store = Store(f"sqlite:///{home}/store.db")
-        with store.change() as book:
+        with store.write() as tables:
             for client in clients:
-                book.add_client(client.id, f"client {client.number}", public_bytes(client.key))
-                book.approve(client.id)
+                tables.add_client(client.id, f"client {client.number}", public_bytes(client.key))
+                tables.approve(client.id)
         store.close()
         command = [
             "serve",

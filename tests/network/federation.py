@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from network.apps import NUMBER, PLAN
-from network.nursery import Child, Nursery
+from network.fork_server import ForkedProcess, ForkServer
 
 from atoll import Plan, run
 from atoll.cli.join import enrol
@@ -71,16 +71,16 @@ def until(done: Callable[[], Any], seconds: float, what: str | Callable[[], str]
 class Federation:
     """A server and its clients, in one directory. Nothing of it outlives `with federation(...)`."""
 
-    def __init__(self, root: Path, nursery: Nursery, certs: Path, store: str | None) -> None:
+    def __init__(self, root: Path, fork_server: ForkServer, certs: Path, store: str | None) -> None:
         root.mkdir(parents=True, exist_ok=True)
-        self.root, self.nursery, self.certs, self.store = root, nursery, certs, store
+        self.root, self.fork_server, self.certs, self.store = root, fork_server, certs, store
         self.port, self.admin_port = free_port(), free_port()
         self.home, self.url = root / "server", f"https://localhost:{self.port}"
-        self.server: Child | None = None
-        self.clients: dict[int, Child] = {}
+        self.server: ForkedProcess | None = None
+        self.clients: dict[int, ForkedProcess] = {}
         self.env: dict[str, str] = {}
         """What the server finds in its environment beside what tests have in theirs."""
-        self._all: list[Child] = []
+        self._all: list[ForkedProcess] = []
 
     def write(self, plan: Plan) -> None:
         """Say what is served, and what clients' samples are dealt by."""
@@ -88,7 +88,7 @@ class Federation:
 
     def serve(
         self, *options: str, plan: bool = True, ready: bool = True, die_at: int = 0, in_background: bool = False
-    ) -> Child:
+    ) -> ForkedProcess:
         """Start the server, or start it again, with the plan or without; wait until it is `ready` to answer."""
         argv = ["serve", *(["plan.toml", "--name", RUN] if plan else []), "--home", str(self.home)]
         argv += ["--host", "localhost", "--port", str(self.port), "--admin-port", str(self.admin_port)]
@@ -143,7 +143,7 @@ class Federation:
         once: bool = True,
         die_at: int = 0,
         in_background: bool = False,
-    ) -> Child:
+    ) -> ForkedProcess:
         """Start a client, or start it again."""
         name = home or f"c{number}"
         argv = ["join", "--home", str(self.root / name), "--app", app, *(["--once"] if once else []), *options]
@@ -176,7 +176,7 @@ class Federation:
         end = time.monotonic() + seconds
         assert self.server is not None
         for child in (self.server, *self.clients.values()):
-            code = self.nursery.wait(child.pid, max(0.0, end - time.monotonic()))
+            code = self.fork_server.wait(child.pid, max(0.0, end - time.monotonic()))
             assert code == 0, f"{code} after {seconds} s\n{self.said()}"
 
     def run_to_end(self, num_clients: int, seconds: float = 60.0, *options: str) -> None:
@@ -238,16 +238,18 @@ class Federation:
 
     def _start(
         self, argv: list[str], out: str, env: dict[str, str], die_at: int = 0, in_background: bool = False
-    ) -> Child:
-        child = self.nursery.start(argv, self.root / out, self.root, env, die_at, in_background)
+    ) -> ForkedProcess:
+        child = self.fork_server.start(argv, self.root / out, self.root, env, die_at, in_background)
         self._all.append(child)
         return child
 
 
 @contextlib.contextmanager
-def federation(root: Path, nursery: Nursery, certs: Path, plan: Plan, store: str | None = None) -> Iterator[Federation]:
+def federation(
+    root: Path, fork_server: ForkServer, certs: Path, plan: Plan, store: str | None = None
+) -> Iterator[Federation]:
     """A federation for this plan, of which nothing runs yet."""
-    made = Federation(root, nursery, certs, store)
+    made = Federation(root, fork_server, certs, store)
     made.write(plan)
     try:
         yield made

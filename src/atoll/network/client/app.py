@@ -67,7 +67,7 @@ class ClientApp:
         """What plans may name beside the catalogue."""
         return OwnParts(self.models, self.algorithms, self.losses)
 
-    def told(self) -> dict[str, bool | float]:
+    def current_attributes(self) -> dict[str, bool | float]:
         """What the device says of itself now."""
         try:
             return {

@@ -17,7 +17,7 @@ import msgspec
 
 from atoll.core.errors import AtollError, RunError
 from atoll.core.privacy import IN_TURN
-from atoll.network.protocol.blobs import room_in, sync_names
+from atoll.network.protocol.blobs import disk_errors, sync_directory
 from atoll.privacy.composing import as_event, as_plain, spent_together
 from atoll.train.job import Job
 
@@ -123,7 +123,7 @@ class Budget:
     def _append(self, descriptor: int, line: Line) -> None:
         """Add a line, on disk before this returns: all of it, or none if the disk is full."""
         size = os.fstat(descriptor).st_size
-        with room_in(self.path.parent):
+        with disk_errors(self.path.parent):
             try:
                 os.write(descriptor, msgspec.json.encode(line) + b"\n")
                 os.fsync(descriptor)
@@ -142,7 +142,7 @@ class Budget:
             ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            sync_names(self.path.parent)
+            sync_directory(self.path.parent)
             yield descriptor
         finally:
             os.close(descriptor)

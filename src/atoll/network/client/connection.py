@@ -22,8 +22,8 @@ from atoll.core.errors import AtollError, RunError
 from atoll.network.protocol.identity import Stamp, client_id, enrolment, public_bytes, session_request, sign
 from atoll.network.protocol.messages import (
     MAX_CONTROL,
+    METADATA_HEADER,
     TASK,
-    TOLD_HEADER,
     VERSION,
     VERSION_HEADER,
     About,
@@ -63,7 +63,7 @@ class Declined(AtollError):
         self.status = status
 
 
-class Later(Exception):
+class RetryLater(Exception):
     """What may work if it is tried again: after some seconds if the server says so, else after a growing pause."""
 
     def __init__(self, why: str, seconds: float | None = None) -> None:
@@ -97,10 +97,16 @@ class Connection:
         server_key: bytes | None = None,
         say: Callable[[str], None] = print,
         sleep: Callable[[float], None] = time.sleep,
-        patient: bool = True,
+        keep_trying: bool = True,
     ) -> None:
         self.client = client_id(public_bytes(key))
-        self._key, self._server_key, self._say, self._sleep, self._patient = key, server_key, say, sleep, patient
+        self._key, self._server_key, self._say, self._sleep, self._keep_trying = (
+            key,
+            server_key,
+            say,
+            sleep,
+            keep_trying,
+        )
         self._welcome: Welcome | None = None
         self._counter, self._ahead = 0, 0.0
         url = _checked(url)
@@ -121,27 +127,27 @@ class Connection:
 
     def about(self) -> About:
         """What anybody may know of the server."""
-        return self._until_done(self._about)
+        return self._retry(self._about)
 
     def enrol(self, token: str, name: str) -> str:
         """Become known to the server; the client's id."""
         key = public_bytes(self._key)
         body = Enrol(token, name, key, self._key.sign(enrolment(token, name, key)))
-        return self._until_done(lambda: self._plainly("POST", "/v1/enrol", Enrolled, body)).client
+        return self._retry(lambda: self._ask_unsigned("POST", "/v1/enrol", Enrolled, body)).client
 
     def welcome(self) -> Welcome:
         """Who this client is to the server; begins a session if there is none."""
-        return self._until_done(self._session)
+        return self._retry(self._session)
 
     def ask(self, method: str, path: str, answer: type[A], body: Message | None = None, wait: float = 0.0) -> A:
         """Make a signed request, whose answer may take `wait` seconds; Declined if the server refuses it for good."""
         data = b"" if body is None else msgspec.json.encode(body)
-        return self._until_done(lambda: _read(self._signed(method, path, data, MAX_CONTROL, wait), answer))
+        return self._retry(lambda: _read(self._ask_signed(method, path, data, MAX_CONTROL, wait), answer))
 
-    def mention(self, method: str, path: str, body: Message) -> None:
+    def ask_once(self, method: str, path: str, body: Message) -> None:
         """Make a signed request once, whether it is heard or not."""
-        with suppress(httpx2.TransportError, Later, AtollError):
-            self._signed(method, path, msgspec.json.encode(body), MAX_CONTROL)
+        with suppress(httpx2.TransportError, RetryLater, AtollError):
+            self._ask_signed(method, path, msgspec.json.encode(body), MAX_CONTROL)
 
     def download(self, run: str, ref: Ref, objects: Objects) -> bool:
         """Get an object, without the chunks that are here already, and say whether none was.
@@ -166,8 +172,8 @@ class Connection:
         if len(data) > CHUNK:
             self.upload(run, attempt, data)
             return self.ask("POST", path, Delivered, told)
-        whole, header = bytes(data), {TOLD_HEADER: msgspec.json.encode(told).decode()}
-        return self._until_done(lambda: _read(self._signed("PUT", path, whole, MAX_CONTROL, more=header), Delivered))
+        whole, header = bytes(data), {METADATA_HEADER: msgspec.json.encode(told).decode()}
+        return self._retry(lambda: _read(self._ask_signed("PUT", path, whole, MAX_CONTROL, more=header), Delivered))
 
     def upload(self, run: str, attempt: int, data: bytes | memoryview) -> Manifest:
         """Send the chunks of an object that the server does not have; the object's manifest."""
@@ -182,13 +188,13 @@ class Connection:
                 if name not in chunks:
                     raise ObjectError("the server asks for a chunk that is not of this update: tell the operator")
                 chunk = bytes(chunks[name])
-                self._until_done(partial(self._signed, "PUT", f"{path}/chunks/{name}", chunk, MAX_CONTROL))
+                self._retry(partial(self._ask_signed, "PUT", f"{path}/chunks/{name}", chunk, MAX_CONTROL))
         return manifest
 
     def _fetch(self, path: str, most: int) -> bytes:
-        return self._until_done(lambda: self._signed("GET", path, b"", max(most, MAX_CONTROL)))
+        return self._retry(lambda: self._ask_signed("GET", path, b"", max(most, MAX_CONTROL)))
 
-    def _until_done(self, work: Callable[[], T]) -> T:
+    def _retry(self, work: Callable[[], T]) -> T:
         """Do something until it works; who is not patient learns why it does not."""
         failures, told, prompt = 0, "", True
         while True:
@@ -196,9 +202,9 @@ class Connection:
                 return work()
             except httpx2.TransportError as error:
                 why, seconds, prompt = f"the server cannot be reached ({error or type(error).__name__})", None, True
-            except Later as later:
+            except RetryLater as later:
                 why, seconds = str(later), later.seconds
-            if not self._patient:
+            if not self._keep_trying:
                 raise RunError(f"{why}: check the address, or try again later")
             if seconds == 0 and prompt:  # what is to be tried again at once is, but only once while the server answers
                 prompt = False
@@ -215,13 +221,13 @@ class Connection:
         if self._welcome is None:
             about = self._about()
             self._ahead = about.time - time.monotonic()  # no matter when a clock is set
-            nonce = self._plainly("POST", "/v1/challenge", Nonce, Challenge(self.client)).nonce
+            nonce = self._ask_unsigned("POST", "/v1/challenge", Nonce, Challenge(self.client)).nonce
             hello = Hello(self.client, nonce, self._key.sign(session_request(self.client, nonce)))
-            self._welcome, self._counter = self._plainly("POST", "/v1/session", Welcome, hello), 0
+            self._welcome, self._counter = self._ask_unsigned("POST", "/v1/session", Welcome, hello), 0
         return self._welcome
 
     def _about(self) -> About:
-        found = self._plainly("GET", "/v1/about", About)
+        found = self._ask_unsigned("GET", "/v1/about", About)
         if VERSION not in found.protocols:
             spoken = ", ".join(map(str, found.protocols))
             raise RunError(f"the server speaks version {spoken} of the protocol, this Atoll {VERSION}: update one")
@@ -232,18 +238,18 @@ class Connection:
             )
         return found
 
-    def _plainly(self, method: str, path: str, answer: type[A], body: Message | None = None) -> A:
+    def _ask_unsigned(self, method: str, path: str, answer: type[A], body: Message | None = None) -> A:
         """A request that needs no session, made once."""
         data = b"" if body is None else msgspec.json.encode(body)
-        status, found = self._once(method, path, data, {}, MAX_CONTROL)
+        status, found = self._exchange(method, path, data, {}, MAX_CONTROL)
         if status == HTTPStatus.OK:
             return _read(found, answer)
         problem = _problem(status, found)
         if problem.retry is not None or _passes(status):
-            raise Later(problem.error, problem.retry)
+            raise RetryLater(problem.error, problem.retry)
         raise RunError(problem.error)
 
-    def _signed(
+    def _ask_signed(
         self, method: str, path: str, body: bytes, most: int, wait: float = 0.0, more: Mapping[str, str] = NO_HEADERS
     ) -> bytes:
         """A request within the session, made once; it is counted and signed anew whenever it is made again."""
@@ -251,20 +257,20 @@ class Connection:
         self._counter += 1
         stamp = Stamp(self.client, epoch, self._counter, int(time.monotonic() + self._ahead))
         headers = sign(self._key, stamp, method, path, body).headers()
-        status, found = self._once(method, path, body, {**headers, **more}, most, wait)
+        status, found = self._exchange(method, path, body, {**headers, **more}, most, wait)
         if status == HTTPStatus.OK:
             return found
         problem = _problem(status, found)
         if status == HTTPStatus.UNAUTHORIZED:
             self._welcome = None
-            raise Later(problem.error, problem.retry or 0.0)
+            raise RetryLater(problem.error, problem.retry or 0.0)
         if problem.retry is not None or _passes(status):
-            raise Later(problem.error, problem.retry)
+            raise RetryLater(problem.error, problem.retry)
         if status in (HTTPStatus.FORBIDDEN, HTTPStatus.CONFLICT, HTTPStatus.UPGRADE_REQUIRED):
             raise RunError(problem.error)
         raise Declined(status, problem.error)
 
-    def _once(
+    def _exchange(
         self, method: str, path: str, body: bytes, headers: dict[str, str], most: int, wait: float = 0.0
     ) -> tuple[int, bytes]:
         """Status and body of an answer; no more than `most` bytes of it are read."""
@@ -302,7 +308,7 @@ def _read(data: bytes, kind: type[A]) -> A:
     try:
         return read_message(data, kind)
     except msgspec.MsgspecError as error:
-        raise Later(f"the server's answer is not understood ({error})") from error
+        raise RetryLater(f"the server's answer is not understood ({error})") from error
 
 
 def _problem(status: int, data: bytes) -> Problem:

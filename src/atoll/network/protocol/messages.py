@@ -18,7 +18,7 @@ from atoll.ledger import signing
 
 VERSION = 1
 VERSION_HEADER = "atoll-protocol"
-TOLD_HEADER = "atoll-told"
+METADATA_HEADER = "atoll-told"
 MAX_CONTROL = 1 << 20
 """Bytes of the largest control message."""
 MAX_WAIT = 25.0
@@ -256,7 +256,7 @@ class Endpoint(NamedTuple):
     body: type[Message] | None = None
     """None: nothing, or bytes where `method` is PUT."""
     signed: bool = True
-    told: type[Message] | None = None
+    metadata: type[Message] | None = None
     """What is said of the body, as JSON in the header TOLD_HEADER."""
 
 
@@ -274,16 +274,20 @@ ENDPOINTS = (
     Endpoint("POST", TASK + "/missing", "Announce an object; which chunks to send", Missing, Answer),
     Endpoint("PUT", TASK + "/chunks/{digest}", "Send a chunk", Done),
     Endpoint("POST", TASK + "/update", "Deliver an update that was sent in chunks", Delivered, Delivery),
-    Endpoint("PUT", TASK + "/update", "Deliver an update of one chunk, which is the body", Delivered, told=Delivery),
+    Endpoint(
+        "PUT", TASK + "/update", "Deliver an update of one chunk, which is the body", Delivered, metadata=Delivery
+    ),
     Endpoint("POST", TASK + "/secure", "Answer in secure aggregation", Done, Answer),
     Endpoint("POST", TASK + "/ready", "The update is trained: let it be added in secret", Done),
     Endpoint("POST", TASK + "/refuse", "Refuse a task", Done, Refusal),
 )
 
 
-def update_text(run: str, attempt: int, version: int, name: str, told: Delivery) -> bytes:
+def update_text(run: str, attempt: int, version: int, name: str, delivery: Delivery) -> bytes:
     """What a client signs when it delivers an update; the ledger keeps the signature."""
-    return signing.update_text(run, attempt, version, name, told.num_samples, told.loss, told.weight, told.broadcast)
+    return signing.update_text(
+        run, attempt, version, name, delivery.num_samples, delivery.loss, delivery.weight, delivery.broadcast
+    )
 
 
 def read_message(data: bytes, kind: type[A]) -> A:
@@ -315,7 +319,9 @@ def is_run_name(text: str) -> bool:
 
 def openapi() -> dict[str, Any]:
     """The protocol as an OpenAPI 3.1 document."""
-    types = {kind for each in ENDPOINTS for kind in (each.answer, each.body, each.told) if kind is not None} | {Problem}
+    types = {kind for each in ENDPOINTS for kind in (each.answer, each.body, each.metadata) if kind is not None} | {
+        Problem
+    }
     named = sorted(types, key=lambda kind: kind.__name__)
     _, schemas = msgspec.json.schema_components(named, ref_template="#/components/schemas/{name}")
     paths: dict[str, dict[str, Any]] = {}
@@ -332,8 +338,8 @@ def openapi() -> dict[str, Any]:
             },
             "security": [{"signature": []}] if each.signed else [],
         }
-        if each.told is not None:
-            header = {"name": TOLD_HEADER, "in": "header", "required": True, "content": _json(each.told)}
+        if each.metadata is not None:
+            header = {"name": METADATA_HEADER, "in": "header", "required": True, "content": _json(each.metadata)}
             entry["parameters"].append(header)
         if each.body is not None or each.method == "PUT":
             entry["requestBody"] = {"required": True, "content": raw if each.body is None else _json(each.body)}

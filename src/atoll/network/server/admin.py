@@ -31,12 +31,12 @@ from atoll.network.protocol.messages import MAX_CONTROL
 from atoll.network.protocol.operator import TOKEN, operator_token, write_address
 from atoll.network.server.auth import Refused
 from atoll.network.server.metrics import Metrics
-from atoll.network.server.web import TooLarge, agreed_length, listener_of, read_body, server_of
+from atoll.network.server.web import TooLarge, content_length, listening_socket, read_body, web_server
 
 MAX_TOKEN_SECONDS = 30 * 86400
 
 
-class Operated(Protocol):
+class OperatorService(Protocol):
     """What an operator can ask of a server. Methods are called in threads: they may wait for the disk."""
 
     metrics: Metrics
@@ -62,7 +62,7 @@ class Operated(Protocol):
     def stop_run(self, run: str, /) -> None:
         """End a run with what it has."""
 
-    def lines(self, run: str, /) -> list[str]:
+    def ledger_lines(self, run: str, /) -> list[str]:
         """The ledger of a run."""
 
     def shut_down(self) -> None:
@@ -109,61 +109,72 @@ class Command(NamedTuple):
 
     method: str
     path: str
-    work: Callable[[Operated, Any, dict[str, str]], Any]
+    work: Callable[[OperatorService, Any, dict[str, str]], Any]
     """(server, what was told, what the path says) -> the answer, as plain data, or None."""
     body: type[msgspec.Struct] = Nothing
 
 
-def _add_run(hub: Operated, told: NewRun, path: dict[str, str]) -> dict[str, str]:
+def _add_run(operations: OperatorService, told: NewRun, path: dict[str, str]) -> dict[str, str]:
     must_name_no_code({key: value for key, value in told.plan.items() if key != "name"}, "the plan")
-    hub.add_run(told.run, Plan.read(told.plan))
+    operations.add_run(told.run, Plan.read(told.plan))
     return {"run": told.run}
 
 
-def _revoke(hub: Operated, told: Names, path: dict[str, str]) -> None:
+def _revoke(operations: OperatorService, told: Names, path: dict[str, str]) -> None:
     for name in told.names:
-        hub.revoke(name)
+        operations.revoke(name)
 
 
-def _known(hub: Operated, run: str) -> str:
-    if all(run != each["run"] for each in hub.status()["runs"]):
+def _known(operations: OperatorService, run: str) -> str:
+    if all(run != each["run"] for each in operations.status()["runs"]):
         raise RunError(f"there is no run {run!r:.80}: see atoll runs list")
     return run
 
 
 COMMANDS = (
-    Command("GET", "/status", lambda hub, told, path: hub.status()),
-    Command("GET", "/clients", lambda hub, told, path: {"clients": hub.clients()}),
+    Command("GET", "/status", lambda operations, told, path: operations.status()),
+    Command("GET", "/clients", lambda operations, told, path: {"clients": operations.clients()}),
     Command(
-        "POST", "/clients/approve", lambda hub, told, path: {"numbers": hub.approve(told.names, told.samples)}, Approved
+        "POST",
+        "/clients/approve",
+        lambda operations, told, path: {"numbers": operations.approve(told.names, told.samples)},
+        Approved,
     ),
     Command("POST", "/clients/revoke", _revoke, Names),
-    Command("POST", "/clients/token", lambda hub, told, path: {"token": hub.token(told.seconds)}, TokenFor),
+    Command(
+        "POST", "/clients/token", lambda operations, told, path: {"token": operations.token(told.seconds)}, TokenFor
+    ),
     Command("POST", "/runs", _add_run, NewRun),
-    Command("POST", "/runs/stop", lambda hub, told, path: hub.stop_run(_known(hub, told.run)), RunName),
-    Command("GET", "/runs/{run}/ledger", lambda hub, told, path: {"lines": hub.lines(_known(hub, path["run"]))}),
-    Command("POST", "/stop", lambda hub, told, path: hub.shut_down()),
+    Command(
+        "POST", "/runs/stop", lambda operations, told, path: operations.stop_run(_known(operations, told.run)), RunName
+    ),
+    Command(
+        "GET",
+        "/runs/{run}/ledger",
+        lambda operations, told, path: {"lines": operations.ledger_lines(_known(operations, path["run"]))},
+    ),
+    Command("POST", "/stop", lambda operations, told, path: operations.shut_down()),
 )
 
 
-def admin_app(hub: Operated, token: str) -> Starlette:
+def admin_app(operations: OperatorService, token: str) -> Starlette:
     """The operator's endpoints for a server."""
 
     async def health(request: Request) -> Response:
-        server = (await anyio.to_thread.run_sync(hub.status))["server"]
+        server = (await anyio.to_thread.run_sync(operations.status))["server"]
         if server["read_only"]:
             return Response(str(server["why"]), HTTPStatus.SERVICE_UNAVAILABLE, media_type="text/plain")
         return Response("ok", media_type="text/plain")
 
     async def metrics(request: Request) -> Response:
-        return Response(hub.metrics.text(), headers={"content-type": Metrics.content_type})
+        return Response(operations.metrics.text(), headers={"content-type": Metrics.content_type})
 
     def endpoint(command: Command) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
             _must_be_operator(request, token)
-            body = await read_body(request.receive, agreed_length(dict(request.headers), MAX_CONTROL))
+            body = await read_body(request.receive, content_length(dict(request.headers), MAX_CONTROL))
             told = msgspec.json.decode(body or b"{}", type=command.body)
-            return _json(await anyio.to_thread.run_sync(command.work, hub, told, request.path_params) or {})
+            return _json(await anyio.to_thread.run_sync(command.work, operations, told, request.path_params) or {})
 
         return answer
 
@@ -173,13 +184,15 @@ def admin_app(hub: Operated, token: str) -> Starlette:
     return Starlette(routes=routes, exception_handlers=handlers)
 
 
-def open_admin(hub: Operated, home: Path, port: int, host: str = "127.0.0.1") -> tuple[uvicorn.Server, socket.socket]:
+def open_admin(
+    operations: OperatorService, home: Path, port: int, host: str = "127.0.0.1"
+) -> tuple[uvicorn.Server, socket.socket]:
     """What to serve the operator with, and the socket that it listens on; the address is written to the home.
 
     With port 0 the system chooses one.
     """
-    server: uvicorn.Server = server_of(admin_app(hub, operator_token(home)), host, port, None)
-    listener = listener_of(host, port)
+    server: uvicorn.Server = web_server(admin_app(operations, operator_token(home)), host, port, None)
+    listener = listening_socket(host, port)
     write_address(home, *listener.getsockname()[:2])
     return server, listener
 

@@ -23,8 +23,8 @@ from atoll.network.protocol.messages import (
     ENDPOINTS,
     LINES,
     MAX_CONTROL,
+    METADATA_HEADER,
     TASK,
-    TOLD_HEADER,
     VERSION,
     VERSION_HEADER,
     About,
@@ -49,24 +49,24 @@ from atoll.network.protocol.messages import (
 )
 from atoll.network.protocol.objects import CHUNK, ObjectError
 from atoll.network.server.auth import Refused
-from atoll.network.server.body_limits import SMALL, Lobby, Room
-from atoll.network.server.connections import Visitor
+from atoll.network.server.body_limits import UNCOUNTED_BYTES, BodyLimits, UnauthenticatedPool
+from atoll.network.server.connections import TrackedConnection
 from atoll.network.server.logs import log
-from atoll.network.server.operations import Hub
+from atoll.network.server.operations import Operations
 from atoll.network.server.tables import ClientRow
-from atoll.network.server.web import VISITOR, BadRequest, TooLarge, agreed_length, headers_of, read_body
+from atoll.network.server.web import CONNECTION, BadRequest, TooLarge, content_length, read_body, read_headers
 from atoll.network.server.writer import RETRY
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
 MAX_PATH = 400
-MAX_GREETING = SMALL
+MAX_UNSIGNED = UNCOUNTED_BYTES
 """Bytes of the largest request that nobody has to sign."""
 THREADS = 32
 """So many requests are worked on at once at most."""
 
 
-class Call(NamedTuple):
+class Request(NamedTuple):
     """A request that was let in."""
 
     client: ClientRow | None
@@ -76,9 +76,9 @@ class Call(NamedTuple):
     """What the head says it is, in hexadecimal; `checked` finds out whether that is so."""
     told: str
     """What a header says of the body."""
-    visitor: Visitor
+    connection: TrackedConnection
 
-    def checked(self) -> Call:
+    def checked(self) -> Request:
         """The request itself, if its body is the one that was signed."""
         if self.client is not None and hashlib.sha256(self.body).hexdigest() != self.body_hash:
             raise Refused(HTTPStatus.BAD_REQUEST, f"the body is not the one that {BODY_HEADER} names: send that one")
@@ -105,16 +105,16 @@ class Call(NamedTuple):
             ) from error
 
 
-Answering = Callable[[Call], Message | bytes | Future[Any]]
+AnswerFunction = Callable[[Request], Message | bytes | Future[Any]]
 """Runs in a thread of its own: it may wait for the disk. A future brings the answer, or why there is none."""
-Served = Callable[[Scope, Receive], Awaitable[Response]]
+Respond = Callable[[Scope, Receive], Awaitable[Response]]
 
 
 @dataclass(frozen=True)
-class Face:
+class AsgiEndpoint:
     """An endpoint as an ASGI application."""
 
-    serve: Served
+    serve: Respond
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -122,18 +122,18 @@ class Face:
         await response(scope, receive, send)
 
 
-class Server:
+class ClientApi:
     """Answers clients; `app` is what uvicorn serves."""
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    def __init__(self, operations: Operations) -> None:
+        self._operations = operations
         self._waiting: dict[int, asyncio.Event] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending = False
-        hub.conductor.wake = self._wake
-        self._room, self._lobby = Room(), Lobby()
+        operations.driver.wake = self._wake
+        self._body_limits, self._unauthenticated = BodyLimits(), UnauthenticatedPool()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="server")
-        answers: dict[str, Answering] = {
+        answers: dict[str, AnswerFunction] = {
             "GET /v1/about": self._about,
             "POST /v1/enrol": self._enrol,
             "POST /v1/challenge": self._challenge,
@@ -151,7 +151,11 @@ class Server:
             f"POST {TASK}/refuse": self._refuse,
         }
         routes = [
-            Route(each.path, Face(self._serve(each, answers.get(f"{each.method} {each.path}"))), methods=[each.method])
+            Route(
+                each.path,
+                AsgiEndpoint(self._serve(each, answers.get(f"{each.method} {each.path}"))),
+                methods=[each.method],
+            )
             for each in ENDPOINTS
         ]
         document = msgspec.json.encode(openapi())
@@ -167,27 +171,29 @@ class Server:
     def close(self) -> None:
         """Let threads end."""
         self._threads.shutdown()
-        self._lobby.close()
+        self._unauthenticated.close()
 
-    def _serve(self, endpoint: Endpoint, answer: Answering | None) -> Served:
+    def _serve(self, endpoint: Endpoint, answer: AnswerFunction | None) -> Respond:
         """An endpoint: who it is, whether it may, how long it is, and what went wrong. Without `answer`: polls."""
-        most = MAX_GREETING if not endpoint.signed else CHUNK if endpoint.method == "PUT" else MAX_CONTROL
+        most = MAX_UNSIGNED if not endpoint.signed else CHUNK if endpoint.method == "PUT" else MAX_CONTROL
 
         async def served(scope: Scope, receive: Receive) -> Response:
             received, problem, headers = 0, Problem(""), dict[str, str]()
             try:
-                said = headers_of(scope)
-                length = agreed_length(said, most)
-                visitor: Visitor = scope["extensions"][VISITOR]
-                client = await self._signer(endpoint, scope, said, visitor)
-                async with self._room.taken(client.id, length) if client is not None else nullcontext():
+                said = read_headers(scope)
+                length = content_length(said, most)
+                connection: TrackedConnection = scope["extensions"][CONNECTION]
+                client = await self._signer(endpoint, scope, said, connection)
+                async with self._body_limits.reserve(client.id, length) if client is not None else nullcontext():
                     body = await read_body(receive, length)
                     received = len(body)
-                    told, body_hash = said.get(TOLD_HEADER, ""), said.get(BODY_HEADER, "")
-                    call = Call(client, scope["path_params"], body, body_hash, told, visitor)
-                    found = await (self._poll(call) if answer is None else self._answered(answer, call))
-                if client is not None and not self._hub.gate.knows(client.id):
-                    await self._in_thread(partial(self._hub.gate.approved, client.id))  # it may be shut out by now
+                    told, body_hash = said.get(METADATA_HEADER, ""), said.get(BODY_HEADER, "")
+                    request = Request(client, scope["path_params"], body, body_hash, told, connection)
+                    found = await (self._poll(request) if answer is None else self._answered(answer, request))
+                if client is not None and not self._operations.authenticator.is_cached(client.id):
+                    await self._in_thread(
+                        partial(self._operations.authenticator.approved, client.id)
+                    )  # it may be shut out by now
                 content = found if isinstance(found, bytes) else msgspec.json.encode(found)
                 kind = "application/octet-stream" if isinstance(found, bytes) else "application/json"
                 response = Response(content, media_type=kind)
@@ -207,19 +213,21 @@ class Server:
                 if problem.retry is not None:
                     headers["retry-after"] = str(int(problem.retry) + 1)
                 response = Response(content, status, headers, media_type="application/json")
-            self._hub.metrics.request(endpoint.path, response.status_code, received, len(response.body))
+            self._operations.metrics.request(endpoint.path, response.status_code, received, len(response.body))
             return response
 
         return served
 
-    async def _answered(self, answer: Answering, call: Call) -> Message | bytes:
+    async def _answered(self, answer: AnswerFunction, request: Request) -> Message | bytes:
         """Answer in a thread, and wait outside of it for what is written down together with others."""
 
         def work() -> Message | bytes | Future[Any]:
-            return answer(call.checked())
+            return answer(request.checked())
 
         found: Any = await (
-            self._lobby.work(call.visitor.address, work) if call.client is None else self._in_thread(work)
+            self._unauthenticated.run(request.connection.address, work)
+            if request.client is None
+            else self._in_thread(work)
         )
         if isinstance(found, Future):
             found = await asyncio.wrap_future(found)
@@ -233,14 +241,14 @@ class Server:
 
     def _trouble(self, endpoint: Endpoint, error: Exception) -> tuple[Problem, HTTPStatus]:
         """Say that it cannot be done now; a defect here is no reason to tell strangers about it."""
-        busy = self._hub.conductor.clerk.busy(error)
+        busy = self._operations.driver.writer.as_unavailable(error)
         if busy is not None:
             return Problem(str(busy), busy.retry), busy.status
         log("rejected", why=f"{endpoint.path}: {type(error).__name__}: {error}")
         return Problem("the server met a defect of its own", RETRY), HTTPStatus.INTERNAL_SERVER_ERROR
 
     async def _signer(
-        self, endpoint: Endpoint, scope: Scope, headers: dict[str, str], visitor: Visitor
+        self, endpoint: Endpoint, scope: Scope, headers: dict[str, str], connection: TrackedConnection
     ) -> ClientRow | None:
         """The client that signed a request's head; None where nobody must. Nothing is read or kept of it before.
 
@@ -264,36 +272,38 @@ class Server:
         stamp = read_stamp(headers)
         if stamp is None:
             raise Refused(HTTPStatus.UNAUTHORIZED, "the request is not signed: begin a session")
-        gate, path = self._hub.gate, scope["raw_path"].decode("ascii")
-        if gate.knows(stamp.client):
-            client = gate.check(stamp, scope["method"], path)
+        authenticator, path = self._operations.authenticator, scope["raw_path"].decode("ascii")
+        if authenticator.is_cached(stamp.client):
+            client = authenticator.authenticate(stamp, scope["method"], path)
         else:  # a stranger, as far as anybody knows
-            client = await self._lobby.work(visitor.address, partial(gate.check, stamp, scope["method"], path))
-        visitor.known_as(client.id)
+            client = await self._unauthenticated.run(
+                connection.address, partial(authenticator.authenticate, stamp, scope["method"], path)
+            )
+        connection.authenticate(client.id)
         return client
 
-    def _about(self, call: Call) -> Message:
-        return About((VERSION,), self._hub.server_key, int(self._hub.gate.now()))
+    def _about(self, request: Request) -> Message:
+        return About((VERSION,), self._operations.server_key, int(self._operations.authenticator.now()))
 
-    def _enrol(self, call: Call) -> Message:
-        asked = call.read(Enrol)
-        client = self._hub.gate.enrol(asked.token, asked.name, asked.key, asked.signature)
+    def _enrol(self, request: Request) -> Message:
+        asked = request.read(Enrol)
+        client = self._operations.authenticator.enrol(asked.token, asked.name, asked.key, asked.signature)
         log("session", client=asked.name, why="enrolled")
         return Enrolled(client)
 
-    def _challenge(self, call: Call) -> Message:
-        return Nonce(self._hub.gate.challenge(call.read(Challenge).client))
+    def _challenge(self, request: Request) -> Message:
+        return Nonce(self._operations.authenticator.challenge(request.read(Challenge).client))
 
-    def _session(self, call: Call) -> Message:
-        hello = call.read(Hello)
-        epoch, client = self._hub.gate.open_session(hello.client, hello.nonce, hello.signature)
+    def _session(self, request: Request) -> Message:
+        hello = request.read(Hello)
+        epoch, client = self._operations.authenticator.open_session(hello.client, hello.nonce, hello.signature)
         assert client.number is not None
         log("session", client=client.name, epoch=epoch)
         return Welcome(epoch, client.number, client.name)
 
-    async def _poll(self, call: Call) -> Message:
+    async def _poll(self, request: Request) -> Message:
         """Answer when there is something to do, or when the time is up; all in this thread, as far as memory goes."""
-        poll, number, desk = call.checked().read(Poll), call.who.number, self._hub.desk
+        poll, number, handler = request.checked().read(Poll), request.who.number, self._operations.handler
         assert number is not None
         self._loop = asyncio.get_running_loop()
         event = asyncio.Event()
@@ -301,17 +311,17 @@ class Server:
         if before is not None:
             before.set()
         try:
-            noted = desk.hear(call.who, poll)
+            noted = handler.note_poll(request.who, poll)
             if noted is not None:
                 await asyncio.wrap_future(noted)
-            found = await self._orders(call.who, poll)
+            found = await self._orders(request.who, poll)
             if not found.orders and set(found.ended) <= set(poll.ended) and poll.wait and not self._ending:
-                with self._hub.metrics.waiting():
+                with self._operations.metrics.waiting():
                     try:
                         await asyncio.wait_for(event.wait(), poll.wait)
                     except TimeoutError:
                         return found
-                found = await self._orders(call.who, poll)
+                found = await self._orders(request.who, poll)
         finally:
             if self._waiting.get(number) is event:
                 del self._waiting[number]
@@ -319,11 +329,11 @@ class Server:
 
     async def _orders(self, client: ClientRow, poll: Poll) -> Orders:
         """What a client has to do; while files are written for it, this is waited for elsewhere."""
-        lock = self._hub.conductor.clerk.lock
+        lock = self._operations.driver.writer.lock
         if not lock.acquire(blocking=False):
-            return await self._in_thread(lambda: self._hub.desk.orders(client, poll))
+            return await self._in_thread(lambda: self._operations.handler.orders(client, poll))
         try:
-            return self._hub.desk.orders(client, poll)
+            return self._operations.handler.orders(client, poll)
         finally:
             lock.release()
 
@@ -338,50 +348,56 @@ class Server:
             if event is not None:
                 event.set()
 
-    def _run(self, call: Call) -> Message:
-        return self._hub.desk.info(call.path["run"])
+    def _run(self, request: Request) -> Message:
+        return self._operations.handler.run_info(request.path["run"])
 
-    def _ledger(self, call: Call) -> Message:
-        lines = self._hub.desk.lines(call.path["run"], _number(call.path["start"]), LINES)
+    def _ledger(self, request: Request) -> Message:
+        lines = self._operations.handler.ledger_lines(request.path["run"], _number(request.path["start"]), LINES)
         return Lines(_within(lines))
 
-    def _manifest(self, call: Call) -> bytes:
-        _, objects = self._hub.desk.readable(call.who, call.path["run"], call.path["name"])
-        return msgspec.msgpack.encode(objects.manifest(call.path["name"]))
+    def _manifest(self, request: Request) -> bytes:
+        _, objects = self._operations.handler.readable_objects(request.who, request.path["run"], request.path["name"])
+        return msgspec.msgpack.encode(objects.manifest(request.path["name"]))
 
-    def _chunk(self, call: Call) -> bytes:
-        run, objects = self._hub.desk.readable(call.who, call.path["run"], call.path["name"])
-        data = objects.part(call.path["name"], _number(call.path["index"]))
-        self._hub.desk.sent(run, len(data))
+    def _chunk(self, request: Request) -> bytes:
+        run, objects = self._operations.handler.readable_objects(request.who, request.path["run"], request.path["name"])
+        data = objects.part(request.path["name"], _number(request.path["index"]))
+        self._operations.handler.count_sent(run, len(data))
         return data
 
-    def _missing(self, call: Call) -> Message:
-        manifest = call.read(Answer).manifest
-        return self._hub.desk.missing(call.who, call.path["run"], call.attempt, manifest)
+    def _missing(self, request: Request) -> Message:
+        manifest = request.read(Answer).manifest
+        return self._operations.handler.missing(request.who, request.path["run"], request.attempt, manifest)
 
-    def _put(self, call: Call) -> Message:
-        path = call.path
-        self._hub.desk.put_chunk(call.who, path["run"], call.attempt, path["digest"], call.body, call.body_hash)
+    def _put(self, request: Request) -> Message:
+        path = request.path
+        self._operations.handler.put_chunk(
+            request.who, path["run"], request.attempt, path["digest"], request.body, request.body_hash
+        )
         return Done()
 
-    def _update(self, call: Call) -> Message | Future[Any]:
-        return self._hub.desk.deliver(call.who, call.path["run"], call.attempt, call.read(Delivery))
+    def _update(self, request: Request) -> Message | Future[Any]:
+        return self._operations.handler.deliver(
+            request.who, request.path["run"], request.attempt, request.read(Delivery)
+        )
 
-    def _whole_update(self, call: Call) -> Message | Future[Any]:
-        told = call.read(Delivery, call.told)
-        return self._hub.desk.deliver(call.who, call.path["run"], call.attempt, told, call.body, call.body_hash)
+    def _whole_update(self, request: Request) -> Message | Future[Any]:
+        told = request.read(Delivery, request.told)
+        return self._operations.handler.deliver(
+            request.who, request.path["run"], request.attempt, told, request.body, request.body_hash
+        )
 
-    def _secure(self, call: Call) -> Message:
-        manifest = call.read(Answer).manifest
-        self._hub.desk.answer(call.who, call.path["run"], call.attempt, manifest)
+    def _secure(self, request: Request) -> Message:
+        manifest = request.read(Answer).manifest
+        self._operations.handler.answer_secure(request.who, request.path["run"], request.attempt, manifest)
         return Done()
 
-    def _ready(self, call: Call) -> Message:
-        self._hub.desk.ready(call.who, call.path["run"], call.attempt)
+    def _ready(self, request: Request) -> Message:
+        self._operations.handler.ready(request.who, request.path["run"], request.attempt)
         return Done()
 
-    def _refuse(self, call: Call) -> Message:
-        self._hub.desk.refuse(call.who, call.path["run"], call.attempt, call.read(Refusal))
+    def _refuse(self, request: Request) -> Message:
+        self._operations.handler.refuse(request.who, request.path["run"], request.attempt, request.read(Refusal))
         return Done()
 
 

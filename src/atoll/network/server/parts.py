@@ -36,7 +36,7 @@ from atoll.train.layout import layout_of
 from atoll.train.loop import Workspace, workspace
 from atoll.train.trainer import Trainer
 
-ROOM = 1 << 20
+MAX_OVERHEAD = 1 << 20
 """Bytes that a delivered update may be longer than the plain vector: names, shapes, and what codecs keep beside it."""
 
 
@@ -49,7 +49,7 @@ class BadUpdate(AtollError):
 
 @final
 @dataclass(frozen=True, eq=False)
-class Stated(Partition):
+class DeclaredPartition(Partition):
     """Samples that lie with their clients: only how many there are is known."""
 
     sizes_C: Array
@@ -68,19 +68,19 @@ class Stated(Partition):
         return self.sizes_C
 
 
-class Arrival(NamedTuple):
+class DeliveredUpdate(NamedTuple):
     """A delivered update, and what its client told of it."""
 
     update: Update
     told: Told
 
 
-class Deliveries(InProcess):
+class DeliveryEngine(InProcess):
     """The engine of a network: what clients have delivered stands in place of their training."""
 
     def __init__(self, job: Job, space: Workspace) -> None:
         super().__init__(job, Trainer(job, space=space))
-        self.read: Callable[[Task], Arrival] = _nothing
+        self.read: Callable[[Task], DeliveredUpdate] = _nothing
 
     def describe(self) -> dict[str, object]:
         """Name and settings."""
@@ -97,7 +97,7 @@ class Deliveries(InProcess):
         return received(self.job, self.trainer.fold, [task], update.alone(), [told])
 
 
-def _nothing(task: Task) -> Arrival:
+def _nothing(task: Task) -> DeliveredUpdate:
     raise AtollError(f"nothing was delivered for {task}; this is a bug")
 
 
@@ -108,7 +108,7 @@ class Parts(NamedTuple):
     coordinator: Coordinator
     guard: Guard | None
     versions: Versions
-    engine: Deliveries
+    engine: DeliveryEngine
     layout: Update
     """The shape of every update that is due, without values."""
     max_bytes: int
@@ -116,7 +116,7 @@ class Parts(NamedTuple):
     kinds: Kinds
     """Names and types of a payload of that."""
 
-    def opened(self, chunks: Iterable[bytes], num_bytes: int, weight: float) -> Update:
+    def decode_update(self, chunks: Iterable[bytes], num_bytes: int, weight: float) -> Update:
         """Read a delivered update; one that is not what is due raises BadUpdate."""
         try:
             payload = unpack_parts(chunks, num_bytes, max_bytes=self.max_bytes)
@@ -140,7 +140,7 @@ class Parts(NamedTuple):
         update = self.layout.rebuilt(vector_V, exact)
         return update._replace(weight=torch.tensor(weight, dtype=self.layout.weight.dtype))
 
-    def must_count(self, task: Task, update: Update) -> None:
+    def check_acceptable(self, task: Task, update: Update) -> None:
         """Raise BadUpdate for an update that would be left out of its version."""
         if not bool(acceptable(self.job, [task], update.alone())[0]) or not float(update.weight) > 0:
             raise BadUpdate(
@@ -169,7 +169,7 @@ def build_parts(plan: Plan, sizes: Sequence[int], ledger: Ledger | None) -> tupl
         raise PlanError(f"data '{plan.data.name}' gave {type(dataset).__name__}: it must return an atoll.Dataset")
     federation = Federation(
         dataset,
-        Stated(len(sizes), np.array(sizes, dtype=np.int64)),
+        DeclaredPartition(len(sizes), np.array(sizes, dtype=np.int64)),
         seed=plan.seed,
         holdout=plan.evaluation.holdout,
         server_samples=plan.server.samples or 0,
@@ -182,11 +182,11 @@ def build_parts(plan: Plan, sizes: Sequence[int], ledger: Ledger | None) -> tupl
     job, guard = replace(job, first_D=first_D.new_zeros(()).expand(first_D.shape)), None
     if plan.privacy is not None:
         job, coordinator, guard = guarded(plan, job, coordinator, ledger or Ledger(job.secret))
-    engine, layout = Deliveries(job, space), layout_of(job)
+    engine, layout = DeliveryEngine(job, space), layout_of(job)
     rehearse_round(plan, job, coordinator)
     like, _ = encoded(job, Task(0, 0, 0), layout, {})
     versions = Versions(coordinator, engine.trainer, guard)
-    max_bytes = 2 * packed_size(layout.plain()) + ROOM
+    max_bytes = 2 * packed_size(layout.plain()) + MAX_OVERHEAD
     return Parts(job, coordinator, guard, versions, engine, _without_values(layout), max_bytes, _kinds(like)), first_D
 
 

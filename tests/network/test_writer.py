@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from atoll.core.errors import DiskFull, RunError
 from atoll.network.server.auth import Refused
 from atoll.network.server.store import Store
-from atoll.network.server.writer import Clerk, Draft
+from atoll.network.server.writer import Transaction, Writer
 
 
 @pytest.fixture
@@ -25,64 +25,64 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def test_a_change_that_fails_takes_no_other_with_it(store: Store) -> None:
     troubles: list[str] = []
-    clerk = Clerk(store, lambda: None, troubles.append)
+    writer = Writer(store, lambda: None, troubles.append)
     effects: list[str] = []
 
-    def typo(draft: Draft) -> None:
-        draft.book.add_client("f" * 32, "half", b"f" * 32)  # it had begun to write
-        draft.then(lambda: effects.append("half"))
+    def typo(transaction: Transaction) -> None:
+        transaction.tables.add_client("f" * 32, "half", b"f" * 32)  # it had begun to write
+        transaction.after_commit(lambda: effects.append("half"))
         raise RunError("there is no client of this name")
 
-    def defect(draft: Draft) -> None:
+    def defect(transaction: Transaction) -> None:
         raise AssertionError("nobody thought of this")
 
-    def refused(draft: Draft) -> None:
+    def refused(transaction: Transaction) -> None:
         raise Refused(HTTPStatus.FORBIDDEN, "no")
 
-    def good(draft: Draft) -> str:
-        draft.book.add_client("a" * 32, "good", b"a" * 32)
-        draft.then(lambda: effects.append("good"))
+    def good(transaction: Transaction) -> str:
+        transaction.tables.add_client("a" * 32, "good", b"a" * 32)
+        transaction.after_commit(lambda: effects.append("good"))
         return "done"
 
-    def twice(draft: Draft) -> None:
-        draft.book.add_client("a" * 32, "good", b"a" * 32)
+    def twice(transaction: Transaction) -> None:
+        transaction.tables.add_client("a" * 32, "good", b"a" * 32)
 
-    def better(draft: Draft) -> str:
-        draft.book.add_client("b" * 32, "better", b"b" * 32)
+    def better(transaction: Transaction) -> str:
+        transaction.tables.add_client("b" * 32, "better", b"b" * 32)
         return "done too"
 
     changes = (typo, good, defect, twice, refused, better)
-    futures = [clerk.submit(change) for change in changes]  # all of them wait when it begins
-    clerk.start()
+    futures = [writer.submit(change) for change in changes]  # all of them wait when it begins
+    writer.start()
     try:
         assert [futures[1].result(10), futures[5].result(10)] == ["done", "done too"]
         for number, kind in ((0, RunError), (2, AssertionError), (3, IntegrityError), (4, Refused)):
             assert type(futures[number].exception(10)) is kind
     finally:
-        clerk.stop()
-    with store.look() as book:
-        assert [client.name for client in book.clients()] == ["better", "good"]
+        writer.stop()
+    with store.read() as tables:
+        assert [client.name for client in tables.clients()] == ["better", "good"]
     assert effects == ["good"]
     assert not troubles
 
 
 def test_a_disk_that_is_full_is_told_to_all_and_nothing_was_written(store: Store) -> None:
     troubles: list[str] = []
-    clerk = Clerk(store, lambda: None, troubles.append)
+    writer = Writer(store, lambda: None, troubles.append)
 
-    def full(draft: Draft) -> None:
+    def full(transaction: Transaction) -> None:
         raise DiskFull("no room is left")
 
-    def broken(draft: Draft) -> None:
-        draft.book._db.execute(text("SELECT * FROM nothing"))
+    def broken(transaction: Transaction) -> None:
+        transaction.tables._db.execute(text("SELECT * FROM nothing"))
 
-    futures = [clerk.submit(change) for change in (full, broken)]
-    clerk.start()
+    futures = [writer.submit(change) for change in (full, broken)]
+    writer.start()
     try:
         for future in futures:
             error = future.exception(10)
             assert isinstance(error, Refused)
             assert (error.status, error.retry) == (503, 5.0)
     finally:
-        clerk.stop()
+        writer.stop()
     assert troubles[0] == "no room is left"

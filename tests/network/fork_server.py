@@ -25,16 +25,16 @@ from typing import Any
 PR_SET_PDEATHSIG = 1
 
 
-class Child:
+class ForkedProcess:
     """The test's side of one command."""
 
-    def __init__(self, nursery: Nursery, pid: int, out: Path) -> None:
-        self._nursery, self.pid, self.out = nursery, pid, out
+    def __init__(self, fork_server: ForkServer, pid: int, out: Path) -> None:
+        self._fork_server, self.pid, self.out = fork_server, pid, out
 
     @property
     def code(self) -> int | None:
         """Its exit code, minus the signal if one ended it; None while it runs."""
-        return self._nursery.code(self.pid)
+        return self._fork_server.code(self.pid)
 
     def signal(self, number: int) -> None:
         """Send it a signal, if it is still there."""
@@ -49,7 +49,7 @@ class Child:
 
     def wait(self, seconds: float) -> int:
         """Its exit code, once it has ended by itself."""
-        code = self._nursery.wait(self.pid, seconds)
+        code = self._fork_server.wait(self.pid, seconds)
         assert code is not None, f"process {self.pid} does not end:\n{self.said}"
         return code
 
@@ -59,7 +59,7 @@ class Child:
         return self.out.read_text(errors="replace") if self.out.exists() else ""
 
 
-class Nursery:
+class ForkServer:
     """The test's side of the process that forks."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
@@ -75,7 +75,7 @@ class Nursery:
         env: Mapping[str, str] | None = None,
         die_at: int = 0,
         in_background: bool = False,
-    ) -> Child:
+    ) -> ForkedProcess:
         """Run `atoll` with these arguments. With `die_at` it kills itself when it changes files for that time.
 
         It hears Ctrl-C as in a terminal, wherever the tests run, unless it is `in_background` as with nohup.
@@ -88,7 +88,7 @@ class Nursery:
             self._process.stdin.flush()
             with self._heard:
                 assert self._heard.wait_for(lambda: self._started, 60), "the nursery does not answer"
-                return Child(self, self._started.pop(), out)
+                return ForkedProcess(self, self._started.pop(), out)
 
     def code(self, pid: int) -> int | None:
         with self._heard:
@@ -113,13 +113,13 @@ class Nursery:
 
 
 @contextlib.contextmanager
-def nursery() -> Iterator[Nursery]:
+def fork_server() -> Iterator[ForkServer]:
     """Start one; whatever it started ends with it, and it ends with the test, however that does."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, __file__], env=env, **pipes) as process:
         try:
-            yield Nursery(process)
+            yield ForkServer(process)
         finally:
             assert process.stdin is not None
             process.stdin.close()

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 import torch
 from helpers import normed
-from network.small_server import SmallServer, WireEngine, serving
+from network.scripted_server import ScriptedServer, WireEngine, serving
 
 from atoll.commit.coordinator import build_coordinator
 from atoll.commit.guard import guarded
 from atoll.core.plan import Plan
 from atoll.engine.inline import inline
 from atoll.network.client.app import ClientApp
-from atoll.network.client.client import Client, Voice
+from atoll.network.client.client import Client, Console
 from atoll.network.client.connection import Connection
-from atoll.network.client.home import Home, Server
+from atoll.network.client.home import EnrolledServer, Home
 from atoll.network.protocol.agreement import plan_for_clients
 from atoll.network.protocol.identity import public_bytes
 from atoll.network.protocol.messages import RunInfo
@@ -45,19 +45,19 @@ class Crash(BaseException):
     """A process is killed here."""
 
 
-class Deaths:
+class RandomCrashes:
     """Kills the client that is at work at some of the moments when it writes or has just been answered."""
 
-    def __init__(self, world: World, seed: int, chance: float) -> None:
-        self.world, self.rng, self.chance, self.num = world, random.Random(seed), chance, 0
+    def __init__(self, scripted: ScriptedFederation, seed: int, chance: float) -> None:
+        self.scripted, self.rng, self.chance, self.num = scripted, random.Random(seed), chance, 0
 
     def maybe(self) -> None:
-        if threading.current_thread() is self.world.at_work and self.rng.random() < self.chance:
+        if threading.current_thread() is self.scripted.at_work and self.rng.random() < self.chance:
             self.num += 1
             raise Crash
 
     def watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        sync, once = os.fsync, Connection._once
+        sync, once = os.fsync, Connection._exchange
 
         def deadly_sync(number: int) -> None:
             self.maybe()
@@ -69,17 +69,17 @@ class Deaths:
             return found
 
         monkeypatch.setattr(os, "fsync", deadly_sync)
-        monkeypatch.setattr(Connection, "_once", deadly_once)
+        monkeypatch.setattr(Connection, "_exchange", deadly_once)
 
 
-class World:
+class ScriptedFederation:
     """A server, three clients with the samples of a simulation's, and a simulation that they work for."""
 
     def __init__(self, path: Path, plan: Plan, floors: dict[str, Any] | None = None) -> None:
         self.path, self.plan, self.stack = path, plan, ExitStack()
         self.federation = build_federation(plan)
         path.mkdir(exist_ok=True)
-        self.server = SmallServer(path)
+        self.server = ScriptedServer(path)
         self.url = self.stack.enter_context(serving(self.server))
         self.said: list[str] = []
         self.at_work: threading.Thread | None = None
@@ -93,9 +93,9 @@ class World:
 
     def _enrolled(self, number: int) -> Home:
         home = Home.make(self.path / f"client-{number}")
-        with Connection(self.url, home.key, patient=False) as connection:
+        with Connection(self.url, home.key, keep_trying=False) as connection:
             client = connection.enrol(self.server.token(f"token {number}"), f"client {number}")
-        home.enrolled(Server(self.url, public_bytes(self.server.key), client, f"client {number}"))
+        home.enrolled(EnrolledServer(self.url, public_bytes(self.server.key), client, f"client {number}"))
         return home
 
     def app(self, number: int) -> ClientApp:
@@ -120,8 +120,8 @@ class World:
             self.url, home.key, server_key=server.server_key, say=self.said.append, sleep=lambda seconds: None
         )
         self.stack.callback(connection.__exit__, None, None, None)
-        voice = Voice(self.said.append, self.said.append)
-        client = Client(self.app(number), home, connection, voice, sleep=lambda seconds: None)
+        console = Console(self.said.append, self.said.append)
+        client = Client(self.app(number), home, connection, console, sleep=lambda seconds: None)
         self.clients[number : number + 1] = [client]
 
     def step(self) -> None:
@@ -129,7 +129,7 @@ class World:
         for number in range(len(self.clients)):
             try:
                 self.at_work = threading.current_thread()
-                self.clients[number].turn()
+                self.clients[number].step()
             except Crash:
                 self.at_work = None
                 self.homes[number].close()

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from network.world import RUN, SMALL, Deaths, World
+from network.scripted_federation import RUN, SMALL, RandomCrashes, ScriptedFederation
 
 from atoll.commit.coordinator import build_coordinator
 from atoll.commit.guard import guarded
@@ -38,10 +38,10 @@ class Sum:
     """A server that lets three clients add, and a test that looks over its shoulder."""
 
     def __init__(self, path: Path, plan: Plan = PLAN) -> None:
-        self.world = World(path / "world", plan)
-        self.server, self.plan = self.world.server, plan
+        self.scripted = ScriptedFederation(path / "world", plan)
+        self.server, self.plan = self.scripted.server, plan
         self.job = self._job()
-        self.keys = {number: public_bytes(home.key) for number, home in enumerate(self.world.homes)}
+        self.keys = {number: public_bytes(home.key) for number, home in enumerate(self.scripted.homes)}
         self.tell(peers={str(number): key for number, key in self.keys.items()})
         self.tasks = [Task(number, 0, 0) for number in range(3)]
         self.sent = Broadcast(torch.full_like(self.job.first_D, 0.01), {})
@@ -52,7 +52,7 @@ class Sum:
         """What is otherwise in the orders of some clients."""
 
     def _job(self) -> Job:
-        federation = self.world.federation
+        federation = self.scripted.federation
         job = build_job(self.plan, federation)
         if self.plan.privacy is None:
             return job
@@ -131,7 +131,7 @@ class Sum:
         for _ in range(200):
             if done():
                 return
-            self.world.step()
+            self.scripted.step()
         raise AssertionError(f"clients do not answer: {self.server.refusals}")
 
     def refusal(self) -> str:
@@ -152,8 +152,8 @@ def test_vectors_add_up_though_clients_are_killed_and_answers_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
     found = Sum(tmp_path, PLAN.replace(settings))
-    with found.world.stack:
-        deaths = Deaths(found.world, 3, 0.05)
+    with found.scripted.stack:
+        deaths = RandomCrashes(found.scripted, 3, 0.05)
         deaths.watch(monkeypatch)
         found.train()
         total = found.total()
@@ -168,7 +168,7 @@ def test_vectors_add_up_though_clients_are_killed_and_answers_lost(
 
 def test_the_same_message_gets_the_same_answer(tmp_path: Path) -> None:
     found = Sum(tmp_path)
-    with found.world.stack:
+    with found.scripted.stack:
         found.train()
         messages = list(found.machine().open(found.invite())[1])
         assert found.exchange(messages) == found.exchange(messages)
@@ -176,7 +176,7 @@ def test_the_same_message_gets_the_same_answer(tmp_path: Path) -> None:
 
 def test_an_attempt_has_one_session(tmp_path: Path) -> None:
     found = Sum(tmp_path)
-    with found.world.stack:
+    with found.scripted.stack:
         found.train()
         found.exchange(list(found.machine().open(found.invite())[1]))
         other = found.machine().open(found.invite(round=1))[1]
@@ -195,7 +195,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("kind", CHANGES)
 def test_an_invitation_to_something_else_is_refused(tmp_path: Path, kind: str) -> None:
     found, (changes, says) = Sum(tmp_path), CHANGES[kind]
-    with found.world.stack:
+    with found.scripted.stack:
         found.train()
         assert found.exchange([found.post(found.invite(**changes))]) == []
     assert says in found.refusal() and not found.said(0)
@@ -208,7 +208,7 @@ def test_an_invitation_to_something_else_is_refused(tmp_path: Path, kind: str) -
 )
 def test_an_invitation_by_other_rules_than_the_plans_ends_the_client(tmp_path: Path, change: dict[str, Any]) -> None:
     found = Sum(tmp_path)
-    with found.world.stack:
+    with found.scripted.stack:
         found.train()
         config = found.invite().config
         if "encoding" in change:
@@ -221,7 +221,7 @@ def test_an_invitation_by_other_rules_than_the_plans_ends_the_client(tmp_path: P
 
 def test_a_sum_of_two_is_not_opened(tmp_path: Path) -> None:
     found = Sum(tmp_path)
-    with found.world.stack:
+    with found.scripted.stack:
         found.train()
         machine = found.machine()
         state, out = machine.open(found.invite())
@@ -239,7 +239,7 @@ def test_a_sum_of_two_is_not_opened(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("least", "invited"), [(4, 3), (1, 2)], ids=["the plan's", "two"])
 def test_a_cohort_is_not_smaller_than_the_plan_says(tmp_path: Path, least: int, invited: int) -> None:
     found = Sum(tmp_path, PLAN.replace({"partition.num_clients": 4, "policy.min_reports": least}))
-    with found.world.stack:
+    with found.scripted.stack:
         found.order(0)
         found._until(lambda: bool(found.server.ready))
         found.tasks = [Task(number, 0, 0) for number in range(invited)]
@@ -249,7 +249,7 @@ def test_a_cohort_is_not_smaller_than_the_plan_says(tmp_path: Path, least: int, 
 
 def test_one_key_does_not_stand_for_two_clients(tmp_path: Path) -> None:
     found = Sum(tmp_path)
-    with found.world.stack:
+    with found.scripted.stack:
         found.train()
         found.tell(peers={**found.server.infos[RUN].peers, "3": found.keys[1]})
         assert found.exchange([found.post(found.invite())]) == []
@@ -258,14 +258,14 @@ def test_one_key_does_not_stand_for_two_clients(tmp_path: Path) -> None:
 
 def test_nobody_can_be_made_to_outweigh_all_others(tmp_path: Path) -> None:
     found = Sum(tmp_path)
-    with found.world.stack:
+    with found.scripted.stack:
         found.train()
         messages = {out.client: out for out in found.machine().open(found.invite())[1]}
         found.tell(max_samples=10**9)  # told to one client only, whose weight would count as nothing
         assert found.exchange([messages[0]]) == []
         assert "something else than the plan says" in found.refusal()
         found.server.refusals.clear()
-        found.tell(max_samples=found.world.federation.max_samples)
+        found.tell(max_samples=found.scripted.federation.max_samples)
         found.changes[1] = {"share": 1e-9}
         assert found.exchange([messages[1]]) == []
         assert "by shares one client could outweigh" in found.refusal()
@@ -274,10 +274,10 @@ def test_nobody_can_be_made_to_outweigh_all_others(tmp_path: Path) -> None:
 
 def test_keys_that_were_seen_once_do_not_change(tmp_path: Path) -> None:
     found = Sum(tmp_path)
-    with found.world.stack:
+    with found.scripted.stack:
         found.train()
         messages = {out.client: out for out in found.machine().open(found.invite())[1]}
-        assert found.world.homes[0].peers({"1": bytes(32)}) == {1: bytes(32)}  # what client 0 knows of client 1
+        assert found.scripted.homes[0].peers({"1": bytes(32)}) == {1: bytes(32)}  # what client 0 knows of client 1
         assert found.exchange([messages[0]]) == []
         assert "another key of client 1 than before" in found.refusal()
         found.server.refusals.clear()
@@ -288,9 +288,9 @@ def test_keys_that_were_seen_once_do_not_change(tmp_path: Path) -> None:
 
 def test_keys_from_elsewhere_are_all_that_is_trusted(tmp_path: Path) -> None:
     found = Sum(tmp_path)
-    with found.world.stack:
-        for client in found.world.clients:
-            client._given = {number: found.keys[number] for number in (0, 1)}
+    with found.scripted.stack:
+        for client in found.scripted.clients:
+            client._given_peers = {number: found.keys[number] for number in (0, 1)}
         found.train()
         assert found.exchange([next(iter(found.machine().open(found.invite())[1]))]) == []
     assert "not in the registry" in found.refusal()
@@ -298,10 +298,10 @@ def test_keys_from_elsewhere_are_all_that_is_trusted(tmp_path: Path) -> None:
 
 def test_floors_hold_in_a_session_too(tmp_path: Path) -> None:
     found = Sum(tmp_path)
-    with found.world.stack:
+    with found.scripted.stack:
         found.train()
-        client = found.world.clients[0]
-        work = client._works[RUN]
+        client = found.scripted.clients[0]
+        work = client._agreed_runs[RUN]
         object.__setattr__(work, "floors", Floors(min_cohort=4))  # as if the server had named more clients before
         assert found.exchange([next(iter(found.machine().open(found.invite())[1]))]) == []
     assert "asks for 4" in found.refusal()

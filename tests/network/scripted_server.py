@@ -29,7 +29,7 @@ from atoll.ledger.signing import plan_hash
 from atoll.network.protocol.blobs import Disk
 from atoll.network.protocol.identity import holds, public_bytes, read_stamp, token_hash
 from atoll.network.protocol.messages import (
-    TOLD_HEADER,
+    METADATA_HEADER,
     About,
     Answer,
     Challenge,
@@ -54,10 +54,10 @@ from atoll.network.protocol.messages import (
     update_text,
 )
 from atoll.network.protocol.objects import Objects, read_manifest
-from atoll.network.server.auth import Gate, Refused
+from atoll.network.server.auth import Authenticator, Refused
 from atoll.network.server.clock import Clock
 from atoll.network.server.store import Store
-from atoll.network.server.web import agreed_length, read_body, server_of
+from atoll.network.server.web import content_length, read_body, web_server
 from atoll.train.exchange import Told, Work, decoded, received
 from atoll.train.job import Job
 from atoll.train.layout import empty_update
@@ -70,18 +70,18 @@ MOST_TURNS = 200
 CUT_BEFORE, CUT_AFTER = "cut before", "cut after"
 """A request that is never heard, and one that is heard but whose answer is lost."""
 
-Trouble = Callable[[str, str], str | int | bytes | Message | tuple[int, Problem] | None]
+Fault = Callable[[str, str], str | int | bytes | Message | tuple[int, Problem] | None]
 
 
 def hash_of(params_D: Tensor) -> str:
     return params_hash(params_D).hex()
 
 
-def no_trouble(method: str, path: str) -> None:
+def no_fault(method: str, path: str) -> None:
     return None
 
 
-class SmallServer:
+class ScriptedServer:
     """Knows clients and their orders; a test puts orders in and takes deliveries out."""
 
     def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
@@ -112,22 +112,22 @@ class SmallServer:
         self.counted: set[tuple[str, int, int]] = set()
         self.strangers: dict[int, Ed25519PrivateKey] = {}
         self.log: list[tuple[str, str, int]] = []
-        self.trouble: Trouble = no_trouble
+        self.trouble: Fault = no_fault
 
     def restart(self) -> None:
         """Forget all sessions, as a server does that is started anew."""
-        self.gate = Gate(self.store, Clock(wall=self.now, monotonic=self.now))
+        self.authenticator = Authenticator(self.store, Clock(wall=self.now, monotonic=self.now))
 
     def token(self, text: str = "token") -> str:
-        with self.store.change() as book:
-            book.add_token(token_hash(text), self.now() + 1000)
+        with self.store.write() as tables:
+            tables.add_token(token_hash(text), self.now() + 1000)
         return text
 
     def approve_all(self) -> None:
-        with self.store.change() as book:
-            for client in book.clients():
-                book.approve(client.id)
-        self.gate.forget()
+        with self.store.write() as tables:
+            for client in tables.clients():
+                tables.approve(client.id)
+        self.authenticator.clear_cache()
 
     def add_run(self, info: RunInfo, params_D: Tensor) -> None:
         """Begin a run from these parameters, and its ledger."""
@@ -174,8 +174,8 @@ class SmallServer:
 
     def _entry(self, run: str, _: str, attempt: int, client: int) -> dict[str, Any]:
         name, told = self.deliveries[run, attempt, client]
-        with self.store.look() as book:
-            row = next(each for each in book.clients() if each.number == client)
+        with self.store.read() as tables:
+            row = next(each for each in tables.clients() if each.number == client)
         return {
             "client": client,
             "id": row.id,
@@ -222,7 +222,7 @@ class SmallServer:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
         method, path = scope["method"], scope["path"]
-        body = await read_body(receive, agreed_length(headers, MOST))
+        body = await read_body(receive, content_length(headers, MOST))
         trouble = self.trouble(method, path)
         status, answer = 200, b""
         if isinstance(trouble, int):
@@ -252,17 +252,17 @@ class SmallServer:
                 return About((1,), public_bytes(self.key), int(self.now()))
             case "POST", "/v1/enrol":
                 asked = msgspec.json.decode(body, type=Enrol)
-                return Enrolled(self.gate.enrol(asked.token, asked.name, asked.key, asked.signature))
+                return Enrolled(self.authenticator.enrol(asked.token, asked.name, asked.key, asked.signature))
             case "POST", "/v1/challenge":
-                return Nonce(self.gate.challenge(msgspec.json.decode(body, type=Challenge).client))
+                return Nonce(self.authenticator.challenge(msgspec.json.decode(body, type=Challenge).client))
             case "POST", "/v1/session":
                 hello = msgspec.json.decode(body, type=Hello)
-                epoch, row = self.gate.open_session(hello.client, hello.nonce, hello.signature)
+                epoch, row = self.authenticator.open_session(hello.client, hello.nonce, hello.signature)
                 assert row.number is not None
                 return Welcome(epoch, row.number, row.name)
         stamp = read_stamp(headers)
         assert stamp is not None
-        row = self.gate.check(stamp, method, path)
+        row = self.authenticator.authenticate(stamp, method, path)
         assert stamp.body == hashlib.sha256(body).hexdigest()
         assert row.number is not None
         if path == "/v1/poll":
@@ -280,7 +280,7 @@ class SmallServer:
             return msgspec.msgpack.encode(manifest) if rest is None else self.objects.chunk(manifest.chunks[int(rest)])
         if (method, rest) == ("PUT", "update"):  # a small one: chunk and delivery in one
             self.objects.put_chunk(hashlib.sha256(body).digest(), body)
-            body = headers[TOLD_HEADER].encode()
+            body = headers[METADATA_HEADER].encode()
         return self._task(run, int(name), row.number, row.key, rest, digest, body)
 
     def _task(self, run: str, attempt: int, client: int, key: bytes, verb: str, digest: str, body: bytes) -> Message:
@@ -332,10 +332,10 @@ class SmallServer:
 
 
 @contextmanager
-def serving(server: SmallServer, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+def serving(server: ScriptedServer, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """Let a server listen; its address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        web = server_of(server, "127.0.0.1", 0, tls)
+        web = web_server(server, "127.0.0.1", 0, tls)
         thread = threading.Thread(target=lambda: asyncio.run(web.serve([listener])))
         thread.start()
         try:
@@ -350,7 +350,7 @@ def serving(server: SmallServer, tls: ssl.SSLContext | None = None) -> Iterator[
 class WireEngine(InProcess):
     """Lets a simulation's clients be real ones, that train elsewhere; everything else is the simulation's own."""
 
-    def __init__(self, job: Job, server: SmallServer, run: str, step: Callable[[], None]) -> None:
+    def __init__(self, job: Job, server: ScriptedServer, run: str, step: Callable[[], None]) -> None:
         super().__init__(job, Trainer(job))
         self.server, self.run, self.step = server, run, step
         self.counted: dict[int, int] = {}

@@ -9,7 +9,7 @@ from torch import nn
 
 from atoll.network.client.app import ClientApp
 
-NAME = "network.large:model"
+NAME = "network.large_model:model"
 
 
 def model(width: int, num_classes: int) -> nn.Module:

@@ -24,8 +24,8 @@ from atoll.core.wire import pack, unpack
 from atoll.network.client.connection import tls_context
 from atoll.network.protocol.identity import Stamp, client_id, public_bytes, session_request, sign
 from atoll.network.protocol.messages import (
+    METADATA_HEADER,
     TASK,
-    TOLD_HEADER,
     Answer,
     Challenge,
     Delivery,
@@ -44,7 +44,7 @@ NUM_PARAMS = 650
 """Of the logistic model on digits."""
 
 
-class Said(NamedTuple):
+class RawResponse(NamedTuple):
     """An answer."""
 
     status: int
@@ -63,7 +63,7 @@ class Said(NamedTuple):
         return msgspec.json.decode(self.body, type=kind)
 
 
-class Line:
+class RawConnection:
     """One connection over TLS, on which bytes are sent as they are."""
 
     def __init__(self, port: int, certs: Path, seconds: float = 20.0) -> None:
@@ -71,7 +71,7 @@ class Line:
         self.socket = _context(certs).wrap_socket(plain, server_hostname="localhost")
         self._rest = b""
 
-    def __enter__(self) -> Line:
+    def __enter__(self) -> RawConnection:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -86,22 +86,22 @@ class Line:
         """Send bytes."""
         self.socket.sendall(data)
 
-    def hear(self) -> Said:
+    def hear(self) -> RawResponse:
         """The next answer; status 0 if the other side hangs up instead."""
         try:
             while b"\r\n\r\n" not in self._rest:
                 if not self._more():
-                    return Said(0, self._rest)
+                    return RawResponse(0, self._rest)
             head, _, self._rest = self._rest.partition(b"\r\n\r\n")
             said = [int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
             length = said[0] if said else 0
             while len(self._rest) < length:
                 if not self._more():
-                    return Said(0, self._rest)
+                    return RawResponse(0, self._rest)
         except (ConnectionError, ssl.SSLEOFError):
-            return Said(0, self._rest)
+            return RawResponse(0, self._rest)
         body, self._rest = self._rest[:length], self._rest[length:]
-        return Said(int(head.split()[1]), body, b"connection: close" in head.lower())
+        return RawResponse(int(head.split()[1]), body, b"connection: close" in head.lower())
 
     def _more(self) -> bool:
         piece = self.socket.recv(1 << 16)
@@ -116,23 +116,23 @@ def request(method: str, path: str, body: bytes = b"", headers: dict[str, str] |
     return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode("latin-1") + body
 
 
-class Light:
+class RawClient:
     """A client of the federation that has no data; every request is made once."""
 
     def __init__(self, port: int, certs: Path, key: Ed25519PrivateKey | None = None) -> None:
         self.port, self.certs, self.key = port, certs, key or Ed25519PrivateKey.generate()
         self.id = client_id(public_bytes(self.key))
-        self.line: Line | None = None
+        self.line: RawConnection | None = None
         self.epoch, self.counter, self.number = 0, 0, -1
 
-    def send(self, data: bytes) -> Said:
+    def send(self, data: bytes) -> RawResponse:
         """Send a request, on a new connection if there is none."""
-        self.line = self.line or Line(self.port, self.certs)
+        self.line = self.line or RawConnection(self.port, self.certs)
         try:
             self.line.say(data)
             said = self.line.hear()
         except (ConnectionError, ssl.SSLError):
-            said = Said(0, b"")
+            said = RawResponse(0, b"")
         if said.status == 0 or said.last:
             self.hang_up()
         return said
@@ -143,7 +143,7 @@ class Light:
             self.line.close()
             self.line = None
 
-    def plain(self, method: str, path: str, body: bytes | Message = b"") -> Said:
+    def plain(self, method: str, path: str, body: bytes | Message = b"") -> RawResponse:
         """A request that is not signed."""
         return self.send(request(method, path, _bytes(body)))
 
@@ -154,11 +154,11 @@ class Light:
         data = _bytes(body)
         return request(method, path, data, sign(self.key, made, method, path, data).headers())
 
-    def ask(self, method: str, path: str, body: bytes | Message = b"", **stamp: Any) -> Said:
+    def ask(self, method: str, path: str, body: bytes | Message = b"", **stamp: Any) -> RawResponse:
         """Make a signed request."""
         return self.send(self.signed(method, path, body, **stamp))
 
-    def begin(self) -> Said:
+    def begin(self) -> RawResponse:
         """Begin a session."""
         nonce = json.loads(self.plain("POST", "/v1/challenge", Challenge(self.id)).body)["nonce"]
         said = self.plain("POST", "/v1/session", Hello(self.id, nonce, self.key.sign(session_request(self.id, nonce))))
@@ -191,7 +191,7 @@ class Light:
         data = b"".join(self.ask("GET", f"{path}/{index}").body for index in range(len(manifest.chunks)))
         return unpack(data, max_bytes=1 << 20).carrier
 
-    def upload(self, order: Order, data: bytes) -> Said | None:
+    def upload(self, order: Order, data: bytes) -> RawResponse | None:
         """Send the chunks of an object; what was refused, if something was."""
         path = TASK.format(run=order.run, attempt=order.attempt)
         manifest = manifest_of(data)
@@ -221,7 +221,7 @@ class Light:
         loss: float | None = 1.0,
         num_samples: int = 10,
         whole: bool = True,
-    ) -> Said:
+    ) -> RawResponse:
         """Send an update: in one request, or in chunks and say then that it is there."""
         told = self.told(order, data, weight, loss, num_samples)
         path = f"{TASK.format(run=order.run, attempt=order.attempt)}/update"
@@ -230,10 +230,10 @@ class Light:
         refused = self.upload(order, data)
         return self.ask("POST", path, told) if refused is None else refused
 
-    def put(self, path: str, data: bytes, told: bytes) -> Said:
+    def put(self, path: str, data: bytes, told: bytes) -> RawResponse:
         """Send bytes, and what is said of them."""
         head, _, body = self.signed("PUT", path, data).partition(b"\r\n\r\n")
-        return self.send(head + b"\r\n" + TOLD_HEADER.encode() + b": " + told + b"\r\n\r\n" + body)
+        return self.send(head + b"\r\n" + METADATA_HEADER.encode() + b": " + told + b"\r\n\r\n" + body)
 
 
 def packed(delta_D: Tensor, exact: State | None = None) -> bytes:
@@ -241,22 +241,22 @@ def packed(delta_D: Tensor, exact: State | None = None) -> bytes:
     return pack(Payload(delta_D).beside(exact or {}), compress=True)
 
 
-def level(value: float, num: int = NUM_PARAMS) -> bytes:
+def constant_update(value: float, num: int = NUM_PARAMS) -> bytes:
     """An update that moves every parameter by the same."""
     return packed(torch.full((num,), value))
 
 
-def crowd(made: Federation, num: int, port: int = 0) -> list[Light]:
+def approved_raw_clients(made: Federation, num: int, port: int = 0) -> list[RawClient]:
     """Clients 0, 1, ... that are approved already; before the server starts."""
     made.home.mkdir(parents=True, exist_ok=True)
-    lights = [Light(port or made.port, made.certs) for _ in range(num)]
+    raw_clients = [RawClient(port or made.port, made.certs) for _ in range(num)]
     store = Store(made.store or f"sqlite:///{made.home}/store.db")
-    with store.change() as book:
-        for number, light in enumerate(lights):
-            book.add_client(light.id, f"light {number}", public_bytes(light.key))
-            assert book.approve(light.id) == number
+    with store.write() as tables:
+        for number, raw_client in enumerate(raw_clients):
+            tables.add_client(raw_client.id, f"light {number}", public_bytes(raw_client.key))
+            assert tables.approve(raw_client.id) == number
     store.close()
-    return lights
+    return raw_clients
 
 
 _contexts: dict[Path, ssl.SSLContext] = {}
