@@ -13,10 +13,10 @@ import pytest
 import torch
 from network.federation import RUN, Federation, federation, until
 from network.fork_server import ForkServer
-from network.raw_client import NUM_PARAMS, RawClient, RawResponse, approved_raw_clients, constant_update, packed
+from network.raw_client import NUM_PARAMS, TASK, RawClient, RawResponse, approved_raw_clients, constant_update, packed
 
 from atoll import Plan
-from atoll.network.protocol.messages import TASK, Order, Refusal
+from atoll.network.protocol.messages import Order, Refusal
 from atoll.privacy.ledger import Ledger
 
 MANY = Plan(rounds=1_000_000, policy={"name": "cohort"}, evaluation={"every": 0})
