@@ -25,6 +25,7 @@ from atoll.ledger.audit import Findings, audit
 from atoll.network.client.home import RunHome
 from atoll.network.protocol.identity import load_key, public_bytes
 from atoll.network.protocol.operator import Address, ask, read_token
+from atoll.network.protocol.operator_endpoints import ENDPOINTS
 from atoll.network.server.certs import make_certificates
 
 RUN = "law"
@@ -114,8 +115,10 @@ class Federation:
 
     def operate(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """What the server answers to its operator."""
+        endpoint = next(each for each in ENDPOINTS if (each.method, each.path) == (method, path))
         token = read_token(self.home / "operator.token")
-        return ask(Address(f"http://127.0.0.1:{self.admin_port}", token), method, path, body)
+        known: dict[str, Any] = ask(Address(f"http://127.0.0.1:{self.admin_port}", token), endpoint, body)
+        return known
 
     def health(self) -> tuple[int, str]:
         """What a watchman sees."""

@@ -13,11 +13,10 @@ import pytest
 import torch
 from network.federation import RUN, Federation, federation, memory_of, until
 from network.fork_server import ForkServer
-from network.raw_client import RawClient, RawConnection, approved_raw_clients, packed, request
+from network.raw_client import TASK, RawClient, RawConnection, approved_raw_clients, packed, request
 
 from atoll import Plan
 from atoll.network.protocol.identity import Stamp
-from atoll.network.protocol.messages import TASK
 from atoll.network.server.body_limits import UNCOUNTED_BYTES
 
 MANY = Plan(

@@ -95,7 +95,7 @@ def read_plan(plain: dict[str, Any], own: OwnParts) -> Plan:
         raise PlanError(f"the server's plan says {unknown[0]}, which is not for clients: ask the operator")
     left_out = {*SERVER_ONLY, *(field for field in ACCOUNTED if field in plain and _names_code(plain[field]))}
     plain = {key: value for key, value in plain.items() if key not in left_out}
-    must_name_no_code({key: plain[key] for key in plain if key not in ("model", "algorithm", "loss")}, "the plan")
+    check_names_no_code({key: plain[key] for key in plain if key not in ("model", "algorithm", "loss")}, "the plan")
     for field, known, default in (("model", own.models, "logistic"), ("algorithm", own.algorithms, "fedavg")):
         part = Part.of(plain.get(field, default), where=field)
         function = _own(known, part.name, field, f"{field}s", f"{field}s")
@@ -198,7 +198,7 @@ def at_work(hours: tuple[int, ...], hour: int) -> bool:
 def _must_be_plain(plain: dict[str, Any]) -> None:
     """Refuse code where clients would have to run it; their own model, algorithm and loss are looked for later."""
     for field, default in (("model", "logistic"), ("algorithm", "fedavg")):
-        must_name_no_code(Part.of(plain.get(field, default), where=field).options, field)
+        check_names_no_code(Part.of(plain.get(field, default), where=field).options, field)
     if "privacy" in plain:
         _check_part(Part.of(plain["privacy"], where="privacy"), "privacy", "privacy.mechanisms")
     for field, family in ACCOUNTED.items():
@@ -220,10 +220,10 @@ def _check_part(part: Part, field: str, family: str) -> None:
             f"{field} '{part.name}' is not in the catalogue, and no code is sent over a network: use one of "
             f"{', '.join(members(family))}"
         )
-    must_name_no_code(part.options, field)
+    check_names_no_code(part.options, field)
 
 
-def must_name_no_code(value: Any, field: str) -> None:
+def check_names_no_code(value: Any, field: str) -> None:
     """Refuse `module:function` however deep it is: whoever sends options must not choose what is called with them."""
     if (code := _code_in(value)) is not None:
         raise PlanError(f"{field}: over a network options are numbers and names from the catalogue, got {code!r}")
