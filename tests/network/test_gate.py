@@ -114,6 +114,7 @@ def test_a_revocation_outruns_a_request_that_looked_before_it(world: World, key:
     world.store.look = revoked_meanwhile  # type: ignore[method-assign]
     with suppress(Refused):  # it looked while the client was in: of what it found nothing is remembered
         world.heard(world.request(key, epoch, 1))
+    refused(HTTPStatus.FORBIDDEN, "shut out", lambda: world.session(key))
     for counter in (2, 3):
         refused(HTTPStatus.FORBIDDEN, "shut out", lambda c=counter: world.heard(world.request(key, epoch, c)))
 
