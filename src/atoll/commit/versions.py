@@ -139,6 +139,8 @@ class Versions:
             "samples_trained": state.samples,
             **told,
         }
+        if math.isnan(loss) and not self.job.work.uses_algorithm:
+            del row["train_loss"]  # this work has none
         wanted = self.coordinator.sampler.score
         scores = {report.client: float(getattr(report, wanted)) for report in valid} if wanted else {}
         committed = Committed(len(valid), len(work.reports) - len(valid), scores)
