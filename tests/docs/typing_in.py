@@ -61,7 +61,7 @@ class Reader:
     def type(self, command: Command) -> str:
         """Run a command as it stands in the text; what it printed."""
         words = shlex.split(command.text)[1:]
-        name = " ".join(words[: 2 if words[0] in ("clients", "runs", "data", "privacy", "ledger") else 1])
+        name = " ".join(words[: 2 if words[0] in ("clients", "runs", "data", "plan", "privacy", "ledger") else 1])
         if name.startswith("ledger"):
             self.wait_for_the_end()
         for letter in "ab" if name in AT_EACH_CLIENT else "a":

@@ -65,7 +65,7 @@ def own(like: Update) -> Update:
 
 
 def finished(rule: Aggregator, acc: Any, like: Update) -> Aggregate:
-    acc = rule.trust(acc, own(like)) if rule.trust is not None else acc
+    acc = rule.add_server_update(acc, own(like)) if rule.add_server_update is not None else acc
     return rule.finish(acc, rule.init())[0]
 
 

@@ -25,6 +25,7 @@ from atoll.ledger.audit import Findings, audit
 from atoll.network.client.home import RunHome
 from atoll.network.protocol.identity import load_key, public_bytes
 from atoll.network.protocol.operator import Address, ask, read_token
+from atoll.network.protocol.operator_endpoints import ENDPOINTS
 from atoll.network.server.certs import make_certificates
 
 RUN = "law"
@@ -87,14 +88,20 @@ class Federation:
         (self.root / "plan.toml").write_text(plan.to_toml())
 
     def serve(
-        self, *options: str, plan: bool = True, ready: bool = True, die_at: int = 0, in_background: bool = False
+        self,
+        *options: str,
+        plan: bool = True,
+        ready: bool = True,
+        die_at: int = 0,
+        in_background: bool = False,
+        max_files: int = 0,
     ) -> ForkedProcess:
         """Start the server, or start it again, with the plan or without; wait until it is `ready` to answer."""
         argv = ["serve", *(["plan.toml", "--name", RUN] if plan else []), "--home", str(self.home)]
         argv += ["--host", "localhost", "--port", str(self.port), "--admin-port", str(self.admin_port)]
         argv += ["--cert", str(self.certs / "server.pem"), "--key", str(self.certs / "server.key"), *options]
         argv += ["--store", self.store] if self.store else []
-        self.server = self._start(argv, "server.out", self.env, die_at, in_background)
+        self.server = self._start(argv, "server.out", self.env, die_at, in_background, max_files)
         if ready:
             self.ready()
         return self.server
@@ -114,8 +121,10 @@ class Federation:
 
     def operate(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """What the server answers to its operator."""
+        endpoint = next(each for each in ENDPOINTS if (each.method, each.path) == (method, path))
         token = read_token(self.home / "operator.token")
-        return ask(Address(f"http://127.0.0.1:{self.admin_port}", token), method, path, body)
+        known: dict[str, Any] = ask(Address(f"http://127.0.0.1:{self.admin_port}", token), endpoint, body)
+        return known
 
     def health(self) -> tuple[int, str]:
         """What a watchman sees."""
@@ -237,9 +246,15 @@ class Federation:
             child.wait(30)
 
     def _start(
-        self, argv: list[str], out: str, env: dict[str, str], die_at: int = 0, in_background: bool = False
+        self,
+        argv: list[str],
+        out: str,
+        env: dict[str, str],
+        die_at: int = 0,
+        in_background: bool = False,
+        max_files: int = 0,
     ) -> ForkedProcess:
-        child = self.fork_server.start(argv, self.root / out, self.root, env, die_at, in_background)
+        child = self.fork_server.start(argv, self.root / out, self.root, env, die_at, in_background, max_files)
         self._all.append(child)
         return child
 

@@ -22,10 +22,9 @@ from torch import Tensor
 from atoll.core.messages import Payload, State
 from atoll.core.wire import pack, unpack
 from atoll.network.client.connection import tls_context
+from atoll.network.protocol.endpoints import METADATA_HEADER
 from atoll.network.protocol.identity import Stamp, client_id, public_bytes, session_request, sign
 from atoll.network.protocol.messages import (
-    METADATA_HEADER,
-    TASK,
     Answer,
     Challenge,
     Delivery,
@@ -40,6 +39,8 @@ from atoll.network.protocol.objects import Manifest, cut, manifest_of
 from atoll.network.server.store import Store
 
 A = TypeVar("A", bound=Message)
+TASK = "/v1/runs/{run}/tasks/{attempt}"
+"""The path of a task, as docs/protocol.md says: tests do not take it from the code."""
 NUM_PARAMS = 650
 """Of the logistic model on digits."""
 

@@ -27,9 +27,9 @@ from atoll.engine.base import InProcess
 from atoll.ledger import chain, signing
 from atoll.ledger.signing import plan_hash
 from atoll.network.protocol.blobs import Disk
+from atoll.network.protocol.endpoints import METADATA_HEADER
 from atoll.network.protocol.identity import holds, public_bytes, read_stamp, token_hash
 from atoll.network.protocol.messages import (
-    METADATA_HEADER,
     About,
     Answer,
     Challenge,

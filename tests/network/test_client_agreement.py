@@ -181,6 +181,8 @@ def test_a_plan_cannot_fill_the_memory(tmp_path: Path) -> None:
         ({"sampler": "os:getcwd", "privacy": PRIVATE}, "no code is sent"),
         ({"policy": {"name": "cohort", "size": "os:getcwd"}, "privacy": PRIVATE}, "numbers and names"),
         ({"unheard_of": 1}, "unknown key"),
+        ({"secagg": {}, "sampler": "weighted"}, "could let one outweigh all others"),
+        ({"privacy": PRIVATE, "algorithm": "qffl"}, "which is not protected"),
     ],
 )
 def test_code_and_other_strange_things_in_a_plan_are_refused(tmp_path: Path, plain: dict[str, Any], says: str) -> None:

@@ -22,6 +22,7 @@ from network.scripted_server import CUT_AFTER, CUT_BEFORE, ScriptedServer, servi
 from atoll.core.errors import RunError
 from atoll.network.client.connection import LONGEST_PAUSE, Connection, Declined, tls_context
 from atoll.network.protocol.blobs import Disk
+from atoll.network.protocol.endpoints import POLL
 from atoll.network.protocol.identity import public_bytes
 from atoll.network.protocol.messages import About, Missing, Order, Orders, Poll, Problem, Ref, RunInfo
 from atoll.network.protocol.objects import CHUNK, ObjectError, Objects, manifest_of
@@ -68,7 +69,7 @@ def enrolled(server: ScriptedServer, url: str, **options: Any) -> Connection:
 
 
 def poll(connection: Connection) -> Orders:
-    return connection.ask("POST", "/v1/poll", Orders, Poll(1, 0.0))
+    return connection.ask(POLL, Poll(1, 0.0))
 
 
 def test_a_client_waits_for_approval_and_says_so_once(server: ScriptedServer, url: str) -> None:
@@ -184,6 +185,18 @@ def test_a_wrong_clock_does_no_harm(tmp_path: Path, ahead: float) -> None:
     server = ScriptedServer(tmp_path, lambda: time.time() + ahead)
     with serving(server) as url, enrolled(server, url) as connection:
         assert poll(connection) == Orders(spread=0.0)
+
+
+@pytest.mark.parametrize("step", [-7200.0, 7200.0])
+def test_a_clock_that_is_set_ends_no_session(
+    server: ScriptedServer, url: str, monkeypatch: pytest.MonkeyPatch, step: float
+) -> None:
+    wall = time.time
+    with enrolled(server, url) as connection:
+        poll(connection)
+        monkeypatch.setattr(time, "time", lambda: wall() + step)
+        poll(connection)
+    assert [status for _, path, status in server.log if path == "/v1/poll"] == [200, 200]
 
 
 def test_addresses_without_tls_are_of_this_machine() -> None:

@@ -20,12 +20,14 @@ import torch
 import zstandard
 from network.federation import RUN, Federation, federation, memory_of, until
 from network.fork_server import ForkServer
-from network.raw_client import NUM_PARAMS, RawClient, RawConnection, approved_raw_clients, constant_update, packed
+from network.raw_client import NUM_PARAMS, TASK, RawClient, RawConnection, approved_raw_clients, constant_update, packed
 
 from atoll import Plan
 from atoll.core.messages import Payload
 from atoll.core.wire import HEADER, MAGIC, ZSTD, pack
-from atoll.network.protocol.messages import ENDPOINTS, MAX_CONTROL, TASK, Delivery, Enrol, Poll, Refusal
+from atoll.network.protocol.endpoint import MAX_CONTROL
+from atoll.network.protocol.endpoints import ENDPOINTS
+from atoll.network.protocol.messages import Delivery, Enrol, Poll, Refusal
 from atoll.network.protocol.objects import manifest_of
 
 ENDLESS = 1_000_000
@@ -190,7 +192,7 @@ def test_strangers_and_those_who_were_shut_out(made: Federation) -> None:
     raw_client.begin()
     other.begin()
     for endpoint in ENDPOINTS:
-        if endpoint.signed:
+        if not endpoint.public:
             path = endpoint.path.format(run=RUN, attempt=0, name="0" * 64, index=0, start=0, digest="0" * 64)
             assert raw_client.plain(endpoint.method, path).status == 401, endpoint
             said = stranger.ask(

@@ -13,10 +13,10 @@ import pytest
 import torch
 from network.federation import RUN, Federation, federation, until
 from network.fork_server import ForkServer
-from network.raw_client import NUM_PARAMS, RawClient, RawResponse, approved_raw_clients, constant_update, packed
+from network.raw_client import NUM_PARAMS, TASK, RawClient, RawResponse, approved_raw_clients, constant_update, packed
 
 from atoll import Plan
-from atoll.network.protocol.messages import TASK, Order, Refusal
+from atoll.network.protocol.messages import Order, Refusal
 from atoll.privacy.ledger import Ledger
 
 MANY = Plan(rounds=1_000_000, policy={"name": "cohort"}, evaluation={"every": 0})
@@ -246,8 +246,8 @@ def test_what_nobody_can_do_is_nobodys_offence(made: Federation) -> None:
 
 def test_one_who_refuses_spends_at_most_one_attempt_of_everybodys_privacy(made: Federation) -> None:
     rounds = 6
-    open_private = {"name": "sample", "clip": 1.0, "sigma": 1.0, "delta": 1e-4}
-    plan = MANY.replace({"rounds": rounds, "privacy": open_private, "policy": {"size": 2, "min_reports": 2}})
+    private = {"name": "sample", "clip": 1.0, "sigma": 1.0, "delta": 1e-4}
+    plan = MANY.replace({"rounds": rounds, "privacy": private, "policy": {"size": 2, "min_reports": 2}})
     made.write(plan.replace({"local.batch_size": 5}))
     raw_clients = joined(made, 3)
     idler = raw_clients[2]

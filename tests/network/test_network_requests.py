@@ -17,14 +17,14 @@ import msgspec
 import pytest
 from network.federation import RUN, Federation, federation, memory_of, until
 from network.fork_server import ForkServer
-from network.raw_client import RawClient, RawConnection, approved_raw_clients, constant_update, request
+from network.raw_client import TASK, RawClient, RawConnection, approved_raw_clients, constant_update, request
 
 from atoll import Plan
+from atoll.network.protocol.endpoints import ENDPOINTS
 from atoll.network.protocol.identity import Stamp
-from atoll.network.protocol.messages import ENDPOINTS, TASK, Answer, Message, Poll
+from atoll.network.protocol.messages import Answer, Message, Poll
 from atoll.network.protocol.objects import CHUNK, manifest_of
 from atoll.network.server.body_limits import MAX_BODIES_PER_CLIENT
-from atoll.network.server.http import MAX_UNSIGNED
 from atoll.network.server.uploads import SHORT
 
 MANY = Plan(rounds=1_000_000, policy={"name": "cohort"}, evaluation={"every": 0})
@@ -117,7 +117,7 @@ def test_little_is_kept_of_those_who_have_no_session(open_server: tuple[Federati
         line.say(request("GET", "/v1/about"))
         assert line.hear().status == 200
     for endpoint in ENDPOINTS:
-        if not endpoint.signed:
+        if endpoint.public:
             with RawConnection(made.port, made.certs) as line:
                 line.say(request(endpoint.method, endpoint.path, b"", {"content-length": "100000"}))
                 assert line.hear().status == 413
@@ -183,7 +183,7 @@ def test_tricks_in_paths_lead_nowhere(open_server: tuple[Federation, RawClient])
         for field in re.findall(r"{(\w+)}", endpoint.path):
             for trick in TRICKS:
                 path = endpoint.path.format(**{**real, field: trick})
-                said = raw_client.ask(endpoint.method, path, b"{}" if endpoint.body else b"")
+                said = raw_client.ask(endpoint.method, path, b"{}" if issubclass(endpoint.body, Message) else b"")
                 harmless = (field, trick) in {("start", "0000"), ("index", "0000"), ("attempt", "0000")}
                 harmless |= trick in ("law?x=1",) and field == "run"  # what comes after ? is not part of the path
                 assert 400 <= said.status < 500 or harmless, (endpoint, field, trick, said)
@@ -217,10 +217,10 @@ def test_texts_that_are_none_are_refused_by_every_request(open_server: tuple[Fed
     tried = 0
     for endpoint in ENDPOINTS:
         path = endpoint.path.format(**real)
-        for body in bad_texts(endpoint.body) if endpoint.body is not None else []:
-            ask = raw_client.ask if endpoint.signed else raw_client.plain
+        for body in bad_texts(endpoint.body) if issubclass(endpoint.body, Message) else []:
+            ask = raw_client.plain if endpoint.public else raw_client.ask
             said = ask(endpoint.method, path, body)
-            cut_off = not endpoint.signed and len(body) > MAX_UNSIGNED  # whose line is cut while it still sends
+            cut_off = endpoint.public and len(body) > endpoint.max_body  # whose line is cut while it still sends
             refused = (400, 404, 409, 410, 413, 422, *((0,) if cut_off else ()))
             assert said.status in refused, (endpoint, body[:60], said)
             tried += 1

@@ -13,11 +13,10 @@ import pytest
 import torch
 from network.federation import RUN, Federation, federation, memory_of, until
 from network.fork_server import ForkServer
-from network.raw_client import RawClient, RawConnection, approved_raw_clients, packed, request
+from network.raw_client import TASK, RawClient, RawConnection, approved_raw_clients, packed, request
 
 from atoll import Plan
 from atoll.network.protocol.identity import Stamp
-from atoll.network.protocol.messages import TASK
 from atoll.network.server.body_limits import UNCOUNTED_BYTES
 
 MANY = Plan(
@@ -37,10 +36,10 @@ def made(processes: ForkServer, certs: Path, tmp_path: Path) -> Iterator[Federat
         yield found
 
 
-def at_work(made: Federation, num: int = 2) -> list[RawClient]:
+def at_work(made: Federation, num: int = 2, max_files: int = 0) -> list[RawClient]:
     """Clients that have joined a server that runs."""
     raw_clients = approved_raw_clients(made, num)
-    made.serve("--clients", str(num))
+    made.serve("--clients", str(num), max_files=max_files)
     for raw_client in raw_clients:
         assert raw_client.begin().status == 200
         raw_client.orders(0)
@@ -86,15 +85,18 @@ def test_idle_bodies_in_a_clients_name_take_nothing_from_it(made: Federation, nu
 
 
 def test_slow_heads_slow_bodies_and_half_open_connections(made: Federation) -> None:
-    raw_clients = at_work(made)
+    """Hold more connections than the server may have open files: clients still come back and go on."""
+    raw_clients = at_work(made, max_files=128)
     with ExitStack() as stack:
-        for index in range(120):
-            if index % 3 == 0:  # TCP and nothing else
-                stack.enter_context(socket.create_connection(("127.0.0.1", made.port), timeout=20))
-                continue
+        for index in range(80):
             line = stack.enter_context(RawConnection(made.port, made.certs))
-            line.say(b"POST /v1/challenge HTTP/1.1\r\nhost: x\r\ncontent-length: 9000\r\n" + b"\r\n" * (index % 3 - 1))
+            line.say(b"POST /v1/challenge HTTP/1.1\r\nhost: x\r\ncontent-length: 9000\r\n" + b"\r\n" * (index % 2))
+        for _ in range(80):  # TCP and nothing else
+            stack.enter_context(socket.create_connection(("127.0.0.1", made.port), timeout=20))
+        for raw_client in raw_clients:
+            raw_client.hang_up()
         go_on(made, raw_clients)
+    assert "Traceback" not in (made.root / "server.out").read_text()
 
 
 @contextmanager

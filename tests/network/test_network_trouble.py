@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,15 +23,12 @@ from network.raw_client import RawClient, RawConnection, approved_raw_clients, c
 from atoll import Plan
 from atoll.core.errors import AtollError
 from atoll.network.client.connection import Connection, tls_context
+from atoll.network.protocol import endpoints
 from atoll.network.protocol.messages import (
-    TASK,
     About,
     Answer,
-    Delivered,
     Delivery,
-    Missing,
     Order,
-    Orders,
     Poll,
     update_text,
 )
@@ -133,7 +131,7 @@ class Worker:
         with self._connection, contextlib.suppress(SystemExit):
             while self._going:
                 try:
-                    told = self._connection.ask("POST", "/v1/poll", Orders, Poll(10, 5.0), wait=5.0)
+                    told = self._connection.ask(endpoints.POLL, Poll(10, 5.0), wait=5.0)
                     self.heard.append(time.monotonic())
                     for order in told.orders:
                         self._deliver(order)
@@ -142,20 +140,17 @@ class Worker:
                     return
 
     def _deliver(self, order: Order) -> None:
-        ask, path = self._connection.ask, TASK.format(run=order.run, attempt=order.attempt)
+        task: dict[str, Any] = {"run": order.run, "attempt": order.attempt}
         number = self._connection.welcome().number
         data = constant_update(float(number))
         manifest = manifest_of(data)
         packed = msgspec.msgpack.encode(manifest)
-        for name in ask("POST", f"{path}/missing", Missing, Answer(packed)).chunks:
-            self._connection._retry(
-                lambda name=name: self._connection._ask_signed("PUT", f"{path}/chunks/{name}", data, 1 << 20)
-            )
+        for digest in self._connection.ask(endpoints.MISSING, Answer(packed), **task).chunks:
+            self._connection.ask(endpoints.PUT_CHUNK, data, digest=digest, **task)
         told = Delivery(packed, 10, 1.0, 10.0, bytes(64))
         text = update_text(order.run, order.attempt, order.version, manifest.name(), told)
-        ask(
-            "POST", f"{path}/update", Delivered, msgspec.structs.replace(told, signature=self.raw_client.key.sign(text))
-        )
+        signed = msgspec.structs.replace(told, signature=self.raw_client.key.sign(text))
+        self._connection.ask(endpoints.UPDATE, signed, **task)
 
 
 @pytest.mark.parametrize(("num", "seconds"), [(40, 2.0), pytest.param(200, 60.0, marks=pytest.mark.slow)])

@@ -154,7 +154,7 @@ def test_calibration_finds_the_noise_for_an_epsilon() -> None:
         ({"evaluation": {"clients_every": 1}}, "not charged"),
         ({"stop": {"bytes": 10**9}}, "not charged"),
         ({"stop": {"samples": 10**9}}, "not charged"),
-        ({"attack": "alie", "attackers": {"num": 3}}, "needs each update"),
+        ({"attack": "alie", "attackers": {"num": 3}}, "the attack looks at each update"),
     ],
 )
 def test_what_cannot_be_private_is_refused_with_the_way_out(changes: dict[str, Any], says: str) -> None:

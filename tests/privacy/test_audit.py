@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from atoll import Plan
-from atoll.core.coordinator import Sampler
 from atoll.core.errors import PlanError
+from atoll.core.sampler import Sampler
 from atoll.privacy.auditing import (
     Counts,
     detectable_share,

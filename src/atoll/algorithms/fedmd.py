@@ -17,12 +17,13 @@ Epochs = Annotated[int, at_least(0)]
 def fedmd(
     samples: Count = 1000, epochs: Epochs = 1, public_epochs: Epochs = 0, private_epochs: Epochs = 0
 ) -> Algorithm:
-    """Clients keep models of their own and agree on class scores (Li and Wang 2019, arXiv:1910.03581, algorithm 1).
+    """Let clients train models of their own towards common class scores (Li and Wang 2019, arXiv:1910.03581).
 
-    In a round a client digests the mean scores of the round before on at most `samples` public samples, `epochs` times;
-    revisits its own data as `local` says; and sends its scores, before the softmax, for the next samples. It follows
-    the mean by the absolute difference, as the authors' code does. Before its first round it may pass `public_epochs`
-    times over labelled public samples; `private_epochs` then takes the place of the first revisit.
+    Algorithm 1: in each round a client trains for `epochs` epochs on the mean scores of the previous round for at most
+    `samples` public samples (digest); trains on its own data as `local` says (revisit); and sends its scores, before
+    the softmax, for the next public samples. The digest loss is the absolute difference, as in the authors' code.
+    Before its first round a client trains for `public_epochs` epochs on labelled public samples; `private_epochs` then
+    replaces the number of epochs of the first revisit.
     """
 
     def server_step(params_D: Tensor, aggregate: Aggregate, server: State, task: ServerTask) -> tuple[Tensor, State]:

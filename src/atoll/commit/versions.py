@@ -18,8 +18,8 @@ from atoll.commit.server_step import aggregated, stepped
 from atoll.core.aggregator import as_rows, merge_rows, rows_of
 from atoll.core.contribution import Contribution
 from atoll.core.coordinator import Committed, Coordinator
-from atoll.core.detection import Detector, Seen, Sight
-from atoll.core.downlink import Heard
+from atoll.core.detection import Comparison, Detector, RoundView
+from atoll.core.downlink import DecodedBroadcast
 from atoll.core.errors import TrainingError
 from atoll.core.messages import SERVER, STATISTICS, Aggregate, State, Task, Update, stack
 from atoll.core.seeds import generator
@@ -55,7 +55,7 @@ class Versions:
 
     def own_update(self, state: RunState) -> Update | None:
         """What the server's own samples make of the current version, where the rule compares with it."""
-        if self.job.aggregator.trust is None:
+        if self.job.aggregator.add_server_update is None:
             return None
         machine = state.coordinator
         sent = state.sent.get(machine.version)  # what clients heard
@@ -69,7 +69,7 @@ class Versions:
             )
         return own
 
-    def broadcast(self, state: RunState) -> tuple[RunState, Heard]:
+    def broadcast(self, state: RunState) -> tuple[RunState, DecodedBroadcast]:
         """Send the newest version: what clients hear of it."""
         job, machine = self.job, state.coordinator
         fresh = broadcast_of(job, state.params_D, state.server)
@@ -139,6 +139,8 @@ class Versions:
             "samples_trained": state.samples,
             **told,
         }
+        if math.isnan(loss) and not self.job.work.uses_algorithm:
+            del row["train_loss"]  # this work has none
         wanted = self.coordinator.sampler.score
         scores = {report.client: float(getattr(report, wanted)) for report in valid} if wanted else {}
         committed = Committed(len(valid), len(work.reports) - len(valid), scores)
@@ -294,9 +296,9 @@ class Versions:
             self.job.trainable(moved_M).add_(delta_D)
             return self.trainer.own_scores(moved_M)[1]
 
-        sight = Sight(rows.delta_D, Seen.of(rows.delta_D, aggregate_D), loss)
+        view = RoundView(rows.delta_D, Comparison.of(rows.delta_D, aggregate_D), loss)
         clients = [report.client for report in valid]
-        found = judged(detector, clients, sight, state.trust, state.quarantined, most)
+        found = judged(detector, clients, view, state.trust, state.quarantined, most)
         keep_C = torch.tensor([client not in found.quarantined for client in clients])
         reports = [r._replace(valid=r.valid and r.client not in found.quarantined) for r in work.reports]
         state = state._replace(trust=found.trust, quarantined=found.quarantined)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from atoll.commit.coordinator import build_coordinator
-from atoll.commit.guard import guarded, private_parts
+from atoll.commit.guard import guarded, protection
 from atoll.commit.parts import RunParts
 from atoll.core.algorithm import ServerTask
 from atoll.core.errors import PlanError
@@ -124,8 +124,8 @@ def audit_plan(plan: Plan, num_canaries: int | None = None, confidence: float = 
     """
     plan = plan.replace({"evaluation.every": 0, "stop": {}, "secagg": None})  # masks do not change the sum
     federation = build_federation(plan)
-    job, coordinator = build_job(plan, federation), build_coordinator(plan, federation)
-    mechanism, exposure = private_parts(plan, job, coordinator)
+    job = build_job(plan, federation)
+    mechanism, exposure = protection(job)
     job = replace(job, attack=None, uplink=chain())  # the guarantee must not rest on what clients or codecs do
     if mechanism.steps is not None and mechanism.steps.share:
         raise PlanError(

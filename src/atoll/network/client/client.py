@@ -21,17 +21,14 @@ from atoll.network.client.home import Home, PendingUpdate, RunHome
 from atoll.network.client.secure_session import SecureSession, longest_silence
 from atoll.network.client.task import AgreedRun, TrainedUpdate, WorkRefused, agree
 from atoll.network.client.witness import DISTRUST, Witness
+from atoll.network.protocol import endpoints
 from atoll.network.protocol.agreement import Floors, at_work
 from atoll.network.protocol.identity import public_bytes
 from atoll.network.protocol.messages import (
     MAX_WAIT,
-    TASK,
     Answer,
     Delivery,
-    Done,
-    Lines,
     Order,
-    Orders,
     Poll,
     Ref,
     Refusal,
@@ -90,7 +87,7 @@ class Client:
         self._console.say(f"joined as {welcome.name}, client {welcome.number}; {len(self._app.train_y):,} samples")
         while not (self.step() and once):
             pass
-        self._connection.ask_once("POST", "/v1/poll", self._poll(wait=0.0))  # the server may end, too
+        self._connection.ask_once(endpoints.POLL, self._poll(wait=0.0))  # the server may end, too
 
     def step(self) -> bool:
         """Ask for work once and do what there is; True if all runs are over."""
@@ -99,7 +96,7 @@ class Client:
             self._sleep(SHORT_REST)
             return False
         self._end_silent_sessions()
-        told = self._connection.ask("POST", "/v1/poll", Orders, self._poll(MAX_WAIT), wait=MAX_WAIT)
+        told = self._connection.ask(endpoints.POLL, self._poll(MAX_WAIT), wait=MAX_WAIT)
         done = [self._execute(order) for order in told.orders]
         self._end([name for name in told.ended if is_run_name(name)])
         if not any(done):
@@ -153,7 +150,7 @@ class Client:
         if run in self._refused_runs:
             raise WorkRefused(self._refused_runs[run])
         if run not in self._agreed_runs:
-            info = self._connection.ask("GET", f"/v1/runs/{run}", RunInfo)
+            info = self._connection.ask(endpoints.RUN, None, run=run)
             self._must_agree(run, info)
             number, secret = self._connection.welcome().number, self._home.secret(run)
             try:
@@ -207,7 +204,7 @@ class Client:
         elif (pending.version, pending.model) != (order.version, order.model.name):
             raise WorkRefused(f"attempt {order.attempt} was done on another model: noise is never used twice")
         if agreed.job.secure is not None:
-            self._connection.ask("POST", f"{TASK.format(run=order.run, attempt=order.attempt)}/ready", Done)
+            self._connection.ask(endpoints.READY, None, run=order.run, attempt=order.attempt)
             self._witness(order.run, home).acknowledged(order.attempt, "")
             return
         began, data = time.monotonic(), home.update()
@@ -266,17 +263,17 @@ class Client:
 
     def _answer(self, agreed: AgreedRun, order: Order, message: Ref) -> None:
         """Answer a message of secure aggregation; the same message gets the same answer."""
-        path = TASK.format(run=order.run, attempt=order.attempt)
         secure_session = SecureSession(
             agreed=agreed,
             identity=self._home.key,
             server_key=self._server_key,
-            info=lambda: self._connection.ask("GET", f"/v1/runs/{order.run}", RunInfo),
+            info=lambda: self._connection.ask(endpoints.RUN, None, run=order.run),
             peers=self._peers,
         )
         answer = secure_session.answer(order, message, lambda ref: self._fetch(agreed, order.run, ref))
         manifest = self._connection.upload(order.run, order.attempt, answer)
-        self._connection.ask("POST", f"{path}/secure", Done, Answer(msgspec.msgpack.encode(manifest)))
+        answered = Answer(msgspec.msgpack.encode(manifest))
+        self._connection.ask(endpoints.SECURE, answered, run=order.run, attempt=order.attempt)
         self._console.say(
             f"{order.run}: round {order.version + 1}: {human_bytes(manifest.num_bytes)} up to add in secret"
         )
@@ -299,17 +296,16 @@ class Client:
 
     def _refuse(self, order: Order, reason: str) -> None:
         self._warn_once(order.run, reason)
-        path = TASK.format(run=order.run, attempt=order.attempt)
         try:
             refusal = Refusal(reason[:1000], whole_run=order.run in self._refused_runs)
-            self._connection.ask("POST", f"{path}/refuse", Done, refusal)
+            self._connection.ask(endpoints.REFUSE, refusal, run=order.run, attempt=order.attempt)
         except Declined as declined:  # nobody waits for it any more
             self._console.say(f"{order.run}: {declined}")
 
     def _read_ledger(self, run: str, home: RunHome) -> bool:
         """Get some of the ledger's new records, and keep them if they can be true; False if there are none."""
         witness = self._witness(run, home)
-        lines = self._connection.ask("GET", f"/v1/runs/{run}/ledger/{home.head.length}", Lines).lines
+        lines = self._connection.ask(endpoints.LEDGER, None, run=run, start=home.head.length).lines
         if not lines:
             witness.receipts.caught_up(witness.history.version)
             return False
@@ -369,7 +365,7 @@ class Client:
 
     def _save_final_model(self, run: str, home: RunHome, name: str) -> None:
         """Keep the model that a run ended with, whose name is in the ledger."""
-        ref = self._connection.ask("GET", f"/v1/runs/{run}", RunInfo).model
+        ref = self._connection.ask(endpoints.RUN, None, run=run).model
         try:
             if ref is None:
                 raise WorkRefused("the server does not give it")

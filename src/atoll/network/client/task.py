@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from atoll.commit.coordinator import build_coordinator
-from atoll.commit.guard import check_delta, exposure_of
 from atoll.commit.privacy_plan import last_round
 from atoll.core.coordinator import Coordinator
 from atoll.core.errors import AtollError, PlanError, TrainingError
@@ -228,10 +227,6 @@ def agree(
     coordinator = build_coordinator(plan, federation)
     min_cohort = _min_cohort(coordinator, job.mechanism)
     info = msgspec.structs.replace(info, cohort=min(info.cohort, min_cohort))
-    if job.mechanism is not None:
-        exposure = exposure_of(plan, job, coordinator)
-        check_delta(job.mechanism, exposure)
-        job = replace(job, exposure=exposure)
     if floors.max_epsilon is not None and job.mechanism is not None and info.epsilon is not None:
         own = _epsilon(job, max(1, plan.rounds))
         budget = job.mechanism.epsilon

@@ -127,9 +127,9 @@ class CounterWindow(NamedTuple):
     def with_counter(self, counter: int) -> CounterWindow | None:
         """Remember a counter; None if it was used before, or is too old to know.
 
-        >>> Seen().with_counter(3).with_counter(1)
-        Seen(largest=3, bits=5)
-        >>> Seen(largest=3, bits=5).with_counter(3) is None
+        >>> CounterWindow().with_counter(3).with_counter(1)
+        CounterWindow(largest=3, bits=5)
+        >>> CounterWindow(largest=3, bits=5).with_counter(3) is None
         True
         """
         if counter > self.largest:

@@ -48,7 +48,7 @@ class Limits(NamedTuple):
 def connection_limits(files: int) -> Limits:
     """Limits that leave a quarter of so many descriptors, or 256, to everything else.
 
-    >>> limits_of(1024)
+    >>> connection_limits(1024)
     Limits(total=768, unauthenticated=384, address=192, client=16)
     """
     total = files - min(256, files // 4)

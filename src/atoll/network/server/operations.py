@@ -6,7 +6,6 @@ import json
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from atoll.core.coordinator import Command, Finish, Halt, Phase, Policy, Reason
 from atoll.core.errors import PlanError, RunError
@@ -14,13 +13,14 @@ from atoll.core.plan import Plan
 from atoll.network.protocol.blobs import blobs_at
 from atoll.network.protocol.identity import load_key, make_key, public_bytes, token_hash
 from atoll.network.protocol.messages import is_run_name
+from atoll.network.protocol.operator_endpoints import ClientStatus, Overview, RunStatus, ServerStatus
 from atoll.network.server.auth import SYSTEM, Authenticator
 from atoll.network.server.clock import Clock
 from atoll.network.server.driver import RunDriver
 from atoll.network.server.handler import RequestHandler
 from atoll.network.server.logs import log
 from atoll.network.server.metrics import Metrics
-from atoll.network.server.parts import build_server_parts
+from atoll.network.server.parts import dry_run_for
 from atoll.network.server.presence import ONLINE_SECONDS
 from atoll.network.server.runs import RUNNING, Run
 from atoll.network.server.store import Store
@@ -80,14 +80,14 @@ class Operations:
             self.failure = why
             self.shut_down()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Overview:
         """Where everything stands."""
         with self._writer.lock:
             runs = [self._status_of(run) for run in self._runs.values()]
         counts = dict.fromkeys((status.value for status in Status), 0)
         for client in self.clients():
             counts[client["status"]] += 1
-        server = {
+        server: ServerStatus = {
             "seconds_up": round(self._now() - self._started, 1),
             "read_only": bool(self.driver.read_only_reason),
             "why": self.driver.read_only_reason,
@@ -95,15 +95,15 @@ class Operations:
         }
         return {"server": server, "runs": runs, "clients": {**counts, "online": len(self.driver.presence.online())}}
 
-    def clients(self) -> list[dict[str, Any]]:
+    def clients(self) -> list[ClientStatus]:
         """Everybody who is known."""
         with self._store.read() as tables:
             known, agreed = tables.clients(), tables.agreed_samples()
             refused = {row.client for run in self._runs for row in tables.refusals(run)}
-        found = []
+        rows: list[ClientStatus] = []
         for client in known:
             since = self.driver.presence.seconds_since(client.number)
-            found.append(
+            rows.append(
                 {
                     "id": client.id,
                     "name": client.name,
@@ -117,7 +117,7 @@ class Operations:
                     "seconds_since": None if since is None else round(since, 1),
                 }
             )
-        return found
+        return rows
 
     def approve(self, names: list[str], samples: int | None = None) -> list[int]:
         """Let clients in, by name or id, in this order; their numbers.
@@ -185,7 +185,7 @@ class Operations:
                 f"start it with --clients {policy.min_clients} or without --clients, or change the plan, e.g. by "
                 f"--set policy.{'concurrency' if policy.overlaps_rounds else 'size'}={num}"
             )
-        build_server_parts(plan, [1000] * num, None)  # refuse early what is wrong
+        dry_run_for(plan, num)  # refuse early what is wrong
         return Run(run, plan, self.driver.home, self.driver.make_blobs, self.driver.notify)
 
     def ledger_lines(self, run: str) -> list[str]:
@@ -225,7 +225,7 @@ class Operations:
                 there |= worked & presence.clients.keys()
             return over and there <= self.handler.informed_of_end
 
-    def _status_of(self, run: Run) -> dict[str, Any]:
+    def _status_of(self, run: Run) -> RunStatus:
         machine, row = run.machine, run.last_row or {}
         arrived = len(machine.arrived) + len(machine.committing)
         return {

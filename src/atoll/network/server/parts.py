@@ -22,6 +22,7 @@ from atoll.core.wire import packed_size, unpack_parts
 from atoll.data.dataset import Dataset
 from atoll.data.index import Array, Partition
 from atoll.engine.base import InProcess
+from atoll.network.protocol.agreement import plan_for_clients
 from atoll.network.protocol.objects import ObjectError
 from atoll.privacy.ledger import Ledger
 from atoll.train.exchange import Told, Work, acceptable, encoded, received
@@ -73,7 +74,7 @@ class DeliveredUpdate(NamedTuple):
 class DeliveryEngine(InProcess):
     """The engine of a network: what clients have delivered stands in place of their training."""
 
-    def __init__(self, job: Job, space: Workspace) -> None:
+    def __init__(self, job: Job, space: Workspace | None) -> None:
         super().__init__(job, Trainer(job, space=space))
         self.read: Callable[[Task], DeliveredUpdate] = _nothing
 
@@ -166,12 +167,12 @@ def build_server_parts(plan: Plan, sizes: Sequence[int], ledger: Ledger | None) 
         holdout=plan.evaluation.holdout,
         server_samples=plan.server.samples or 0,
     )
-    kept: list[tuple[Tensor, Workspace]] = []
+    kept: list[tuple[Tensor, Workspace | None]] = []
 
     def lighten(job: Job) -> Job:
         if job.work.personal:
-            raise PlanError(f"clients of {plan.algorithm.name} keep models of their own, which a server cannot measure")
-        kept.append((job.first_D, workspace(job)))
+            raise PlanError("work: clients would keep models of their own, which a server cannot measure: leave it out")
+        kept.append((job.first_D, workspace(job) if job.work.uses_algorithm else None))
         return replace(job, first_D=job.first_D.new_zeros(()).expand(job.first_D.shape))
 
     def engine(job: Job, coordinator: Coordinator) -> DeliveryEngine:
@@ -192,6 +193,12 @@ def build_server_parts(plan: Plan, sizes: Sequence[int], ledger: Ledger | None) 
         kinds=_kinds(like),
     )
     return parts, kept[0][0]
+
+
+def dry_run_for(plan: Plan, num_clients: int) -> None:
+    """Build a plan for so many clients and rehearse a round; raise a PlanError for what does not fit."""
+    plan_for_clients(plan)
+    build_server_parts(plan, [1000] * num_clients, None)
 
 
 def _without_values(update: Update) -> Update:

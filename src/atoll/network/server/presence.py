@@ -112,9 +112,9 @@ def credited_samples(said: Mapping[int, int], agreed: Mapping[int, int]) -> dict
     the median, so that a lie about the number of samples gains little, whoever tells it: the median is that of honest
     clients as long as they are the majority, and of two clients it is the smaller one.
 
-    >>> believed({0: 600, 1: 500, 2: 10_000_000}, {})
+    >>> credited_samples({0: 600, 1: 500, 2: 10_000_000}, {})
     {0: 600, 1: 500, 2: 1200}
-    >>> believed({0: 600, 1: 500, 2: 10_000}, {2: 9_000})
+    >>> credited_samples({0: 600, 1: 500, 2: 10_000}, {2: 9_000})
     {0: 600, 1: 500, 2: 9000}
     """
     known = {number: min(size, agreed.get(number, size)) for number, size in said.items()}

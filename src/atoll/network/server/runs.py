@@ -25,7 +25,7 @@ from atoll.commit.state_file import encode_state, read_state
 from atoll.commit.versions import valid_of
 from atoll.core.aggregator import rows_of
 from atoll.core.coordinator import Arrived, CoordinatorState, Failed, Phase
-from atoll.core.downlink import Heard
+from atoll.core.downlink import DecodedBroadcast
 from atoll.core.events import Evaluated, Event, RunEnded, RunStarted
 from atoll.core.messages import Payload, State, Task
 from atoll.core.params import load
@@ -233,7 +233,7 @@ class Run:
         )
         return changed
 
-    def _store_broadcast(self, number: int, heard: Heard) -> Model:
+    def _store_broadcast(self, number: int, heard: DecodedBroadcast) -> Model:
         """Store a broadcast whole, and as it is encoded; or the difference, for those who know the version before."""
         whole = self._store(heard.broadcast.plain())
         if heard.payload is None:
