@@ -1,4 +1,4 @@
-"""Several runs at once, each in a process of its own and in a run directory of its own."""
+"""Parallel execution of several runs, each in its own process and run directory."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ from atoll.engine.processes import end_with_parent
 
 
 class Cell(NamedTuple):
-    """A plan and where it is run."""
+    """A plan and its run directory."""
 
     path: Path
     plan: Plan
 
 
 class CellsWatcher(Protocol):
-    """Somebody who looks on while many runs go on."""
+    """Receiver of the progress of many runs."""
 
     def begin(self, num_cells: int, num_rounds: int) -> None:
-        """So many runs with so many rounds in all are ahead."""
+        """Note the number of runs, and of their rounds in all."""
 
     def rounds(self, num_rounds: int) -> None:
-        """So many rounds more are done, in any of the runs."""
+        """Note that further rounds are done, in any of the runs."""
 
     def cell(self, name: str, why: str) -> None:
-        """A run is over; `why` says what went wrong, if anything."""
+        """Note that a run has ended; `why` is its error, or ""."""
 
     def end(self) -> None:
-        """All are over, or were stopped."""
+        """Note that all runs have ended or were stopped."""
 
 
 Failures = dict[Path, tuple[bool, str]]
-"""The runs that came to nothing: whether the plan was refused, and why."""
+"""Directory of a failed run -> whether the plan was refused, and the error."""
 
 
 def run_cells(cells: list[Cell], num_workers: int, watcher: CellsWatcher) -> Failures:
-    """Run all cells, `num_workers` at a time; one that was stopped before goes on where it was.
+    """Run all cells, `num_workers` at a time; resume those that were stopped before.
 
-    Ctrl-C stops all runs, each keeps what it has, and KeyboardInterrupt goes on to the caller.
+    Ctrl-C stops all runs, each of which keeps its checkpoint, and KeyboardInterrupt is passed on to the caller.
     """
     waiting, failures = list(reversed(cells)), Failures()
     busy: dict[Connection, tuple[Cell, BaseProcess]] = {}
@@ -67,19 +67,19 @@ def run_cells(cells: list[Cell], num_workers: int, watcher: CellsWatcher) -> Fai
             for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)
                 cell, worker = busy[ready]
-                said = _heard(ready, worker)
-                if "rounds" in said:
-                    watcher.rounds(said["rounds"])
+                message = _receive(ready, worker)
+                if "rounds" in message:
+                    watcher.rounds(message["rounds"])
                     continue
                 del busy[ready]
                 ready.close()
                 worker.join()
-                if said["why"]:
-                    failures[cell.path] = (said["refused"], said["why"])
-                watcher.cell(cell.plan.name, said["why"])
+                if message["why"]:
+                    failures[cell.path] = (message["refused"], message["why"])
+                watcher.cell(cell.plan.name, message["why"])
     finally:
         for _, worker in busy.values():
-            worker.terminate()  # like Ctrl-C: it writes a checkpoint first
+            worker.terminate()  # handled like Ctrl-C: the worker writes a checkpoint first
         for _, worker in busy.values():
             worker.join()
         watcher.end()
@@ -87,33 +87,34 @@ def run_cells(cells: list[Cell], num_workers: int, watcher: CellsWatcher) -> Fai
 
 
 def _start(cell: Cell, others: list[Connection]) -> tuple[Connection, BaseProcess]:
+    """Start a worker for a cell, which closes the pipes of the `others` that it inherits."""
     context = get_context("fork")
-    here, there = context.Pipe(duplex=False)
-    worker = context.Process(target=_work, args=(cell, there, [*others, here]), daemon=True)
+    receiver, sender = context.Pipe(duplex=False)
+    worker = context.Process(target=_work, args=(cell, sender, [*others, receiver]), daemon=True)
     worker.start()
-    there.close()
-    return here, worker
+    sender.close()
+    return receiver, worker
 
 
-def _heard(pipe: Connection, worker: BaseProcess) -> dict[str, Any]:
-    """What a worker says; its silence means that it died."""
+def _receive(pipe: Connection, worker: BaseProcess) -> dict[str, Any]:
+    """Return a worker's next message; a closed pipe means that the worker died."""
     try:
-        said: dict[str, Any] = msgspec.json.decode(pipe.recv_bytes())
-        return said
+        message: dict[str, Any] = msgspec.json.decode(pipe.recv_bytes())
+        return message
     except (EOFError, ConnectionResetError):
         worker.join()
         why = f"its process died (exit code {worker.exitcode}): if memory ran out, use fewer workers; then start again"
         return {"why": why, "refused": False}
 
 
-class _Teller:
-    """Tells the parent of rounds as they are done; rounds from before count too."""
+class _RoundsReporter:
+    """Watcher that reports finished rounds to the parent, including those from before a resume."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe, self._done = pipe, 0
 
     def __call__(self, event: Event) -> None:
-        """Tell of a round, unless it is the last one measured again."""
+        """Report a round, unless it is the last one measured again."""
         if isinstance(event, RunStarted | RoundCommitted):
             done = event.version if isinstance(event, RunStarted) else int(event.row["round"])
             if done > self._done:
@@ -122,7 +123,7 @@ class _Teller:
 
 
 def _work(cell: Cell, pipe: Connection, others: list[Connection]) -> None:
-    """A worker's life: one run. Ctrl-C is the parent's business, which then ends the workers one by one."""
+    """Run one cell in a worker process. Ctrl-C is handled by the parent, which then terminates the workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop_once)
     threading.Thread(target=end_with_parent, daemon=True).start()
@@ -132,9 +133,9 @@ def _work(cell: Cell, pipe: Connection, others: list[Connection]) -> None:
     why, refused = "", False
     try:
         resume = (cell.path / "plan.toml").exists()
-        result = run(cell.plan, out=cell.path, resume=resume, watch=[_Teller(pipe)], report=False)
+        result = run(cell.plan, out=cell.path, resume=resume, watch=[_RoundsReporter(pipe)], report=False)
         if result.reason == Reason.INTERRUPTED:
-            os._exit(0)  # the parent knows
+            os._exit(0)  # the parent interrupted it and needs no message
     except KeyboardInterrupt:
         os._exit(0)
     except AtollError as error:
@@ -143,10 +144,10 @@ def _work(cell: Cell, pipe: Connection, others: list[Connection]) -> None:
         why = " ".join(f"{type(error).__name__}: {error}".split())
     with contextlib.suppress(BrokenPipeError):
         pipe.send_bytes(msgspec.json.encode({"why": why, "refused": refused}))
-    os._exit(0)  # nothing that was forked with it is ended twice
+    os._exit(0)  # skip exit handlers, which belong to the parent
 
 
 def _stop_once(number: int, frame: object) -> None:
-    """Be interrupted, but not again while what there is gets written."""
+    """Interrupt the run, and ignore further signals while it writes its checkpoint."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise KeyboardInterrupt

@@ -1,7 +1,7 @@
-"""Attacks against defences: every pair as an ordinary run, several at once, one table and one page at the end.
+"""Matrix of attacks against defences: every pair is an ordinary run, and the results are one table and one page.
 
-A name takes options after colons and wraps another rule with a plus: `ipm:factor=optimised`,
-`bucketing:size=3+krum`, `nnm+trimmed_mean`. The number of bad clients goes to every rule that takes `f`.
+Options follow a name after colons, and a plus puts a rule before another: `ipm:factor=optimised`,
+`bucketing:size=3+krum`, `nnm+trimmed_mean`. The number of bad clients is passed to every rule that takes `f`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from atoll.core.parts import Part, find, members
 from atoll.core.plan import Plan
 from atoll.engine.base import Workers, worker_count
 from atoll.engine.build import build_engine
-from atoll.farm import Cell, run_cells
+from atoll.farm import Cell, Failures, run_cells
 from atoll.report.figures import write_whole
 from atoll.report.matrix import NO_ATTACK, Matrix, Outcome, as_csv
 from atoll.report.matrix_page import matrix_page
@@ -33,19 +33,21 @@ from atoll.train.federation import build_federation
 from atoll.train.job import build_job
 
 NO_SAMPLES: dict[str, object] = {"server.samples": None, "server.source": None}
-"""What a plan loses whose rule does not look at samples of the server's own."""
+"""Settings that are removed from a plan whose rule does not use the server's own samples."""
 
 
 class Pair(NamedTuple):
-    """One cell of the matrix: what stands in its row and column, and the plan that is run for it."""
+    """One cell of the matrix: its attack and defence, and its plan."""
 
     attack: str
     defence: str
     f: int
+    """Number of bad clients."""
     seed: int
     plan: Plan | None
+    """The plan, or None if it was refused."""
     why: str = ""
-    """Why there is no plan."""
+    """Why the plan was refused."""
 
 
 def run_matrix(
@@ -61,37 +63,39 @@ def run_matrix(
 ) -> Matrix:
     """Run every attack against every defence, with f bad clients and each seed, and each defence without an attack.
 
-    Each cell is a run in `out/cells`, and `workers` of them go on at once. Call it again to go on after it was stopped:
-    cells that have a result are not run again. A cell that cannot be, or fails, says so, and the others go on; one
-    whose model diverged counts as guessing. At the end `out` holds matrix.csv and matrix.html. The plan's own attack,
-    aggregator and seed are replaced; of its attackers, start_round and num_rounds stay. If they are `added`, the f bad
-    clients come in addition to all others.
+    Each cell is a run in `out/cells`, and `workers` of them run at once. Call the function again to continue after a
+    stop: cells that have a result are not run again. A cell whose plan is refused, or that fails, keeps its reason, and
+    the others continue; one whose model diverged counts as guessing. At the end `out` holds matrix.csv and matrix.html.
+    The plan's own attack, aggregator and seed are replaced; of its attackers, start_round and num_rounds are kept. If
+    they are `added`, the f bad clients join in addition to all others.
     """
     out, seeds = Path(out), list(seeds if seeds is not None else [plan.seed])
     _check_lists(attacks, defences, f, seeds)
-    bad = {text: part_of(text, "attacks") for text in attacks}
+    attack_parts = {text: part_of(text, "attacks") for text in attacks}
     rules = {text: [part_of(piece, "aggregators") for piece in text.split("+")] for text in defences}
     for text, chain in rules.items():
         _check_chain(text, chain)
     num_workers = worker_count(read_value(Workers | None, workers, "workers"))
-    base = _with_engine(_plain(plan), out)
+    base = _with_engine(_base_plan(plan), out)
     pairs = [
-        _pair(base, attack, defence, number, seed, bad, rules)
-        for number in f
+        _pair(base, attack, attack_parts.get(attack), defence, _defence(rules[defence], num_bad), num_bad, seed)
+        for num_bad in f
         for attack in [NO_ATTACK, *attacks]
         for defence in defences
         for seed in seeds
     ]
     cells = {_folder(pair): Cell(out / _folder(pair), pair.plan) for pair in pairs if pair.plan is not None}
-    failed = run_cells([cell for cell in cells.values() if not has_result(cell.path)], num_workers, CellsBar(progress))
+    failures = run_cells(
+        [cell for cell in cells.values() if not has_result(cell.path)], num_workers, CellsBar(progress)
+    )
     matrix = Matrix(
         title=plan.name or f"{plan.data.name}, {plan.algorithm.name}",
         attacks=tuple(attacks),
-        targeted=frozenset(text for text, part in bad.items() if _built(part).target is not None),
+        targeted=frozenset(text for text, part in attack_parts.items() if _has_target(part)),
         defences=tuple(defences),
         f=tuple(f),
         seeds=tuple(seeds),
-        outcomes=tuple(_outcome(pair, out, failed) for pair in pairs),
+        outcomes=tuple(_outcome(pair, out, failures) for pair in pairs),
     )
     write_whole(out / "matrix.csv", as_csv(matrix).encode())
     write_whole(out / "matrix.html", matrix_page(matrix, base.to_toml()).encode("utf-8", "replace"))
@@ -115,15 +119,15 @@ def part_of(text: str, family: str) -> Part:
             options[key.strip()] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
             options[key.strip()] = value.strip()
-    taken = option_hints(find(family, first))
+    known = option_hints(find(family, first))
     for option in options:
-        if option not in taken:
-            raise PlanError(f"{text}: {first} has no option '{option}': {nearest(option, taken)}")
+        if option not in known:
+            raise PlanError(f"{text}: {first} has no option '{option}': {nearest(option, known)}")
     return Part(first, **options)
 
 
 def has_result(path: Path) -> bool:
-    """Whether a run is over, and was not stopped."""
+    """Return whether a run has ended without being interrupted."""
     try:
         reason = json.loads((path / "result.json").read_text())["reason"]
     except (OSError, ValueError, KeyError):
@@ -132,21 +136,25 @@ def has_result(path: Path) -> bool:
 
 
 def _check_lists(attacks: Sequence[str], defences: Sequence[str], f: Sequence[int], seeds: Sequence[int]) -> None:
+    """Refuse lists that are empty or repeat a value, and numbers of bad clients below 1."""
     for name, values in (("attacks", attacks), ("defences", defences), ("f", f), ("seeds", seeds)):
         if not values:
             raise PlanError(f"the matrix has no {name}: name at least one, separated by commas")
         if len(set(values)) < len(values):
             raise PlanError(f"the matrix names one of its {name} twice: {', '.join(map(str, values))}; leave one out")
     if min(f) < 1:
-        raise PlanError(f"f counts bad clients and must be at least 1, got {min(f)}: without an attack is always run")
+        raise PlanError(
+            f"f is a number of bad clients and must be at least 1, got {min(f)}: leave it out, runs without an attack "
+            "are always included"
+        )
 
 
 def _check_chain(text: str, chain: list[Part]) -> None:
-    """Every rule of a defence but the last must take another."""
-    takes = [name for name in members("aggregators") if "rule" in _options(Part(name))]
+    """Refuse a chain in which a rule before the last takes no other rule, or in which the last lacks one."""
+    wrappers = [name for name in members("aggregators") if "rule" in _options(Part(name))]
     for part, inner in zip(chain, [*chain[1:], None], strict=True):
         if inner is not None and "rule" not in _options(part):
-            raise PlanError(f"{text}: {part.name} cannot be put before another rule; these can: {', '.join(takes)}")
+            raise PlanError(f"{text}: {part.name} cannot be put before another rule; these can: {', '.join(wrappers)}")
         if inner is None and "rule" in _options(part) and "rule" not in part.options:
             raise PlanError(f"{text}: {part.name} needs a rule after it, e.g. {part.name}+trimmed_mean")
 
@@ -156,48 +164,47 @@ def _options(part: Part) -> Iterable[str]:
 
 
 def _defence(chain: list[Part], f: int) -> Part:
-    """The rules of a defence as one part, with f filled in where a rule takes it."""
-    found: Part | None = None
+    """Return the rules of a defence as one part, with f filled in for rules that take it."""
+    defence: Part | None = None
     for part in reversed(chain):
         options = dict(part.options)
         if "f" in _options(part):
             options.setdefault("f", f)
-        if found is not None:
-            options["rule"] = found
-        found = Part(part.name, **options)
-    assert found is not None
-    return found
+        if defence is not None:
+            options["rule"] = defence
+        defence = Part(part.name, **options)
+    assert defence is not None
+    return defence
 
 
-def _plain(plan: Plan) -> Plan:
-    """The plan that all cells share: without an attack, by the mean."""
+def _base_plan(plan: Plan) -> Plan:
+    """Return the plan that all cells share: without an attack, aggregated by the mean."""
     kept = {name: getattr(plan.attackers, name) for name in ("start_round", "num_rounds", "added")}
     return plan.replace({"attack": None, "attackers": {k: v for k, v in kept.items() if v is not None}}).replace(
         {"aggregator": {"name": "mean"}}
     )
 
 
-def _pair(
-    base: Plan, attack: str, defence: str, f: int, seed: int, bad: dict[str, Part], rules: dict[str, list[Part]]
-) -> Pair:
-    rule = _defence(rules[defence], f)
+def _pair(base: Plan, attack: str, attack_part: Part | None, defence: str, rule: Part, f: int, seed: int) -> Pair:
+    """Build the cell of an attack (None for the baseline) and a defence; a refused plan becomes its reason."""
+    pair = Pair(attack=attack, defence=defence, f=f, seed=seed, plan=None)
     name = f"{attack}, {defence}, f = {f}, seed {seed}"
     settings: dict[str, object] = {"seed": seed, "aggregator": rule.to_dict(), "name": name}
     try:
-        if not _looks_at_samples(base, rule, seed):
+        if not _uses_server_samples(base, rule, seed):
             settings |= NO_SAMPLES
-        if attack == NO_ATTACK:
+        if attack_part is None:
             settings["attackers"] = {}
         else:
-            how = "num" if base.attackers.added is None else "added"
-            settings |= {"attack": bad[attack].to_dict(), f"attackers.{how}": f}
-        return Pair(attack, defence, f, seed, base.replace(settings))
+            key = "num" if base.attackers.added is None else "added"
+            settings |= {"attack": attack_part.to_dict(), f"attackers.{key}": f}
+        return pair._replace(plan=base.replace(settings))
     except PlanError as error:
-        return Pair(attack, defence, f, seed, None, str(error))
+        return pair._replace(why=str(error))
 
 
-def _looks_at_samples(base: Plan, rule: Part, seed: int) -> bool:
-    """Whether a rule, the plan's detection or contribution uses samples of the server's own; others refuse them."""
+def _uses_server_samples(base: Plan, rule: Part, seed: int) -> bool:
+    """Return whether the rule, the plan's detection or its contribution uses the server's own samples."""
     built: Aggregator = rule.build("aggregators", seed=seed)
     detector: Detector | None = base.detection.build("detection") if base.detection else None
     return (
@@ -207,77 +214,74 @@ def _looks_at_samples(base: Plan, rule: Part, seed: int) -> bool:
     )
 
 
-def _built(part: Part) -> Attack:
+def _has_target(part: Part) -> bool:
     attack: Attack = part.build("attacks")
-    return attack
+    return attack.target is not None
 
 
 def _key(plan: Plan) -> str:
-    """A hash of all that decides how a run ends; its engine and its name do not."""
-    plain = {key: value for key, value in plan.to_dict().items() if key not in ("engine", "name")}
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:10]
+    """Return a hash of all settings that affect the result of a run, which engine and name do not."""
+    settings = {key: value for key, value in plan.to_dict().items() if key not in ("engine", "name")}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def _folder(pair: Pair) -> str:
-    """Where a cell is run, seen from the matrix; cells with one plan, such as the mean for any f, are run once."""
+    """Return a cell's directory, relative to the matrix; equal plans, such as the mean for any f, share one."""
     assert pair.plan is not None
     same_for_any_f = pair.attack == NO_ATTACK and "f" not in pair.plan.aggregator.to_dict()
     words = f"{pair.attack}_{pair.defence}{'' if same_for_any_f else f'_f{pair.f}'}_s{pair.seed}"
-    plain = "".join(c if c.isalnum() or c in "._" else "-" for c in words)
-    return f"cells/{plain[:80]}_{_key(pair.plan)}"
+    slug = "".join(c if c.isalnum() or c in "._" else "-" for c in words)
+    return f"cells/{slug[:80]}_{_key(pair.plan)}"
 
 
 def _with_engine(plan: Plan, out: Path) -> Plan:
-    """The plan with an engine inside one process.
+    """Return the plan with an engine of one process.
 
-    What `auto` finds fastest is measured once and kept in matrix.json, so that all cells work alike, also later.
+    The choice of `auto` is measured once and kept in matrix.json, so that all cells use the same engine, also later.
     """
-    unused = not _looks_at_samples(plan, plan.aggregator, plan.seed)
-    plain = plan.replace(NO_SAMPLES) if unused else plan
-    federation = build_federation(plain)
-    job = build_job(plain, federation)  # what is wrong with every cell is said once
+    uses_samples = _uses_server_samples(plan, plan.aggregator, plan.seed)
+    checked = plan if uses_samples else plan.replace(NO_SAMPLES)
+    federation = build_federation(checked)
+    job = build_job(checked, federation)  # an error of the common settings is raised once, not for every cell
     name, options = plan.engine.name, plan.engine.options
     if name == "processes":
-        return plan.replace({"engine": {"name": "vectorised", **_without_workers(options)}})
+        kept_options = {key: value for key, value in options.items() if key != "workers"}
+        return plan.replace({"engine": {"name": "vectorised", **kept_options}})
     if name != "auto":
         return plan
-    known, file = _key(plan), out / "matrix.json"
-    kept = json.loads(file.read_text()) if file.exists() else {}
-    if kept.get("plan") != known:
-        engine = build_engine(Part("auto", workers=1), job, build_coordinator(plain, federation))
-        kept = {"plan": known, "engine": engine.describe()}
+    key, file = _key(plan), out / "matrix.json"
+    measured = json.loads(file.read_text()) if file.exists() else {}
+    if measured.get("plan") != key:
+        engine = build_engine(Part("auto", workers=1), job, build_coordinator(checked, federation))
+        measured = {"plan": key, "engine": engine.describe()}
         engine.close()
-        write_whole(file, (json.dumps(kept, indent=1) + "\n").encode())
-    return plan.replace({"engine": kept["engine"]})
+        write_whole(file, (json.dumps(measured, indent=1) + "\n").encode())
+    return plan.replace({"engine": measured["engine"]})
 
 
-def _without_workers(options: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in options.items() if key != "workers"}
-
-
-def _outcome(pair: Pair, out: Path, failed: dict[Path, tuple[bool, str]]) -> Outcome:
-    """What became of a cell."""
-    who = pair[:4]
+def _outcome(pair: Pair, out: Path, failures: Failures) -> Outcome:
+    """Return the outcome of a cell, from its run directory or its failure."""
+    outcome = Outcome(attack=pair.attack, defence=pair.defence, f=pair.f, seed=pair.seed, status="failed")
     if pair.plan is None:
-        return Outcome(*who, "impossible", why=pair.why)
+        return outcome._replace(status="impossible", why=pair.why)
     folder = _folder(pair)
-    if out / folder in failed:
-        impossible, why = failed[out / folder]
-        return Outcome(*who, "impossible" if impossible else "failed", why=why)
+    if out / folder in failures:
+        refused, why = failures[out / folder]
+        return outcome._replace(status="impossible" if refused else "failed", why=why)
     result = _read_json(out / folder / "result.json")
     test, reason = result.get("test") or {}, result["reason"]
-    ended = Outcome(*who, "failed", rounds=result["rounds"], why=reason, directory=folder)
-    if reason == Reason.DIVERGED:  # what is left of the model is no better than guessing
+    outcome = outcome._replace(rounds=result["rounds"], why=reason, directory=folder)
+    if reason == Reason.DIVERGED:  # a diverged model is no better than guessing
         num_classes = _read_json(out / folder / "run.json")["data"]["num_classes"]
-        return ended._replace(status="done", accuracy=1 / num_classes)
+        return outcome._replace(status="done", accuracy=1 / num_classes)
     if reason in FAILURES or "accuracy" not in test:
-        return ended
-    return ended._replace(status="done", accuracy=test["accuracy"], attack_success=test.get("attack_success"), why="")
+        return outcome
+    return outcome._replace(status="done", accuracy=test["accuracy"], attack_success=test.get("attack_success"), why="")
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        table: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise RunError(f"{path} cannot be read ({error}): remove {path.parent} and start again") from error
-    return found
+    return table

@@ -29,8 +29,8 @@ WRONG = [
     (["cli.rubbish:no_plan"], PLAN, "returned dict: it must return an atoll.Plan"),
     (["cli.rubbish:wrong_plan"], PLAN, "local.lr must be above 0, got -1"),
     # settings
-    (["--set", "rounds"], PLAN, "--set wants KEY=VALUE, e.g. --set local.lr=0.05, got 'rounds'"),
-    (["--set", "=3"], PLAN, "--set wants KEY=VALUE"),
+    (["--set", "rounds"], PLAN, "--set must be KEY=VALUE, e.g. --set local.lr=0.05, got 'rounds'"),
+    (["--set", "=3"], PLAN, "--set must be KEY=VALUE"),
     (["--set", "secagg=rot13"], PLAN, "'secagg' is a table: write [secagg] and its keys, got 'rot13'"),
     (["--set", "secagg.scheme=rot13"], PLAN, "there is no 'rot13' in secagg.schemes: Known: additive, ckks, pairwise"),
     (

@@ -67,12 +67,12 @@ def test_run_tells_epsilon_and_the_report_states_it(cli: Any, plan: Path, tmp_pa
 def test_audit_passes_and_fails(cli: Any, plan: Path) -> None:
     said = cli("privacy", "audit", plan)
     assert said.code == 0
-    assert int(re.search(r"noise below (\d+) % of the claimed would be found out", said.out)[1]) >= 50  # type: ignore[index]
+    assert int(re.search(r"noise below (\d+) % of the claimed would be detected", said.out)[1]) >= 50  # type: ignore[index]
     spends = re.search(r"spend epsilon ([\d.]+) at least, claimed are ([\d.]+) at most", said.out)
     assert 0 < float(spends[1]) < float(spends[2])  # type: ignore[index]
     few = cli("privacy", "audit", plan, "--canaries", "5", "--set", "privacy.sigma=4.0")
     assert few.code == 0
-    assert "half the claimed size would NOT be found out" in few.out
+    assert "half the claimed size would NOT be detected" in few.out
     bad = "privacy={name='privacy.breaking:no_noise', clip=1.0, sigma=1.0, delta=1e-4}"
     broken = cli("privacy", "audit", plan, "--set", bad)
     assert broken.code == 5

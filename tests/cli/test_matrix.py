@@ -45,7 +45,7 @@ def test_names_take_options_and_say_what_is_wrong() -> None:
         run_matrix(PLAN, attacks=["alie"], defences=["median+krum"], f=[1], out="nowhere")
     with pytest.raises(PlanError, match=r"nnm needs a rule after it, e.g. nnm\+trimmed_mean"):
         run_matrix(PLAN, attacks=["alie"], defences=["nnm"], f=[1], out="nowhere")
-    with pytest.raises(PlanError, match="f counts bad clients"):
+    with pytest.raises(PlanError, match="f is a number of bad clients"):
         run_matrix(PLAN, attacks=["alie"], defences=["mean"], f=[0], out="nowhere")
 
 

@@ -36,8 +36,8 @@ Or write a plan (plan.toml), run it, and look at the report:
 """
 
 
-def _say_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version
 
         print(f"atoll {version('atoll')}")
@@ -47,7 +47,7 @@ def _say_version(asked: bool) -> None:
 app = typer.Typer(
     help=EXAMPLE, no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
 )
-data_app = typer.Typer(help="Data sets: list them, fetch them, look at how they are dealt out.", no_args_is_help=True)
+data_app = typer.Typer(help="Data sets: list them, fetch them, show how they are divided.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(plan_app, name="plan")
 app.add_typer(privacy_app, name="privacy")
@@ -59,7 +59,7 @@ app.add_typer(runs_app, name="runs")
 @app.callback()
 def _common(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_say_version, help="Show the version and end.")
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version and exit.")
     ] = False,
 ) -> None:
     pass
@@ -70,59 +70,61 @@ def run(
     plan: PlanArgument = None,
     settings: SetOption = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all randomness.")] = None,
     engine: Annotated[str | None, typer.Option(help="auto, inline, vectorised or processes.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Worker processes; one a core unless given.")] = None,
-    budget: Annotated[
-        str | None, typer.Option(help="Bytes to send in all, up and down, e.g. 50MB; never more.")
+    workers: Annotated[
+        int | None, typer.Option(help="Number of worker processes; by default one for each core.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Directory of the run; runs/NAME-1 and so on unless given.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Maximum number of bytes sent in all, up and down, e.g. 50MB.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory of the run; by default runs/NAME-1 and so on.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Continue the run in this directory.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; the result only.")] = False,
 ) -> None:
     """Run a plan; without one, FedAvg on digits. Ctrl-C stops and keeps everything."""
-    given: dict[str, object] = read_settings(settings)
-    given |= {
+    changes: dict[str, object] = read_settings(settings)
+    changes |= {
         key: value for key, value in {"rounds": rounds, "seed": seed, "engine": engine}.items() if value is not None
     }
     if workers is not None:
-        given["engine.workers"] = workers
+        changes["engine.workers"] = workers
     if budget is not None:
-        given["stop.bytes"] = _num_bytes(budget)
+        changes["stop.bytes"] = _num_bytes(budget)
     if resume is not None:
         if out is not None:
             raise RunError("--resume names the directory: leave out --out")
-        if any(key == "engine" or (key.startswith("engine.") and key != "engine.workers") for key in given):
+        if any(key == "engine" or (key.startswith("engine.") and key != "engine.workers") for key in changes):
             raise RunError("a run keeps the engine that it began with: leave it out (--workers may change)")
-        chosen = _resumed(resume, plan, given)
+        chosen = _resumed(resume, plan, changes)
     else:
-        chosen = read_plan(plan, given)
-    from atoll.report.record import next_free  # needs torch: a plan that cannot be read is refused before
+        chosen = read_plan(plan, changes)
+    from atoll.report.record import next_free  # needs torch: refuse a plan that cannot be read before that import
 
     directory = resume or out or next_free(Path("runs"), _slug(chosen))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is like Ctrl-C
-    _run_and_tell(chosen, directory, resume=resume is not None, quiet=quiet)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop as after Ctrl-C
+    _run_and_print(chosen, directory, resume=resume is not None, quiet=quiet)
 
 
-def _run_and_tell(plan: Plan, directory: Path, *, resume: bool, quiet: bool) -> None:
-    """Run, then say what came out and what to do next."""
+def _run_and_print(plan: Plan, directory: Path, *, resume: bool, quiet: bool) -> None:
+    """Run a plan, then print the result and what to do next."""
     from atoll.api import run as run_plan
     from atoll.core.coordinator import FAILURES, Reason
     from atoll.report.html import write_report
     from atoll.report.reading import human_bytes, human_seconds, privacy_text
 
-    go_on = f"atoll run --resume {shlex.quote(str(directory))}"
+    resume_command = f"atoll run --resume {shlex.quote(str(directory))}"
     try:
         result = run_plan(plan, out=directory, resume=resume, progress=not quiet, report=False)
-    except KeyboardInterrupt:  # before the first round, or while the end was written
+    except KeyboardInterrupt:  # before the first round, or while the result was written
         kept = (directory / "plan.toml").exists()
-        print(f"stopped; {f'go on with: {go_on}' if kept else 'no round was done: start again'}")
+        print(f"stopped; {f'go on with: {resume_command}' if kept else 'no round was done: start again'}")
         raise typer.Exit(130) from None
     last = result.history[-1] if result.history else None
     if result.reason == Reason.INTERRUPTED:
         done = last["round"] if last else 0
         print(f"stopped after round {done} of {plan.rounds}; everything is kept. Go on with:")
-        print(f"\n    {go_on}\n")
+        print(f"\n    {resume_command}\n")
         raise typer.Exit(130)
     page = write_report([directory])
     if last is not None:
@@ -165,12 +167,12 @@ def matrix(
     f: Annotated[str, typer.Option("--f", help="Numbers of bad clients, e.g. 1,2,4.")],
     plan: PlanArgument = None,
     settings: SetOption = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds, e.g. 0,1; the plan's unless given.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Runs at once; one a core unless given.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Directory; runs/NAME-matrix unless given.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, e.g. 0,1; by default the plan's.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Number of runs at once; by default one for each core.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory; by default runs/NAME-matrix.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; the result only.")] = False,
 ) -> None:
-    """Run every attack against every defence. Ctrl-C keeps everything; the same command goes on."""
+    """Run every attack against every defence. Ctrl-C keeps everything; the same command continues."""
     chosen = read_plan(plan, read_settings(settings))
     numbers = _numbers("--f", f)
     from atoll.matrix import run_matrix
@@ -179,7 +181,7 @@ def matrix(
     directory = out or Path("runs") / f"{_slug(chosen)}-matrix"
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        found = run_matrix(
+        results = run_matrix(
             chosen,
             attacks=_words(attacks),
             defences=_words(defences),
@@ -192,11 +194,11 @@ def matrix(
     except KeyboardInterrupt:
         print(f"stopped; everything is kept in {directory}: go on with the same command")
         raise typer.Exit(130) from None
-    print(worst_text(found))
-    if found.problems:
-        print(problems_text(found))
+    print(worst_text(results))
+    if results.problems:
+        print(problems_text(results))
     print(f"table {directory / 'matrix.csv'}\npage {directory / 'matrix.html'}")
-    if any(each.status == "failed" for each in found.outcomes):
+    if any(outcome.status == "failed" for outcome in results.outcomes):
         raise typer.Exit(TrainingError.exit_code)
 
 
@@ -209,7 +211,7 @@ def _numbers(option: str, text: str) -> list[int]:
     try:
         return [int(word) for word in _words(text)]
     except ValueError as error:
-        raise PlanError(f"{option} wants whole numbers separated by commas, e.g. 1,2,4, got '{text}'") from error
+        raise PlanError(f"{option} must be whole numbers separated by commas, e.g. 1,2,4, got '{text}'") from error
 
 
 @data_app.command("list")
@@ -243,7 +245,7 @@ def data_show(
     settings: SetOption = None,
     png: Annotated[Path, typer.Option(help="Where to draw the partition, clients x classes.")] = Path("partition.png"),
 ) -> None:
-    """Show how a plan deals its data out, with a picture. E.g. --set data=mnist --set partition=shards."""
+    """Show how a plan divides its data among clients, with a figure. E.g. --set data=mnist --set partition=shards."""
     import numpy as np
 
     from atoll.api import partition_counts
@@ -271,33 +273,33 @@ def data_show(
     print(
         f"classes a client min {classes.min()}, mean {classes.mean():.1f}, max {classes.max()} of {dataset.num_classes}"
     )
-    for what, values_C in (
+    for measure, values_C in (
         ("Jensen-Shannon divergence (0 to 1)", js_divergence(counts_CK)),
         ("earth mover's distance (0 to 2)", earth_movers_distance(counts_CK)),
     ):
-        print(f"labels of a client against all: {what}, weighted mean {weighted_mean(values_C, counts_CK):.3f}")
+        print(f"labels of a client against all: {measure}, weighted mean {weighted_mean(values_C, counts_CK):.3f}")
     title = f"{dataset.name} by {part_text(chosen.partition)}"
     save_png(partition_picture(counts_CK, dataset.class_names, title, federation.num_clients), png)
     print(f"picture {png}")
     if len(dataset.input_shape) == 3 and not dataset.tokens:
         from atoll.report.sample_picture import sample_picture
 
-        samples = png.with_stem(f"{png.stem}-samples")
-        shown = range(min(8, federation.num_clients))
-        save_png(sample_picture(dataset, federation.partition, shown, title), samples)
-        print(f"samples {samples}")
+        samples_png = png.with_stem(f"{png.stem}-samples")
+        first_clients = range(min(8, federation.num_clients))
+        save_png(sample_picture(dataset, federation.partition, first_clients, title), samples_png)
+        print(f"samples {samples_png}")
 
 
 @data_app.command("measure")
 def data_measure(
     plan: PlanArgument = None,
     settings: SetOption = None,
-    clients: Annotated[int, typer.Option(help="Measure at most so many clients, picked by the seed.")] = 100,
-    budget: Annotated[int, typer.Option(help="Most L-BFGS steps for each minimum that Gamma is made of.")] = 500,
-    noise: Annotated[float, typer.Option(help="Relative noise of a round's gradient that the cohort is for.")] = 0.1,
+    clients: Annotated[int, typer.Option(help="Maximum number of measured clients, drawn by the seed.")] = 100,
+    budget: Annotated[int, typer.Option(help="Maximum number of L-BFGS steps for each minimum in Gamma.")] = 500,
+    noise: Annotated[float, typer.Option(help="Target for the relative noise of a round's gradient.")] = 0.1,
     png: Annotated[Path, typer.Option(help="Where to draw the measures.")] = Path("measures.png"),
 ) -> None:
-    """Measure how a plan's clients differ: labels, gradients, Gamma, client drift; and how many a round needs."""
+    """Measure how a plan's clients differ (labels, gradients, Gamma, drift), and how many clients a round needs."""
     from atoll.report.figures import save_png
     from atoll.report.measure_picture import measure_picture
     from atoll.report.measuring import as_text, measure_plan
@@ -306,14 +308,15 @@ def data_measure(
 
     chosen = read_plan(plan, read_settings(settings))
     with Steps() as progress:
-        found = measure_plan(chosen, clients=clients, budget=budget, progress=progress)
-    seen = found.dissimilarity
-    print(as_text(found))
+        measures = measure_plan(chosen, clients=clients, budget=budget, progress=progress)
+    gradients = measures.dissimilarity
+    print(as_text(measures))
     print(
         f"\nnoise of a round's mean gradient at the first model, its standard error over its norm; wanted {noise:.0%}:"
     )
-    print(as_table(found.num_clients, (seen.b**2 - 1) * seen.norm**2, seen.norm, found.num_bytes, noise))
-    save_png(measure_picture(found), png)
+    variance = (gradients.b**2 - 1) * gradients.norm**2
+    print(as_table(measures.num_clients, variance, gradients.norm, measures.num_bytes, noise))
+    save_png(measure_picture(measures), png)
     print(f"picture {png}")
 
 
@@ -321,16 +324,16 @@ def _num_bytes(text: str) -> int:
     """Read an amount of bytes such as 50MB, 1.5 GB, 200 KiB or 4096; M is a million, Mi is 2^20."""
     import re
 
-    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*(?:([kmgt])(i?))?b?\s*", text, re.IGNORECASE)
-    if not found:
-        raise PlanError(f"--budget wants an amount of bytes such as 50MB or 1.5GiB, got '{text}'")
-    number, unit, binary = found.groups()
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*(?:([kmgt])(i?))?b?\s*", text, re.IGNORECASE)
+    if not match:
+        raise PlanError(f"--budget must be an amount of bytes such as 50MB or 1.5GiB, got '{text}'")
+    number, unit, binary = match.groups()
     power = " kmgt".index(unit.lower()) if unit else 0
     return int(float(number) * (1024 if binary else 1000) ** power)
 
 
 def _resumed(directory: Path, source: str | None, settings: dict[str, object]) -> Plan:
-    """The plan of a run that was stopped; how long it goes on and with how many workers may change."""
+    """Return the plan of a run that is resumed, with changed settings; rounds, stops and workers may change."""
     from atoll.report.record import written_plan
 
     if source is not None:
@@ -356,7 +359,7 @@ def main() -> None:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
     except OSError as error:
-        print(f"error: {error}; make room or fix it, and try again", file=sys.stderr)
+        print(f"error: {error}; free disk space or fix it, and try again", file=sys.stderr)
         raise SystemExit(RunError.exit_code) from None
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""How a command is told which plan to use: a file or a function, and settings that change it."""
+"""Arguments of commands that name a plan: a file or a function, and settings that change it."""
 
 from __future__ import annotations
 
@@ -20,54 +20,54 @@ SetOption = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Change a setting, e.g. algorithm.mu=0.1; nothing after = leaves it out. May be repeated.",
+        help="Change a setting, e.g. algorithm.mu=0.1; an empty value removes it. May be repeated.",
     ),
 ]
 
 
 def read_settings(texts: list[str] | None) -> dict[str, object]:
-    """Read what `--set` was given."""
+    """Parse the values of `--set`."""
     return dict(_setting(text) for text in texts or [])
 
 
 def read_plan(source: str | None, settings: dict[str, object]) -> Plan:
-    """Read a plan from a TOML file or a function, and change what the command line changes."""
+    """Read a plan from a TOML file or a function, and apply the settings of the command line."""
     from atoll.core.parts import imported
     from atoll.core.plan import Plan
 
     if source is None:
-        found: Any = Plan()
+        plan: Any = Plan()
     elif ":" in source and not Path(source).exists():
         function = imported(source)
         try:
-            found = function()
+            plan = function()
         except AtollError:
             raise
         except Exception as error:
             raise PlanError(
                 f"{source} raised {type(error).__name__}: {error}; it must return an atoll.Plan and need no arguments"
             ) from error
-        if not isinstance(found, Plan):
-            raise PlanError(f"{source} returned {type(found).__name__}: it must return an atoll.Plan")
+        if not isinstance(plan, Plan):
+            raise PlanError(f"{source} returned {type(plan).__name__}: it must return an atoll.Plan")
     else:
         path = Path(source)
         if not path.is_file():
             raise PlanError(f"there is no plan {source}: name a TOML file, or a function as package.module:function")
         try:
-            found = Plan.from_toml(path.read_text())
+            plan = Plan.from_toml(path.read_text())
         except UnicodeDecodeError as error:
             raise PlanError(f"{source} is not a text file: a plan is written in TOML") from error
-    plan: Plan = found
-    return plan.replace(settings) if settings else plan
+    checked: Plan = plan
+    return checked.replace(settings) if settings else checked
 
 
 def _setting(text: str) -> tuple[str, Any]:
-    """Read KEY=VALUE; the value is TOML, and a bare word is a string."""
+    """Parse KEY=VALUE; the value is TOML, and a bare word is a string."""
     import tomllib
 
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise PlanError(f"--set wants KEY=VALUE, e.g. --set local.lr=0.05, got '{text}'")
+        raise PlanError(f"--set must be KEY=VALUE, e.g. --set local.lr=0.05, got '{text}'")
     if not value.strip():
         return key.strip(), None
     try:

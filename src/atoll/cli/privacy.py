@@ -1,4 +1,4 @@
-"""`atoll privacy`: how much noise an epsilon takes, what a plan will spend, and whether it keeps its word."""
+"""`atoll privacy`: find the noise for an epsilon, forecast a plan's epsilon, and audit its mechanism."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import typer
 from atoll.cli.plans import PlanArgument, SetOption, read_plan, read_settings
 
 privacy_app = typer.Typer(
-    help="Differential privacy: find the noise for an epsilon, see what a plan spends, put it to the test.",
+    help="Differential privacy: find the noise for an epsilon, forecast what a plan spends, audit its mechanism.",
     no_args_is_help=True,
 )
 
 
 @privacy_app.command()
 def calibrate(
-    epsilon: Annotated[float, typer.Option(help="What all rounds together may spend.")],
+    epsilon: Annotated[float, typer.Option(help="Privacy budget of all rounds together.")],
     plan: PlanArgument = None,
     settings: SetOption = None,
 ) -> None:
@@ -25,13 +25,13 @@ def calibrate(
     from atoll.commit.privacy_plan import calibrated_plan
     from atoll.privacy.accounting import spent
 
-    found = calibrated_plan(read_plan(plan, read_settings(settings)), epsilon)
-    exposure = found.exposure
-    by = {kind: spent(found.mechanism, exposure, kind).epsilon for kind in found.accountants}
-    prices = ", ".join(f"{value:.4g} ({kind})" for kind, value in by.items())
-    print(f"sigma {found.sigma:g}")
-    print(f"{exposure.attempts} rounds then spend epsilon {prices} at delta {found.mechanism.delta:g}")
-    print(f"set it with --set privacy.sigma={found.sigma:g}")
+    calibrated = calibrated_plan(read_plan(plan, read_settings(settings)), epsilon)
+    sigma, mechanism, exposure = calibrated.sigma, calibrated.mechanism, calibrated.exposure
+    by_accountant = {kind: spent(mechanism, exposure, kind).epsilon for kind in calibrated.accountants}
+    epsilons = ", ".join(f"{value:.4g} ({kind})" for kind, value in by_accountant.items())
+    print(f"sigma {sigma:g}")
+    print(f"{exposure.attempts} rounds then spend epsilon {epsilons} at delta {mechanism.delta:g}")
+    print(f"set it with --set privacy.sigma={sigma:g}")
 
 
 @privacy_app.command()
@@ -41,45 +41,46 @@ def audit(
     canaries: Annotated[
         int | None,
         typer.Option(
-            help="Clients, or samples, that try to be seen; as many as find out half the noise unless given.", min=1
+            help="Number of canary clients or samples; by default enough to detect half the claimed noise.", min=1
         ),
     ] = None,
 ) -> None:
-    """Let canaries try to be seen in what a plan's own mechanism releases, and say what would have been found out."""
+    """Look for canaries in what a plan's own mechanism releases, and compare with the privacy that it claims."""
     from atoll.core.errors import RunError
     from atoll.privacy.auditing import CHANCE
     from atoll.simulation.audit import audit_plan
 
-    found = audit_plan(read_plan(plan, read_settings(settings)), canaries)
-    counts, claim = found.counts, found.claim
+    result = audit_plan(read_plan(plan, read_settings(settings)), canaries)
+    counts, claim = result.counts, result.claim
     print(
         f"{counts.inside:,} canaries, of which {counts.missed:,} were missed; "
         f"{counts.mistaken:,} of {counts.outside:,} entries without one were mistaken for one"
     )
     print(
-        f"the noise is at most {_size(found.mu)} clips, claimed are {_size(claim.mu)} "
-        f"(at {100 * found.confidence:g} % confidence)"
+        f"the noise is at most {_size(result.mu)} clips, claimed are {_size(claim.mu)} "
+        f"(at {100 * result.confidence:g} % confidence)"
     )
     if claim.rate < 1:
-        print(f"the chance to be drawn is at least {found.rate:.4g}, claimed is {claim.rate:.4g}")
+        print(f"the chance to be drawn is at least {result.rate:.4g}, claimed is {claim.rate:.4g}")
     print(
-        f"{found.rounds} rounds then spend epsilon {found.epsilon:.3f} at least, claimed are {found.claimed:.3f} at "
-        f"most (delta {found.delta:g})"
+        f"{result.rounds} rounds then spend epsilon {result.epsilon:.3f} at least, claimed are {result.claimed:.3f} at "
+        f"most (delta {result.delta:g})"
     )
-    if found.detects:
+    if result.detects:
         print(
-            f"noise below {100 * found.detects:.0f} % of the claimed would be found out {100 * CHANCE:g} times in 100"
+            f"noise below {100 * result.detects:.0f} % of the claimed would be detected {100 * CHANCE:g} times in 100"
         )
-    if found.detects < 0.5:
-        print("noise of half the claimed size would NOT be found out for sure: ask for more with --canaries")
-    if not found.passed:
+    if result.detects < 0.5:
+        print("noise of half the claimed size would NOT be detected for sure: ask for more with --canaries")
+    if not result.passed:
         raise RunError(
-            "the mechanism gives away more than it claims: it is broken, or runs otherwise than it is accounted for"
+            "the mechanism gives away more than it claims: correct its noise or sampling, or the event that it is "
+            "accounted by"
         )
 
 
 def _size(mu: float) -> str:
-    """The deviation of the noise for this mu, in clips."""
+    """Return the standard deviation of the noise for this mu, in clips."""
     return f"{1 / mu:.4g}" if mu > 0 else "any number of"
 
 
@@ -92,26 +93,27 @@ def plan_ahead(
     settings: SetOption = None,
     png: Annotated[Path, typer.Option(help="Where to draw epsilon against rounds.")] = Path("privacy.png"),
 ) -> None:
-    """Show what a plan will spend, round by round, and what past runs bought with their epsilon."""
+    """Show the epsilon of a plan by rounds, and the accuracy of past runs by epsilon."""
     from atoll.commit.privacy_plan import outlook
     from atoll.report.figures import save_png
     from atoll.report.privacy_picture import outlook_picture
     from atoll.report.reading import read_run, statement_text
 
     chosen = read_plan(plan, read_settings(settings))
-    found = outlook(chosen)
-    print(statement_text(found.statement))
-    print(f"{'rounds':>8}" + "".join(f"{f'epsilon ({kind})':>16}" for kind in found.epsilons))
-    for row, rounds in enumerate(found.rounds):
-        print(f"{rounds:>8,}" + "".join(f"{column[row]:>16.4g}" for column in found.epsilons.values()))
-    if found.largest is not None:
-        one = found.largest
+    forecast = outlook(chosen)
+    print(statement_text(forecast.statement))
+    print(f"{'rounds':>8}" + "".join(f"{f'epsilon ({kind})':>16}" for kind in forecast.epsilons))
+    for row, rounds in enumerate(forecast.rounds):
+        print(f"{rounds:>8,}" + "".join(f"{column[row]:>16.4g}" for column in forecast.epsilons.values()))
+    if forecast.largest is not None:
+        largest = forecast.largest
         print(
-            f"the largest is that of client {one.client}, whose samples are drawn with probability {one.rate:.4g} in "
-            f"each of {one.steps:,} steps a round"
+            f"the largest is that of client {largest.client}, whose samples are drawn with probability "
+            f"{largest.rate:.4g} in each of {largest.steps:,} steps a round"
         )
-    if found.last_round is not None and found.last_round < chosen.rounds:
-        print(f"the budget of {found.statement['budget']:g} ends the run after round {found.last_round}")
+    budget = forecast.statement["budget"]
+    if forecast.last_round is not None and forecast.last_round < chosen.rounds:
+        print(f"the budget of {budget:g} ends the run after round {forecast.last_round}")
     records = [read_run(path) for path in runs or []]
-    save_png(outlook_picture(found.rounds, found.epsilons, found.statement["budget"], records), png)
+    save_png(outlook_picture(forecast.rounds, forecast.epsilons, budget, records), png)
     print(f"picture {png}")
