@@ -27,7 +27,7 @@ def plan(tmp_path: Path) -> Path:
     return path
 
 
-def test_calibrate_finds_what_plan_then_confirms(cli: Any, plan: Path, tmp_path: Path) -> None:
+def test_plan_confirms_the_sigma_of_calibrate(cli: Any, plan: Path, tmp_path: Path) -> None:
     said = cli("privacy", "calibrate", plan, "--epsilon", "5")
     assert said.code == 0
     sigma = float(re.search(r"privacy\.sigma=([\d.]+)", said.out)[1])  # type: ignore[index]
@@ -41,7 +41,7 @@ def test_calibrate_finds_what_plan_then_confirms(cli: Any, plan: Path, tmp_path:
     assert png.read_bytes()[:4] == b"\x89PNG"
 
 
-def test_run_tells_epsilon_and_the_report_states_it(cli: Any, plan: Path, tmp_path: Path) -> None:
+def test_run_prints_epsilon_and_the_report_states_it(cli: Any, plan: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     said = cli("run", plan, "--rounds", "30", "--out", out, "--set", "privacy.test_noise=true")
     assert said.code == 0
@@ -80,7 +80,7 @@ def test_audit_passes_and_fails(cli: Any, plan: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["calibrate", "plan", "audit"])
-def test_a_plan_without_privacy_is_told_what_to_set(cli: Any, command: str) -> None:
+def test_a_plan_without_privacy_is_refused_with_the_way_out(cli: Any, command: str) -> None:
     more = ("--epsilon", "1") if command == "calibrate" else ()
     said = cli("privacy", command, *more)
     assert said.code == 2

@@ -177,8 +177,8 @@ def test_contradictory_records_are_refused(records: Records, number: int, says: 
 
 def test_single_updates_are_refused_under_secure_aggregation() -> None:
     lines, heads = signed_lines(honest_records(secret=True))
-    found = audit(lines, public(SERVER), heads)
-    assert isinstance(found, Findings) and found.rounds == 4 and len(found.signers) == 3
+    findings = audit(lines, public(SERVER), heads)
+    assert isinstance(findings, Findings) and findings.rounds == 4 and len(findings.signers) == 3
     records = honest_records(secret=True)
     records[1] = commit(1, 0, [counted(0, 0, 0), counted(1, 0, 0)])
     fault = audit(signed_lines(records)[0])
@@ -192,8 +192,8 @@ def test_the_cohort_may_be_sealed_if_the_plan_is_private() -> None:
     assert isinstance(fault, Fault) and fault.number == 1 and "does not ask" in fault.what
     plan = {**records[0][1]["plan"], "privacy": {"name": "central"}}
     records[0][1].update(plan=plan, plan_hash=plan_hash(plan))
-    found = audit(signed_lines(records)[0], public(SERVER))
-    assert isinstance(found, Findings) and found.signers == () and found.rounds == 4
+    findings = audit(signed_lines(records)[0], public(SERVER))
+    assert isinstance(findings, Findings) and findings.signers == () and findings.rounds == 4
     records[2][1]["sealed"] = "ab" * 32
     fault = audit(signed_lines(records)[0], public(SERVER))
     assert isinstance(fault, Fault) and fault.number == 2 and "lists sealed" in fault.what

@@ -1,4 +1,4 @@
-"""Mechanisms that claim what those of Atoll claim, and do not keep it."""
+"""Mechanisms that violate their claims."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ ALL = {"central": central, "distributed": distributed, "ftrl": ftrl, "local": lo
 
 
 def less_noise(of: str, share: float, clip: float, sigma: float, delta: float) -> Mechanism:
-    """Claims sigma, and adds a share of it."""
+    """Claim sigma, and add a share of it."""
     return ALL[of](clip, share * sigma, delta)._replace(event=ALL[of](clip, sigma, delta).event)
 
 
 def no_noise(clip: float, sigma: float, delta: float) -> Mechanism:
-    """Claims sigma, and adds next to nothing."""
+    """Claim sigma, and add almost no noise."""
     return central(clip, 1e-6, delta)._replace(event=central(clip, sigma, delta).event)
 
 
 def no_clip(clip: float, sigma: float, delta: float) -> Mechanism:
-    """Lets updates be a million times as long."""
+    """Allow updates of a million times the clip."""
 
     def on_grid(update: Update, context: SendContext) -> Update:
-        found = bounded(update, 1e6 * clip, LEVELS)
-        return found._replace(delta_D=found.delta_D.to(torch.int64) * 1_000_000)
+        clipped = bounded(update, 1e6 * clip, LEVELS)
+        return clipped._replace(delta_D=clipped.delta_D.to(torch.int64) * 1_000_000)
 
     return central(clip, sigma, delta)._replace(on_grid=on_grid)
 
 
 def weighted(clip: float, sigma: float, delta: float) -> Mechanism:
-    """Counts each client by its number of samples."""
+    """Weight each client by its number of samples."""
 
     def on_grid(update: Update, context: SendContext) -> Update:
-        found = bounded(update, clip, LEVELS)
-        return found._replace(delta_D=found.delta_D.to(torch.int64) * update.weight.to(torch.int64)[:, None])
+        clipped = bounded(update, clip, LEVELS)
+        return clipped._replace(delta_D=clipped.delta_D.to(torch.int64) * update.weight.to(torch.int64)[:, None])
 
     return central(clip, sigma, delta)._replace(on_grid=on_grid)

@@ -1,4 +1,4 @@
-"""What is spent: published values, through plans, and what must hold between accountants."""
+"""Tests of accounting: published values by plans, and relations between accountants."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_loss_distributions_are_never_above_renyi(sigma: float, rate: float, att
     assert by_pld <= spent(mechanism, exposure._replace(attempts=attempts + 1)).epsilon
 
 
-def test_coming_to_an_attempt_one_by_one_or_at_once_costs_the_same() -> None:
+def test_epsilon_depends_on_the_number_of_attempts_alone() -> None:
     mechanism = central(clip=1.0, sigma=1.0, delta=1e-5)
     exposures = [Exposure("poisson", 0.05, attempts, 1.0, 1, 1000) for attempts in range(1, 71)]
     one_by_one = [spent(mechanism, exposure).epsilon for exposure in exposures]
@@ -113,17 +113,17 @@ def test_a_tree_costs_its_depth() -> None:
     assert exposure.attempts_per_pass == 10
     nodes = 4 + 4 + 3  # of two trees of ten rounds, and of one of five
     by_hand = RdpAccountant().compose(dp.SelfComposedDpEvent(dp.GaussianDpEvent(4.0), nodes)).get_epsilon(1e-5)
-    found = spent(mechanism, exposure)
-    assert found.epsilon == pytest.approx(by_hand)
-    assert found.accountant == "rdp"
+    result = spent(mechanism, exposure)
+    assert result.epsilon == pytest.approx(by_hand)
+    assert result.accountant == "rdp"
 
 
-def test_clients_that_protect_themselves_pay_for_each_time_that_they_took_part() -> None:
+def test_local_noise_is_charged_for_each_participation() -> None:
     mechanism = local(clip=1.0, sigma=4.0, delta=1e-5)
     in_turn = spent(mechanism, Exposure("in turn", 0.3, 7, 1.0, 1, 10)).epsilon
     drawn = spent(mechanism, Exposure("fixed-size without replacement", 0.3, 7, 1.0, 1, 10)).epsilon
     three = spent(mechanism, Exposure("fixed-size without replacement", 0.3, 3, 1.0, 1, 10)).epsilon
-    assert in_turn == three  # 3 of 10 at a time: nobody twice in three attempts
+    assert in_turn == three  # 3 of 10 at a time: no client twice in three attempts
     assert drawn > in_turn
 
 
@@ -135,8 +135,8 @@ def test_coarse_shares_cost_more_than_the_gaussian() -> None:
 def test_calibration_finds_the_noise_for_an_epsilon() -> None:
     exposure = Exposure("poisson", 0.05, 50, 1.0, 1, 1000)
     sigma = calibrate_sigma(lambda noise: central(clip=1.0, sigma=noise, delta=1e-5), exposure, 2.0)
-    found = spent(central(clip=1.0, sigma=sigma, delta=1e-5), exposure).epsilon
-    assert 1.99 < found <= 2.0
+    epsilon = spent(central(clip=1.0, sigma=sigma, delta=1e-5), exposure).epsilon
+    assert 1.99 < epsilon <= 2.0
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_calibration_finds_the_noise_for_an_epsilon() -> None:
         ({"attack": "alie", "attackers": {"num": 3}}, "the attack looks at each update"),
     ],
 )
-def test_what_cannot_be_private_is_refused_with_the_way_out(changes: dict[str, Any], says: str) -> None:
+def test_plans_that_cannot_be_private_are_refused_with_the_way_out(changes: dict[str, Any], says: str) -> None:
     plan = Plan(
         **{
             "partition": {"name": "iid", "num_clients": 200},
@@ -220,19 +220,19 @@ def sample_plan(sizes: list[int], **privacy: Any) -> Plan:
 
 
 def test_each_client_is_accounted_for_by_its_own_rate_and_steps() -> None:
-    """Not by the rate of the smallest with the steps of the largest, whom nobody is like."""
+    """Not by the rate of the smallest with the steps of the largest client."""
     mechanism, exposure = planned(sample_plan([20, 35, 60, 400]))
     alone = [cost(sample_plan([size])) for size in (20, 35, 60, 400)]
-    found = spent(mechanism, exposure)
-    assert found.epsilon == pytest.approx(max(alone), rel=1e-12)
-    assert found.largest is not None
-    assert found.largest == (0.5, 2, 0)
-    nobody = exposure._replace(sample_rate=0.5, steps=40, groups=())
-    assert spent(mechanism, nobody).epsilon > 3 * found.epsilon
-    assert [spent(mechanism, exposure, kind).epsilon >= found.epsilon for kind in ("pld", "rdp")] == [True, True]
+    result = spent(mechanism, exposure)
+    assert result.epsilon == pytest.approx(max(alone), rel=1e-12)
+    assert result.largest is not None
+    assert result.largest == (0.5, 2, 0)
+    worst_of_both = exposure._replace(sample_rate=0.5, steps=40, groups=())
+    assert spent(mechanism, worst_of_both).epsilon > 3 * result.epsilon
+    assert [spent(mechanism, exposure, kind).epsilon >= result.epsilon for kind in ("pld", "rdp")] == [True, True]
 
 
-def test_a_thousand_sizes_make_few_groups_that_hide_nobody() -> None:
+def test_a_thousand_sizes_make_few_groups_without_lowering_epsilon() -> None:
     rng = np.random.default_rng(3)
     for low, high in ((11, 3000), (10_000, 11_000), (2000, 30_000)):
         size_C = rng.integers(low, high, 1000)
@@ -246,16 +246,16 @@ def test_a_thousand_sizes_make_few_groups_that_hide_nobody() -> None:
 
 
 def test_epsilon_of_ragged_clients_never_falls_and_is_the_largest() -> None:
-    """Whoever spends most after some rounds, and whichever groups are spared a closer look."""
+    """For every number of rounds, and for groups that quick bounds exclude."""
     rng = np.random.default_rng(4)
     size_C = rng.integers(15, 400, 200)
     groups = most_exposed(10 / size_C, -(-size_C // 10))
     exposure = Exposure("all", 1.0, 1, groups[0].rate, groups[0].steps, groups=groups)
     mechanism = sample(clip=1.0, sigma=2.0, delta=1e-6)
-    found = [spent(mechanism, exposure._replace(attempts=number)).epsilon for number in range(1, 8)]
-    assert found == sorted(found)
+    epsilons = [spent(mechanism, exposure._replace(attempts=number)).epsilon for number in range(1, 8)]
+    assert epsilons == sorted(epsilons)
     whole = exposure._replace(attempts=7)
-    assert found[-1] == max(spent(mechanism, one).epsilon for one in whole.per_group())
+    assert epsilons[-1] == max(spent(mechanism, one).epsilon for one in whole.per_group())
 
 
 def test_quick_bounds_are_never_below_the_accountants() -> None:
@@ -267,7 +267,7 @@ def test_quick_bounds_are_never_below_the_accountants() -> None:
             assert bound >= spent(mechanism, exposure, "rdp").epsilon * (1 - 1e-9)
 
 
-def test_rows_and_outlook_name_the_client_that_spends_most() -> None:
+def test_rows_and_outlook_name_the_client_with_the_largest_epsilon() -> None:
     plan = sample_plan([40, 20, 300]).replace({"rounds": 2, "engine": "inline"})
     result = run(plan)
     assert result.history[-1]["privacy"] | {"epsilon": 0} == {
@@ -304,7 +304,7 @@ def test_zero_out_costs_what_adding_or_removing_does() -> None:
 
 @pytest.mark.parametrize("name", ["central", "ftrl", "local", "distributed", "sample"])
 @pytest.mark.parametrize(("delta", "says"), [(0.5, "got 0.5"), (0.006, "set it below"), (1e-301, "got 1e-301")])
-def test_a_delta_that_means_nothing_is_refused(name: str, delta: float, says: str) -> None:
+def test_a_delta_that_is_too_large_is_refused(name: str, delta: float, says: str) -> None:
     with pytest.raises(PlanError, match=says):
         planned(hiding(name, delta=delta))
 
@@ -322,7 +322,7 @@ def hiding(name: str, **privacy: Any) -> Plan:
 
 
 @pytest.mark.parametrize("name", ["central", "ftrl", "local", "distributed", "sample"])
-def test_extreme_noise_and_delta_are_answered(name: str) -> None:
+def test_extreme_noise_and_delta_give_a_finite_epsilon(name: str) -> None:
     """With a finite number, by Renyi divergences where loss distributions would give infinity, or never end."""
     base, tiny = cost(hiding(name)), cost(hiding(name, delta=1e-300))
     assert base < tiny < math.inf
@@ -332,6 +332,6 @@ def test_extreme_noise_and_delta_are_answered(name: str) -> None:
         assert outlook(hiding(name, sigma=1e-3)).epsilons["rdp"][-1] >= quiet.epsilon
 
 
-def test_calibration_says_when_no_noise_is_enough() -> None:
+def test_calibration_fails_if_no_noise_is_enough() -> None:
     with pytest.raises(PlanError, match="no sigma up to 1e"):
         calibrated_plan(hiding("local", delta=1e-300), 1e-9)

@@ -1,4 +1,4 @@
-"""The audit finds noise that is too small, says how small it could have found, and accuses nobody falsely."""
+"""Tests of audits: they detect too little noise, state their power, and do not fail correct mechanisms."""
 
 from __future__ import annotations
 
@@ -47,57 +47,57 @@ def plan_of(name: str, sampler: Any = "poisson", **privacy: Any) -> Plan:
         *(pytest.param(name, {"sigma": 4.0}, marks=pytest.mark.slow) for name in EVERY[1:]),
     ],
 )
-def test_what_is_right_passes_and_the_bound_is_near(name: str, privacy: dict[str, Any]) -> None:
-    found = audit_plan(plan_of(name, SAMPLERS.get(name, "uniform"), **privacy))
-    assert found.passed
-    assert found.epsilon < found.claimed
-    assert 0.5 * found.claim.mu < found.mu <= found.claim.mu
-    assert found.detects >= 0.5
+def test_correct_mechanisms_pass_with_a_tight_bound(name: str, privacy: dict[str, Any]) -> None:
+    audit = audit_plan(plan_of(name, SAMPLERS.get(name, "uniform"), **privacy))
+    assert audit.passed
+    assert audit.epsilon < audit.claimed
+    assert 0.5 * audit.claim.mu < audit.mu <= audit.claim.mu
+    assert audit.detects >= 0.5
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_half_the_noise_is_found_out_by_default(name: str) -> None:
-    found = audit_plan(plan_of("privacy.breaking:less_noise", SAMPLERS.get(name, "uniform"), of=name, share=0.5))
-    assert not found.passed
-    assert found.mu > 1.5 * found.claim.mu
-    assert found.epsilon > found.claimed
+def test_half_the_noise_is_detected_by_default(name: str) -> None:
+    audit = audit_plan(plan_of("privacy.breaking:less_noise", SAMPLERS.get(name, "uniform"), of=name, share=0.5))
+    assert not audit.passed
+    assert audit.mu > 1.5 * audit.claim.mu
+    assert audit.epsilon > audit.claimed
 
 
 @pytest.mark.parametrize("name", ["no_noise", "no_clip", "weighted"])
-def test_what_is_broken_is_found(name: str) -> None:
-    found = audit_plan(plan_of(f"privacy.breaking:{name}"))
-    assert not found.passed
-    assert found.mu > 2.5 * found.claim.mu
-    assert found.epsilon > found.claimed
+def test_broken_mechanisms_fail(name: str) -> None:
+    audit = audit_plan(plan_of(f"privacy.breaking:{name}"))
+    assert not audit.passed
+    assert audit.mu > 2.5 * audit.claim.mu
+    assert audit.epsilon > audit.claimed
 
 
 def greedy(rate: float) -> Sampler:
-    """Says that it draws clients with one rate, and draws them with another."""
+    """Claim one sampling rate, and draw with another."""
     return poisson()._replace(rate=rate)
 
 
-def test_clients_that_are_drawn_too_often_are_found_out() -> None:
-    found = audit_plan(plan_of("central", {"name": "privacy.test_audit:greedy", "rate": 0.1}))
-    assert found.claim.rate == 0.1
-    assert not found.passed
-    assert 0.15 < found.rate <= 0.25
-    assert found.epsilon > found.claimed
+def test_a_sampling_rate_above_the_claim_is_detected() -> None:
+    audit = audit_plan(plan_of("central", {"name": "privacy.test_audit:greedy", "rate": 0.1}))
+    assert audit.claim.rate == 0.1
+    assert not audit.passed
+    assert 0.15 < audit.rate <= 0.25
+    assert audit.epsilon > audit.claimed
 
 
-def test_too_few_canaries_could_find_little_and_say_so() -> None:
-    found = audit_plan(plan_of("central", sigma=4.0), num_canaries=50)
-    assert found.passed
-    assert found.detects < 0.5
+def test_few_canaries_report_their_low_power() -> None:
+    audit = audit_plan(plan_of("central", sigma=4.0), num_canaries=50)
+    assert audit.passed
+    assert audit.detects < 0.5
 
 
-def test_clips_that_protect_nobody_are_not_audited() -> None:
+def test_proportional_clips_are_not_audited() -> None:
     with pytest.raises(PlanError, match="which proportional does not claim"):
         plan = plan_of("sample", "uniform")
         audit_plan(plan.replace({"privacy": {"name": "proportional", "noise": 0.5, "epsilon": 8.0, "delta": 1e-5}}))
 
 
 @pytest.mark.parametrize("mu", [0.25, 1.0, 3.0])
-def test_the_bound_holds_for_gaussians_and_is_as_strong_as_is_said(mu: float) -> None:
+def test_the_bound_is_valid_and_as_strong_as_stated(mu: float) -> None:
     """Of 400 audits at 95 % confidence at most a few go too far, and most reach what the power says."""
     rng = np.random.default_rng(1)
     num, tries = 8000, 400
@@ -109,7 +109,7 @@ def test_the_bound_holds_for_gaussians_and_is_as_strong_as_is_said(mu: float) ->
     assert reachable_mu(mu, num, num, 0.95) > 0.5 * mu
 
 
-def test_more_canaries_find_smaller_faults() -> None:
+def test_more_canaries_detect_smaller_faults() -> None:
     shares = [detectable_share(0.5, num, num, 0.999) for num in (100, 1000, 10_000, 100_000)]
     assert shares == sorted(shares)
     assert shares[0] < 0.5 < shares[2] < shares[3] < 1

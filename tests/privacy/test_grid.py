@@ -1,4 +1,4 @@
-"""Updates on the grid: no length grows, whatever is sent."""
+"""Test that no norm grows on the grid, for any update."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def update_of(rows_CD: torch.Tensor, aux_CA: torch.Tensor | None = None) -> Upda
     return Update(rows_CD, torch.arange(1.0, len(rows_CD) + 1), {} if aux_CA is None else {"extra": aux_CA})
 
 
-def exact_squares(found: Update) -> list[int]:
+def exact_squares(clipped: Update) -> list[int]:
     """The squared length of each row, in whole numbers of any size."""
-    rows = torch.cat([found.delta_D, *(value.flatten(1) for value in found.aux.values())], dim=1)
+    rows = torch.cat([clipped.delta_D, *(value.flatten(1) for value in clipped.aux.values())], dim=1)
     return [sum(int(value) ** 2 for value in row) for row in rows.tolist()]
 
 
@@ -47,35 +47,35 @@ def test_no_update_is_longer_than_the_clip(
         rows_CD[:, 1:] = 0
     rows_CD = (rows_CD * clip * 2.0**exponent).to(torch.float64 if double else torch.float32)
     for spec in (None, SPEC):
-        found = bounded(update_of(rows_CD, rows_CD[:, :2].clone()), clip, levels, spec)
-        assert max(exact_squares(found)) <= levels**2
-        assert all(value == int(value) for value in found.delta_D.flatten().tolist())
-        assert found.weight.tolist() == [1.0] * 4
+        clipped = bounded(update_of(rows_CD, rows_CD[:, :2].clone()), clip, levels, spec)
+        assert max(exact_squares(clipped)) <= levels**2
+        assert all(value == int(value) for value in clipped.delta_D.flatten().tolist())
+        assert clipped.weight.tolist() == [1.0] * 4
 
 
 def test_a_short_update_is_kept_and_a_long_one_points_the_same_way() -> None:
     rows_CD = torch.tensor([[0.3, 0.0, -0.4, 0, 0, 0, 0], [3.0, 0.0, -4.0, 0, 0, 0, 0]])
-    found = bounded(update_of(rows_CD), 1.0, LEVELS).delta_D / LEVELS
-    assert torch.allclose(found[0], rows_CD[0], atol=1e-6)
-    assert torch.allclose(found[1], rows_CD[1] / 5, atol=1e-6)
+    clipped = bounded(update_of(rows_CD), 1.0, LEVELS).delta_D / LEVELS
+    assert torch.allclose(clipped[0], rows_CD[0], atol=1e-6)
+    assert torch.allclose(clipped[1], rows_CD[1] / 5, atol=1e-6)
 
 
-def test_layers_are_clipped_by_themselves() -> None:
+def test_layers_are_clipped_separately() -> None:
     rows_CD = torch.tensor([[9.0, 0, 0, 0.1, 0, 0, 0]])
-    found = bounded(update_of(rows_CD), 1.0, LEVELS, SPEC).delta_D / LEVELS
-    assert float(found[0, 0]) == pytest.approx(1 / math.sqrt(2), abs=1e-5)
-    assert float(found[0, 3]) == pytest.approx(0.1, abs=1e-5)
+    clipped = bounded(update_of(rows_CD), 1.0, LEVELS, SPEC).delta_D / LEVELS
+    assert float(clipped[0, 0]) == pytest.approx(1 / math.sqrt(2), abs=1e-5)
+    assert float(clipped[0, 3]) == pytest.approx(0.1, abs=1e-5)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 3e38])
 @pytest.mark.parametrize("spec", [None, SPEC])
-def test_what_is_not_finite_counts_as_nothing(bad: float, spec: ParamSpec | None) -> None:
+def test_updates_that_are_not_finite_become_zeros(bad: float, spec: ParamSpec | None) -> None:
     rows_CD = torch.full((3, 7), 0.1)
     rows_CD[1, 4] = bad
-    found = bounded(update_of(rows_CD), 1.0, LEVELS, spec).delta_D
-    assert found[1].abs().max() == 0
-    assert found[0].abs().min() > 0
-    assert torch.equal(found[0], found[2])
+    clipped = bounded(update_of(rows_CD), 1.0, LEVELS, spec).delta_D
+    assert clipped[1].abs().max() == 0
+    assert clipped[0].abs().min() > 0
+    assert torch.equal(clipped[0], clipped[2])
 
 
 def test_a_zero_update_stays_zero() -> None:

@@ -1,4 +1,4 @@
-"""The noise is exact: its frequencies are those of the definition, also where few bits do not decide."""
+"""Test that the noise is exact: its frequencies are those of the definition, also for undecided values."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_equal_keys_give_equal_values_and_others_independent_ones() -> None:
 
 
 @pytest.mark.parametrize("sigma", [0.3, 40.0, 2.0**20])
-def test_the_error_band_of_floats_does_not_show(sigma: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_band_of_floats_does_not_change_values(sigma: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a band so wide that thousands of values are decided by exact arithmetic, every value stays the same."""
     usual = discrete_gaussian(KEY, sigma, 8000)
     calls: list[bool] = []
@@ -143,12 +143,12 @@ def test_a_tie_with_the_end_of_a_bin_is_broken_by_more_bits() -> None:
     left_bits = 64 - noise.CELL_BITS
     cell = np.array([end >> left_bits], dtype=np.uint64)
     rest = (end & (1 << left_bits) - 1) << noise.CELL_BITS
-    found = [int(noise._bins(table, cell, Fixed([rest], derived(KEY, i)))[0]) for i in range(2000)]
-    assert set(found) == {1, 2}
-    assert stats.binomtest(found.count(1), 2000, left).pvalue > 1e-3
+    bins = [int(noise._bins(table, cell, Fixed([rest], derived(KEY, i)))[0]) for i in range(2000)]
+    assert set(bins) == {1, 2}
+    assert stats.binomtest(bins.count(1), 2000, left).pvalue > 1e-3
 
 
-def test_values_whose_cell_says_nothing_are_as_frequent() -> None:
+def test_undecided_cells_have_the_same_frequencies() -> None:
     """All bins by the way that only few values take."""
     table = noise._table(5.0)
     blind = table._replace(bins=np.full_like(table.bins, -1), sure=np.zeros_like(table.sure))
@@ -179,7 +179,7 @@ def test_coins_that_32_bits_do_not_decide_take_more(monkeypatch: pytest.MonkeyPa
     assert stats.binomtest(int(tossed.sum()), 3000, float(rate * (1 << 32) - bound)).pvalue > 1e-3
 
 
-def test_contexts_are_told_apart() -> None:
+def test_contexts_give_different_keys() -> None:
     secret = fresh_secret()
     assert secret != fresh_secret()
     assert len(secret) == len(derived(secret)) == 32
@@ -195,7 +195,7 @@ def test_deviations_out_of_range_are_refused(sigma: float) -> None:
         discrete_gaussian(KEY, sigma, 1)
 
 
-def test_no_values_are_no_values() -> None:
+def test_zero_values_can_be_drawn() -> None:
     assert len(discrete_gaussian(KEY, 1.0, 0)) == len(coins(KEY, Fraction(1, 2), 0)) == 0
 
 

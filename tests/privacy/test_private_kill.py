@@ -64,7 +64,7 @@ def test_killed_at_every_write_in_turn(farm: Farm, tmp_path: Path, kind: str) ->
 
 
 def test_killed_at_random_moments_with_a_real_secret(farm: Farm, tmp_path: Path) -> None:
-    """No round is ever told of that the ledger has not charged, and at the end each was charged once."""
+    """No round is published before the ledger has charged it, and each is charged once."""
     rounds, path = 12, tmp_path / "run"
     plan = private("central", rounds, test_noise=False)
     farm.start(plan, tmp_path / "timing")
@@ -79,8 +79,8 @@ def test_killed_at_random_moments_with_a_real_secret(farm: Farm, tmp_path: Path)
         ledger = Ledger.read(path / NAME, Plan.read(plan).identity())
         secrets.add(ledger.secret)
         charged.append(ledger.num_charged)
-        told = rows(path) if (path / "metrics.jsonl").exists() else []
-        assert len(told) <= ledger.num_charged <= rounds
+        published = rows(path) if (path / "metrics.jsonl").exists() else []
+        assert len(published) <= ledger.num_charged <= rounds
     farm.start(plan, path)
     assert farm.ended() == 0
     assert charged == sorted(charged)

@@ -1,4 +1,4 @@
-"""Private runs from end to end: what one client can move, what is told, when they stop, and how they go on."""
+"""Tests of whole private runs: sensitivity, published numbers, budgets, and resuming."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def plan_of(kind: str = "central", **changes: Any) -> Plan:
 
 
 def recorded(seen: list[Aggregate], name: str) -> Callable[[], Algorithm]:
-    """An algorithm that notes what is released and keeps its model."""
+    """Return an algorithm that records releases and keeps its model."""
 
     def noted() -> Algorithm:
         def server_step(params_D: Any, aggregate: Aggregate, server: Any, task: Any) -> Any:
@@ -102,7 +102,7 @@ def test_one_client_moves_what_is_released_by_no_more_than_the_clip(name: str, b
         {"server": {"lr": 2.0}},
     ],
 )
-def test_nor_by_layers_codecs_or_sizes(changes: dict[str, Any]) -> None:
+def test_layers_codecs_and_sizes_do_not_raise_the_sensitivity(changes: dict[str, Any]) -> None:
     privacy = changes.pop("privacy", {})
     moved_T = (released("fedavg", privacy, 1e3, **changes) - released("fedavg", privacy, None, **changes)).norm(dim=1)
     assert 0 < float(moved_T.max()) <= 2 * CENTRAL["clip"] / 30 * (1 + 1e-5)
@@ -137,7 +137,7 @@ def test_an_adaptive_clip_moves_towards_the_quantile() -> None:
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_what_is_told_is_what_the_guarantee_covers(tmp_path: Path, kind: str) -> None:
+def test_only_numbers_that_the_guarantee_covers_are_published(tmp_path: Path, kind: str) -> None:
     result = run(plan_of(kind), out=tmp_path / "run")
     hidden = {"train_loss", "samples", "samples_trained"}
     always = {"round", "privacy", "round_seconds", "seconds", "test"}
@@ -163,7 +163,7 @@ def test_test_noise_is_marked_everywhere(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "run.json").read_text())["privacy"]["warning"] == NOT_PRIVATE
 
 
-def test_who_is_asked_is_known_to_nobody_without_the_secret() -> None:
+def test_the_cohort_depends_on_the_secret_not_on_the_seed() -> None:
     plan = plan_of()
 
     def cohorts(secret: bytes | None) -> list[tuple[int, ...]]:
@@ -193,16 +193,16 @@ def test_a_run_stops_before_the_round_that_would_exceed_its_budget() -> None:
     assert result.reason == "privacy budget spent"
     assert [row["round"] for row in result.history] == list(range(1, 8))
     assert result.history[-1]["privacy"]["epsilon"] <= budget < free[7]["privacy"]["epsilon"]
-    assert "test" in result.history[-1]  # though nobody knew that it would be the last
+    assert "test" in result.history[-1]  # although the last round was not known before
 
 
-def test_a_budget_that_does_not_pay_for_one_round_is_refused(tmp_path: Path) -> None:
+def test_a_budget_below_one_round_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="does not pay for one round"):
         run(plan_of(privacy={**CENTRAL, "epsilon": 0.01}), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_budget_counts_on_when_a_run_goes_on(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_budget(tmp_path: Path) -> None:
     budget = run(plan_of(rounds=4)).history[3]["privacy"]["epsilon"] + 1e-5
     plan = plan_of(rounds=3, privacy={**CENTRAL, "epsilon": budget})
     run(plan, out=tmp_path / "run")
@@ -212,7 +212,7 @@ def test_a_budget_counts_on_when_a_run_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
-def test_a_cohort_of_nobody_releases_noise_all_the_same(algorithm: str) -> None:
+def test_an_empty_cohort_releases_noise(algorithm: str) -> None:
     plan = plan_of(sampler={"name": "poisson", "rate": 1e-6}, algorithm=algorithm, rounds=3)
     result = run(plan)
     assert [row["round"] for row in result.history] == [1, 2, 3]
@@ -241,7 +241,7 @@ def test_too_many_drop_outs_release_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_workers_do_not_change_a_bit(kind: str) -> None:
+def test_workers_do_not_change_the_result(kind: str) -> None:
     plan = plan_of(kind, rounds=2).replace(TEST_NOISE)
     ends = [
         run(plan.replace({"engine": {"name": "processes", "stack": 2, "workers": workers}})).params_D
@@ -253,7 +253,7 @@ def test_workers_do_not_change_a_bit(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_a_run_that_goes_on_ends_as_if_it_had_not_stopped(tmp_path: Path, kind: str) -> None:
+def test_a_resumed_run_has_the_same_result(tmp_path: Path, kind: str) -> None:
     """Two copies of one stopped run go on, one of them from its last checkpoint and one from nothing but its ledger."""
     plan = plan_of(kind, rounds=3)
     run(plan, out=tmp_path / "one")
@@ -278,14 +278,14 @@ def go_on(path: Path, **changes: Any) -> None:
     run(plan, out=path, resume=True)
 
 
-def test_privacy_cannot_change_when_a_run_goes_on(stopped: Path) -> None:
+def test_a_resumed_run_cannot_change_its_privacy(stopped: Path) -> None:
     for changes in ({"privacy.sigma": 0.5}, {"privacy.epsilon": 100.0}, {"privacy.test_noise": True}):
         with pytest.raises(RunError, match="other privacy settings"):
             go_on(stopped, **changes)
     go_on(stopped)
 
 
-def test_a_lost_ledger_is_missed(stopped: Path) -> None:
+def test_a_missing_ledger_is_refused(stopped: Path) -> None:
     (stopped / NAME).unlink()
     for _ in range(2):
         with pytest.raises(RunError, match="is gone"):
@@ -365,8 +365,8 @@ def test_devices_that_fail_or_are_late_count_as_nothing() -> None:
     assert result.history[-1]["privacy"] == run(plan_of(rounds=4)).history[-1]["privacy"]
 
 
-def test_nobody_fills_in_for_a_client_that_is_not_free_where_clients_are_asked_in_turn() -> None:
-    """Or who fills in would be asked more often than the accountant counts."""
+def test_busy_clients_are_not_replaced_in_round_robin_sampling() -> None:
+    """A replacement would be asked more often than the accountant assumes."""
     plan = plan_of("ftrl")
     federation = build_federation(plan)
     job = build_job(plan, federation)

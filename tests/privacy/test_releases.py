@@ -41,14 +41,14 @@ def plan_of(algorithm: Any, privacy: dict[str, Any], sampler: str = "poisson", *
 
 
 def released(privacy: dict[str, Any], sampler: str = "poisson", **more: Any) -> np.ndarray:
-    """What rounds of clients without any change release, (T, V)."""
+    """Return what rounds release if no client changes the model, (T, V)."""
     seen: list[Aggregate] = []
     run(plan_of(watching(seen), privacy, sampler, **more))
     return torch.stack([aggregate.delta_D for aggregate in seen[1:]]).numpy()  # the first is a rehearsal
 
 
 def steps_of(values_TV: np.ndarray, levels: int) -> np.ndarray:
-    """Released values as whole steps of the grid."""
+    """Return released values in whole steps of the grid."""
     exact_TV = values_TV * (COHORT * levels / SETTINGS["clip"])
     steps_TV = np.rint(exact_TV)
     assert np.abs(exact_TV - steps_TV).max() < 1e-3  # they lie on the grid: nothing was added after the noise
@@ -82,7 +82,7 @@ def test_central_noise_is_the_discrete_gaussian_of_its_sigma() -> None:
     assert independent(steps_TV)
 
 
-def test_other_runs_have_other_noise_and_test_noise_repeats() -> None:
+def test_noise_differs_between_runs_and_test_noise_repeats() -> None:
     first, second = (released({"name": "central", "test_noise": False}, rounds=2) for _ in range(2))
     assert not np.isclose(first, second, rtol=1e-9, atol=0).any()
     marked = [released({"name": "central"}, rounds=2) for _ in range(2)]
@@ -150,7 +150,7 @@ def test_distributed_shares_add_up_to_the_noise_if_some_drop_out(lost: int) -> N
 
 
 def losing() -> Devices:
-    """Devices of which the first three of every cohort are lost."""
+    """Return devices that lose the first three clients of every cohort."""
 
     def trips(loads: Sequence[Load], rng: np.random.Generator) -> list[Trip]:
         return [Trip(0.0, fails=number < 3) for number in range(len(loads))]

@@ -95,7 +95,7 @@ def job_with(model: Any, data: Any = "digits", **changes: Any) -> Job:
 
 
 def given(job: Job, num: int = 9) -> tuple[dict[str, Tensor], Batch, LocalTask]:
-    """Parameters, a batch, and an order."""
+    """Return parameters, a batch and a task."""
     federation = job.federation
     params_D = job.first_D * 2
     x = federation.features(federation.train_x[:num])
@@ -159,7 +159,7 @@ def test_clipped_sums_of_sequences_equal_a_loop_over_samples(model: Any) -> None
 
 
 @pytest.mark.parametrize("model", [twice, mixed, grouped])
-def test_models_that_rules_cannot_follow_are_taken_sample_by_sample(model: Any) -> None:
+def test_models_without_rules_are_differentiated_sample_by_sample(model: Any) -> None:
     job = job_with(model)
     assert not job.layers
     leaves, batch, order = given(job)
@@ -202,7 +202,7 @@ def test_one_sample_moves_the_sum_by_no_more_than_the_clip(scale: float, ruled: 
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_cancels_out_between_places_does_not_pass_the_clip(seed: int) -> None:
+def test_gradients_that_cancel_between_places_are_clipped(seed: int) -> None:
     """Two places whose gradients all but cancel, so that float32 cannot tell the length of what is left."""
     generator = torch.Generator().manual_seed(seed)
     base, left, slope = (torch.randn(1, 64, generator=generator) for _ in range(3))
@@ -230,8 +230,8 @@ def test_float_errors_stay_far_below_their_margin() -> None:
         sums = []
         for keep in (slice(0, 200), slice(0, 199)):
             part = Batch(*(each[keep] for each in wide))
-            _, found = private._part(job, leaves, part, None, 0, 0)  # type: ignore[arg-type]
-            sums.append(torch.cat([each.reshape(-1) for each in found(torch.tensor(0.7, dtype=job.spec.dtype))]))
+            _, clipped_sum = private._part(job, leaves, part, None, 0, 0)  # type: ignore[arg-type]
+            sums.append(torch.cat([each.reshape(-1) for each in clipped_sum(torch.tensor(0.7, dtype=job.spec.dtype))]))
         changes.append((sums[0] - sums[1]).double())
     assert float(changes[1].norm()) == pytest.approx(1)
     assert float((changes[0] - changes[1]).norm()) < (private.SENSITIVITY - 1) / 50
@@ -287,7 +287,7 @@ def test_a_model_that_cannot_be_mapped_over_samples_is_refused() -> None:
         private_gradient(job, leaves, batch, order, no_noise(job), 0)
 
 
-def test_what_cannot_be_protected_is_refused() -> None:
+def test_models_that_cannot_be_protected_are_refused() -> None:
     with pytest.raises(PlanError, match=r"BatchNorm2d mixes samples.*group norm"):
         job_with(normed)
     with pytest.raises(PlanError, match="losses"):

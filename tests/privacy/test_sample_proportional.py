@@ -50,7 +50,7 @@ def test_the_budget_is_for_what_the_plan_runs() -> None:
     assert many.private.share < few.private.share
 
 
-def test_a_run_cannot_go_on_for_longer_than_its_noise_was_chosen_for(tmp_path: Path) -> None:
+def test_a_run_cannot_be_resumed_for_more_rounds_than_its_noise_covers(tmp_path: Path) -> None:
     """Resumed for more rounds, the rounds before would be accounted for with noise that they did not have."""
     privacy = {"name": "proportional", "noise": 3.0, "epsilon": 8.0, "delta": 1e-5}
     plan = Plan(partition={"num_clients": 4}, privacy=privacy, sampler="poisson", rounds=1, engine="inline")
@@ -59,7 +59,7 @@ def test_a_run_cannot_go_on_for_longer_than_its_noise_was_chosen_for(tmp_path: P
         run(plan.replace({"rounds": 2}), out=tmp_path / "run", resume=True)
 
 
-def test_it_says_what_it_does_not_protect() -> None:
+def test_the_statement_names_what_is_not_protected() -> None:
     mechanism = proportional(noise=0.5, epsilon=8.0, delta=1e-5, exposure=EXPOSURE)
     assert "lengths of its mean gradients" in mechanism.neighbours
     assert mechanism.assumptions[0].startswith("NOT PROTECTED")

@@ -118,7 +118,7 @@ def released_noise(engine: Engine, job: Job, attempts: int) -> np.ndarray:
     """What one step of learning rate 1 moved the model by beyond its clipped sum, in steps of the grid (A, C, D)."""
     params_D = job.first_D
     quiet = replace(job, mechanism=job.mechanism._replace(steps=job.private._replace(sigma=1e-30)))  # type: ignore[union-attr]
-    found = np.empty((attempts, job.federation.num_clients, job.spec.num_params))
+    noise = np.empty((attempts, job.federation.num_clients, job.spec.num_params))
     for attempt in range(attempts):
         for client in range(job.federation.num_clients):
             task = [Task(client, 0, attempt)]
@@ -128,13 +128,13 @@ def released_noise(engine: Engine, job: Job, attempts: int) -> np.ndarray:
             engine.trainer.rebind(quiet)
             exact_D = engine.train(task, {0: Broadcast(params_D, {})}, {}).folded["delta"] / weight
             size = min(job.batch_size, weight)
-            found[attempt, client] = (exact_D - delta_D).double() * size / grid_of(job)
+            noise[attempt, client] = (exact_D - delta_D).double() * size / grid_of(job)
     engine.trainer.rebind(job)
-    return found
+    return noise
 
 
 @pytest.mark.parametrize("engine", [inline, vectorised])
-def test_what_is_released_carries_the_noise_that_was_charged(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_releases_contain_the_charged_noise(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise on released updates: whole steps of the grid, the right variance and shape, nothing shared."""
     privacy = {**PRIVACY, "sigma": 1.5}
     plan = plan_of(partition={"name": "iid", "num_clients": 3}, model="logistic", privacy=privacy)
@@ -202,7 +202,7 @@ def test_it_learns() -> None:
 
 
 @pytest.mark.parametrize(("sigma", "epochs", "epsilon"), [(1.3, 15, 0.92), (1.1, 60, 2.50)])
-def test_the_event_is_that_of_the_steps(sigma: float, epochs: int, epsilon: float) -> None:
+def test_the_event_counts_all_steps(sigma: float, epochs: int, epsilon: float) -> None:
     """MNIST, B = 240, by Renyi divergences; published as 1.16 and 2.91 with an older conversion."""
     from dp_accounting.rdp import RdpAccountant
 

@@ -1,4 +1,4 @@
-"""Samples that the server looks at itself: under a guarantee they come from where no client has any."""
+"""Tests of the server's own samples: under a guarantee they are not taken from clients."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ def test_the_servers_public_samples_are_labelled_and_no_clients() -> None:
         ({"server": {"source": "public"}}, "set server.samples"),
     ],
 )
-def test_public_samples_that_cannot_be_had_are_refused(changes: dict[str, Any], says: str) -> None:
+def test_impossible_public_samples_are_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(PlanError, match=says):
         build_federation(plan_of(aggregator="fltrust", **{**FROM_PUBLIC, **changes}))
 
 
-def test_the_option_changes_nothing_of_plans_without_it() -> None:
+def test_plans_without_the_option_are_unchanged() -> None:
     assert "source" not in plan_of(aggregator="fltrust").to_dict()["server"]

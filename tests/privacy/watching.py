@@ -1,4 +1,4 @@
-"""Algorithms and attacks that tests of privacy look through."""
+"""Algorithms, models and attacks that record what is released."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ CHANGED = {"now": False}
 
 
 def changing() -> Dataset:
-    """Digits that are others when somebody has said so."""
+    """Return digits that change when a test sets a flag."""
     dataset = digits()
     return replace(dataset, train_x=dataset.train_x[::-1].copy()) if CHANGED["now"] else dataset
 
 
 def ragged(sizes: list[int]) -> Dataset:
-    """Data whose owners have so many samples each."""
+    """Return data whose owners have these numbers of samples."""
     x, owners = np.zeros((sum(sizes), 4), np.float32), np.repeat(np.arange(len(sizes)), sizes)
     y = np.arange(len(x)) % 2
     return Dataset(name="ragged", train_x=x, train_y=y, test_x=x, test_y=y, num_classes=2, owners=owners)

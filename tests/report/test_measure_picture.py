@@ -29,7 +29,7 @@ def cells(text: str, start: str) -> list[str]:
     return re.split(r"\s{2,}", line.strip())
 
 
-def test_the_text_tells_every_measure_with_its_unit(shards: Measures) -> None:
+def test_the_text_gives_every_measure_with_its_unit(shards: Measures) -> None:
     text = as_text(shards)
     assert cells(text, "loss F") == ["loss F, mean over the samples", f"{shards.dissimilarity.loss:.4g}", "nats"]
     assert cells(text, "dissimilarity B")[1:] == [f"{shards.dissimilarity.b:.4g}", "none"]

@@ -67,7 +67,7 @@ def test_partitions_of_every_size_are_drawn(tmp_path: Path, num_clients: int, nu
     assert ink(save_png(figure, tmp_path / "partition.png", dpi=50)) > 0.02
 
 
-def test_a_partition_says_that_more_clients_exist() -> None:
+def test_a_partition_states_that_more_clients_exist() -> None:
     figure = partition_picture(np.ones((100, 3), dtype=int), (), "t", 1_000_000)
     assert any("only the first 100 of 1,000,000 clients are shown" in text for text in texts(figure))
     assert {"0", "1", "2"} <= texts(figure)

@@ -201,7 +201,7 @@ def test_errors_say_what_to_do(unfinished: Path, tmp_path: Path) -> None:
         write_report([unfinished], unfinished / "plan.toml" / "report.html")
 
 
-def test_every_figure_can_be_had_as_png(untested: Path, make_run: Callable[..., Path], tmp_path: Path) -> None:
+def test_every_figure_can_be_exported_as_png(untested: Path, make_run: Callable[..., Path], tmp_path: Path) -> None:
     small = make_run(tmp_path / "small", Plan(name=f"{HOSTILE}/../"), rounds=3, num_clients=4, num_classes=3)
     alone = export_png([small], tmp_path / "one")
     assert [path.name for path in alone] == [

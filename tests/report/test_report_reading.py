@@ -84,7 +84,7 @@ def test_an_end_from_before_a_resume_does_not_count() -> None:
     assert end_reason(measured({4: 0.5}, result={"reason": "interrupted", "rounds": 3})) == ""
 
 
-def test_what_is_not_a_run_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_other_directories_are_refused_with_the_way_out(tmp_path: Path) -> None:
     way_out = r"holds plan\.toml, run\.json and metrics\.jsonl; make one with: atoll run plan\.toml --out DIR"
     with pytest.raises(RunError, match=rf"nowhere does not exist; a run directory {way_out}"):
         read_run(tmp_path / "nowhere")

@@ -1,4 +1,4 @@
-"""A whole session in one process: every message goes through bytes, every state through `saved`."""
+"""A whole session in one process: every message is encoded, every state is serialised."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from atoll.secagg.wire import Config, Invite
 
 MODEL = bytes(range(32))
 STEPS = ("advert", "shares", "masked", "consent", "reveal")
-"""What a client can fail to send."""
+"""Messages that a client can fail to send."""
 SENT_IN = {
     s.Phase.ADVERTISE: "advert",
     s.Phase.SHARE: "shares",
@@ -75,7 +75,7 @@ def federation(
     floors: Floors | None = None,
     stride: int = 7,
 ) -> Federation:
-    """Clients 5, 12, 19, ...: numbers that are no places in a roster."""
+    """Return clients 5, 12, 19, ..., whose numbers differ from their places in a roster."""
     numbers = tuple(5 + stride * i for i in range(num))
     registry = {number: public(number) for number in numbers}
     config = Config(length, Encoding(1.0, 16, bits), mode, dropouts, colluding)
@@ -95,7 +95,7 @@ def federation(
 
 
 def vectors(fed: Federation) -> dict[int, np.ndarray]:
-    """Any integers at all: the sum wraps around."""
+    """Return random integers whose sum wraps around."""
     return {n: np.frombuffer(os.urandom(fed.config.num_bytes), fed.config.dtype) for n in fed.clients}
 
 
@@ -105,7 +105,7 @@ def exact_sum(fed: Federation, inputs: Mapping[int, np.ndarray], survivors: tupl
 
 
 def run(fed: Federation, inputs: Mapping[int, np.ndarray], lost: Mapping[int, str] | None = None) -> ServerState:
-    """Play a session in which some clients fall silent from one of the STEPS on; Abort comes through."""
+    """Run a session in which some clients drop out at one of the STEPS; Abort is raised to the caller."""
     state, out = fed.server.open(fed.invite)
     states = {number: client.begin(MODEL) for number, client in fed.clients.items()}
     return go_on(fed, state, states, list(out), inputs, lost or {})
@@ -136,7 +136,7 @@ def go_on(
 
 
 def answer(client: Client, state: ClientState, data: bytes, values: np.ndarray) -> tuple[ClientState, list[bytes]]:
-    """What a client says to a message; it always has its vector at hand."""
+    """Return a client's answer to a message; it always has its vector."""
     state, replies = client.handle(load(dump(state), ClientState), data)
     if state.phase is c.Phase.READY:
         state, replies = client.handle(load(dump(state), ClientState), Vector(values))

@@ -1,4 +1,4 @@
-"""A server that cheats: every honest client aborts, and what it said before opens nobody's vector."""
+"""Tests of a cheating server: every honest client aborts, and its messages reveal no vector."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from atoll.secagg.server import Close, Out, Phase, ServerState
 
 
 class Rig:
-    """An honest federation that is played up to a phase; from there on the test speaks for the server."""
+    """An honest federation that is run up to a phase, from which on the test acts as the server."""
 
     def __init__(self, fed: Federation, until: Phase) -> None:
         self.fed, self.inputs = fed, vectors(fed)
@@ -46,11 +46,11 @@ class Rig:
                 self.state, _ = self.fed.server.handle(self.state, reply)
 
     def lie(self, message: wire.AnyMessage) -> bytes:
-        """Anything at all, with the server's good signature."""
+        """Sign any message as the server."""
         return wire.encode(wire.sign(identity(-1), wire.SERVER, self.state.session, message))
 
     def refused(self, number: int, data: bytes) -> Reason:
-        """The client aborts, and its state holds no secret any more."""
+        """Check that the client aborts, and that its state holds no secret."""
         with pytest.raises(Abort) as abort:
             self.fed.clients[number].handle(self.states[number], data)
         assert abort.value.state == ClientState(phase=c.Phase.ABORTED, session=self.states[number].session)
@@ -62,7 +62,7 @@ def body(data: bytes) -> wire.AnyMessage:
 
 
 def survivors(rig: Rig, *gone: int) -> wire.Survivors:
-    """The survivor set without some clients."""
+    """Return the survivor set without some clients."""
     return wire.Survivors(wire.pack_bits(np.array([n not in gone for n in rig.state.roster])))
 
 
@@ -81,7 +81,7 @@ def test_both_shares_of_a_peer() -> None:
 
 
 def test_both_shares_of_a_peer_from_a_client_that_crashed() -> None:
-    """A client that starts again from an older state remembers that it accepted survivors."""
+    """A client that restarts from an older state still knows that it accepted survivors."""
     rig = Rig(federation(5, dropouts=0.2), Phase.CONSENT)
     victim, before = rig.state.roster[0], dict(rig.states)
     rig.deliver(rig.out)
@@ -94,14 +94,14 @@ def test_split_survivor_sets() -> None:
     """Half the clients are told that one was lost: no client finds enough consents to its own set."""
     rig = Rig(federation(6, dropouts=0.2), Phase.CONSENT)
     roster, consents = rig.state.roster, {}
-    victim, told = roster[0], roster[1:4]
+    victim, misled = roster[0], roster[1:4]
     for number in roster:
-        message = survivors(rig, victim) if number in told else survivors(rig)
+        message = survivors(rig, victim) if number in misled else survivors(rig)
         rig.states[number], (reply,) = rig.fed.clients[number].handle(rig.states[number], rig.lie(message))
         consents[number] = wire.read_envelope(reply, 1 << 20).signature
     for number in roster:
         peers = [n for n in roster if n != number]
-        same = [n for n in peers if (n in told) == (number in told)]
+        same = [n for n in peers if (n in misled) == (number in misled)]
         everybody = wire.Consents(wire.pack_bits(np.ones(5, bool)), b"".join(consents[n] for n in peers))
         agreeing = wire.Consents(
             wire.pack_bits(np.array([n in same for n in peers])), b"".join(consents[n] for n in same)
@@ -110,7 +110,7 @@ def test_split_survivor_sets() -> None:
         assert rig.refused(number, rig.lie(agreeing)) is Reason.INCONSISTENT
 
 
-def test_client_that_is_told_it_is_lost() -> None:
+def test_a_client_refuses_a_survivor_set_without_itself() -> None:
     rig = Rig(federation(5, dropouts=0.2), Phase.CONSENT)
     for number in rig.state.roster:
         assert rig.refused(number, rig.lie(survivors(rig, number))) is Reason.INCONSISTENT
@@ -182,7 +182,7 @@ def test_key_of_low_order() -> None:
             assert rig.refused(number, message) is Reason.BAD_KEY
 
 
-def test_sybils_that_nobody_registered() -> None:
+def test_unregistered_sybils_are_refused() -> None:
     fed = federation(4, dropouts=0.2)
     padded = invite((*fed.clients, 1001, 1002, 1003), fed.config)
     fooled = replace(fed, server=replace(fed.server, registry={**fed.server.registry, 1001: b"", 1002: b"", 1003: b""}))
@@ -247,7 +247,7 @@ def test_second_roster() -> None:
         assert rig.refused(number, data) is Reason.KEYS_SPENT
 
 
-def test_shares_for_somebody_else() -> None:
+def test_shares_for_another_client_are_refused() -> None:
     rig = Rig(federation(4, dropouts=0.2), Phase.INPUT)
     boxes = dict(rig.out)
     for number in boxes:
@@ -256,7 +256,7 @@ def test_shares_for_somebody_else() -> None:
 
 
 def test_mailbox_that_hides_most_neighbours() -> None:
-    """Nobody masks with so few that the threshold could not be met."""
+    """A client does not mask with fewer neighbours than the threshold."""
     rig = Rig(federation(6, dropouts=0.2), Phase.INPUT)
     for number, data in rig.out:
         few = wire.Mailbox(wire.pack_bits(np.arange(5) < 2), body(data).sealed[: 2 * wire.SEALED])
@@ -308,7 +308,7 @@ def test_weaker_mode() -> None:
 
 
 def test_cohort_that_shrinks_after_the_invitation() -> None:
-    """Five are asked, and the server pretends that only two gave keys."""
+    """Five clients are asked, and the server claims that only two sent keys."""
     fed = federation(5, floors=Floors(min_cohort=4), dropouts=0.2)
     rig = Rig(fed, Phase.ADVERTISE)
     rig.deliver(rig.out)
@@ -318,7 +318,7 @@ def test_cohort_that_shrinks_after_the_invitation() -> None:
         assert rig.refused(number, data) is Reason.SMALL_COHORT
 
 
-def test_somebody_else_speaks_for_the_server() -> None:
+def test_messages_not_signed_by_the_server_are_refused() -> None:
     fed = federation(3)
     fake = replace(fed.server, identity=identity(-99))
     for number, data in fake.open(fed.invite)[1]:
@@ -335,7 +335,7 @@ def test_active_mode_needs_a_registry() -> None:
 # Clients that cheat
 
 
-def test_one_client_cannot_speak_for_another() -> None:
+def test_one_client_cannot_send_for_another() -> None:
     fed = federation(3)
     rig = Rig(fed, Phase.ADVERTISE)
     a, b, _ = fed.clients
@@ -351,7 +351,7 @@ def test_one_client_cannot_speak_for_another() -> None:
         assert abort.value.state == rig.state
 
 
-def test_false_shares_are_seen_and_open_nothing() -> None:
+def test_false_shares_are_detected_and_nothing_is_opened() -> None:
     fed = federation(3)
     rig = Rig(fed, Phase.UNMASK)
     rig.deliver(rig.out)
@@ -405,7 +405,7 @@ def test_two_sessions_share_no_mask() -> None:
         assert (first[number] == second[number]).mean() < 0.01
 
 
-def test_what_is_revealed_leaves_every_vector_masked() -> None:
+def test_revealed_shares_leave_every_vector_masked() -> None:
     """With all that it was given, the server can take off own masks; the masks between clients stay on each vector."""
     fed = federation(3, mode="curious", length=100_000)
     rig = Rig(fed, Phase.INPUT)

@@ -1,4 +1,4 @@
-"""Whatever arrives, in whatever order: the machines go on or raise Abort, and their state is always defined."""
+"""Fuzz tests: for any messages in any order the machines continue or raise Abort, with a defined state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from atoll.secagg.server import Close, Server, ServerState
 
 
 class Pool(NamedTuple):
-    """An honest session: every state that the machines were in, and all that was said."""
+    """An honest session: every state of the machines, and all messages."""
 
     fed: Federation
     clients: list[tuple[Client, ClientState]]
@@ -61,7 +61,7 @@ def pool(num: int, mode: wire.Mode) -> Pool:
 
 
 def changed_bytes(rng: random.Random, data: bytes) -> bytes:
-    """Bytes that are flipped, cut, longer, doubled, or something else altogether."""
+    """Return bytes that are flipped, cut, extended, doubled or replaced."""
     match rng.randrange(7):
         case 0 if data:
             at = rng.randrange(len(data))
@@ -97,7 +97,7 @@ def changed_field(rng: random.Random, value: Any) -> Any:
 
 
 def changed_message(rng: random.Random, data: bytes) -> bytes:
-    """A message with one field changed, signed again by its own sender."""
+    """Return a message with one field changed, signed again by its sender."""
     envelope = wire.read_envelope(data, 1 << 30)
     message = wire.read_body(envelope, wire.Message)
     target = message.config if isinstance(message, wire.Invite) and rng.random() < 0.5 else message
@@ -115,7 +115,7 @@ def changed_message(rng: random.Random, data: bytes) -> bytes:
 
 
 def event(rng: random.Random, said: list[bytes], due: list[bytes]) -> bytes:
-    """Something that was said, or should be said now, as it was or changed."""
+    """Return a message of the session, or the next one, unchanged or changed."""
     data = rng.choice(due if due and rng.random() < 0.7 else said)
     match rng.randrange(6):
         case 0:

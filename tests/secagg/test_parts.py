@@ -1,4 +1,4 @@
-"""Shamir, masks, encoding, graph, tree and wire, each against what it promises."""
+"""Tests of Shamir shares, masks, encoding, graph, tree and wire."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_fewer_shares_fit_every_secret() -> None:
         assert shamir.combine([*shares[:2], missing.to_bytes(33, "big")], c) == other.to_bytes(32, "big")
 
 
-def test_shares_of_something_longer_than_a_secret_are_seen() -> None:
+def test_shares_of_longer_secrets_are_detected() -> None:
     assert shamir.combine([(1 << 256).to_bytes(33, "big")], [1]) is None
 
 
@@ -169,7 +169,7 @@ def test_extremes_never_leave_their_range() -> None:
     assert 500 * encoding.levels < 2**31
 
 
-def test_what_could_overflow_is_refused() -> None:
+def test_encodings_that_could_overflow_are_refused() -> None:
     check_sum(Encoding(1.0, 23), 500)
     with pytest.raises(PlanError, match="modulus_bits = 64"):
         check_sum(Encoding(1.0, 24), 500)
@@ -189,14 +189,14 @@ def test_bad_values_are_refused() -> None:
         encode(np.array([1.0]), 1.5, Encoding(1.0, 8), masks.Stream())
 
 
-def test_no_weight_no_mean() -> None:
+def test_a_sum_without_weight_decodes_to_zeros() -> None:
     encoding = Encoding(1.0, 8)
     mean, weight = decode(encode(np.ones(3), 0.0, encoding, masks.Stream()), encoding)
     assert (mean == 0).all()
     assert weight == 0
 
 
-def test_a_stream_goes_on_and_repeats_by_key() -> None:
+def test_a_stream_continues_and_repeats_by_key() -> None:
     stream = masks.Stream(b"k" * 32)
     both = np.concatenate([stream.uniform(4), stream.uniform(4)])
     assert (both == masks.Stream(b"k" * 32).uniform(8)).all()
@@ -231,7 +231,7 @@ def test_known_degrees_and_thresholds(
 
 @pytest.mark.parametrize("mode", ["curious", "active"])
 @pytest.mark.parametrize("num", [65, 200, 1000, 5000])
-def test_parameters_keep_their_promises_by_scipy(num: int, mode: wire.Mode) -> None:
+def test_parameters_meet_their_bounds_by_scipy(num: int, mode: wire.Mode) -> None:
     params = parameters(num, 0.1, 0.1, mode)
     assert not params.complete
     colluding = stats.hypergeom(num, num // 10, params.degree)
@@ -342,7 +342,7 @@ def test_envelopes_are_exact() -> None:
             wire.read_envelope(bad, 1 << 20)
 
 
-def test_claims_of_huge_lengths_set_nothing_aside() -> None:
+def test_claimed_lengths_allocate_no_memory() -> None:
     head = wire.encode(wire.Envelope(1, bytes(32), b"", bytes(64)))
     claims = [
         b"\xdd\xff\xff\xff\xff",

@@ -1,4 +1,4 @@
-"""Laws of every scheme: the very sum of the survivors, whoever is lost when, wherever clients are played."""
+"""Laws of every scheme: the exact sum of the survivors, for all drop-outs and on every host."""
 
 from __future__ import annotations
 
@@ -48,32 +48,32 @@ def expected(asked: Session, how: Scheme) -> tuple[int, ...]:
 @pytest.mark.parametrize("name", EVERY)
 def test_the_sum_is_exact(name: str, host: ClientHost) -> None:
     how, asked = scheme(name), session(7)
-    found = how.simulate(asked, host)
-    assert found.survivors == asked.clients
-    assert found.total_L is not None and np.array_equal(found.total_L, exact(asked, asked.clients))
-    assert found.bytes_up >= 7 * 4 * LENGTH and not found.why
+    outcome = how.simulate(asked, host)
+    assert outcome.survivors == asked.clients
+    assert outcome.total_L is not None and np.array_equal(outcome.total_L, exact(asked, asked.clients))
+    assert outcome.bytes_up >= 7 * 4 * LENGTH and not outcome.why
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_the_sum_is_exact_whoever_is_lost_before_whatever_step(name: str) -> None:
+def test_the_sum_is_exact_for_every_drop_out(name: str) -> None:
     how = scheme(name)
     for steps in product(how.steps, how.steps):
         asked = session(6, {1: steps[0], 4: steps[1]})
-        found = how.simulate(asked, in_this_process)
-        assert found.survivors == expected(asked, how), steps
-        assert found.total_L is not None and np.array_equal(found.total_L, exact(asked, found.survivors)), steps
+        outcome = how.simulate(asked, in_this_process)
+        assert outcome.survivors == expected(asked, how), steps
+        assert outcome.total_L is not None and np.array_equal(outcome.total_L, exact(asked, outcome.survivors)), steps
 
 
 @pytest.mark.parametrize("left", [1, 2])
 @pytest.mark.parametrize("name", EVERY)
 def test_there_is_no_sum_of_one_client_and_by_default_none_of_two(name: str, left: int) -> None:
     how = scheme(name)
-    found = how.simulate(session(4, dict.fromkeys(range(4 - left), how.steps[how.counts_from])), in_this_process)
-    assert found.total_L is None and found.survivors == () and "needed" in found.why
+    outcome = how.simulate(session(4, dict.fromkeys(range(4 - left), how.steps[how.counts_from])), in_this_process)
+    assert outcome.total_L is None and outcome.survivors == () and "needed" in outcome.why
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_sum_of_fewer_than_were_asked_for_is_not_opened(name: str) -> None:
+def test_a_sum_below_the_minimum_of_survivors_is_not_opened(name: str) -> None:
     how = scheme(name)
     for least, opens in ((4, True), (5, False)):
         asked = session(6, dict.fromkeys(range(2), how.steps[how.counts_from]))._replace(min_survivors=least)
@@ -87,8 +87,8 @@ def test_a_cohort_of_one_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_what_is_sent_looks_like_noise(name: str) -> None:
-    """The bytes of the largest messages, chi-square against uniform; vectors are all zero."""
+def test_messages_look_like_noise(name: str) -> None:
+    """Compare the bytes of the largest messages with the uniform distribution by chi-square; vectors are zero."""
     answers: list[bytes] = []
 
     def host(make):  # type: ignore[no-untyped-def]
@@ -122,14 +122,14 @@ def test_what_is_sent_looks_like_noise(name: str) -> None:
 def test_additive_takes_any_number_of_servers_above_one() -> None:
     for servers in (2, 3, 5):
         asked = session(4, {2: "input"})
-        found = scheme("additive", servers=servers).simulate(asked, in_this_process)
-        assert found.total_L is not None and np.array_equal(found.total_L, exact(asked, found.survivors))
-        assert found.bytes_up == 4 * (8 + 32 * (servers - 1)) + 3 * (8 + 4 * LENGTH)
+        outcome = scheme("additive", servers=servers).simulate(asked, in_this_process)
+        assert outcome.total_L is not None and np.array_equal(outcome.total_L, exact(asked, outcome.survivors))
+        assert outcome.bytes_up == 4 * (8 + 32 * (servers - 1)) + 3 * (8 + 4 * LENGTH)
     with pytest.raises(PlanError, match=r"servers must be in \[2, 1000\], got 1; one server would see every vector"):
         scheme("additive", servers=1)
 
 
-def test_pairwise_refuses_what_cannot_be() -> None:
+def test_pairwise_refuses_impossible_settings() -> None:
     with pytest.raises(PlanError, match="curious"):
         scheme("pairwise", server="friendly")
     with pytest.raises(PlanError, match=r"pairwise: dropouts must be in \[0, 1\), got 1\.5"):
@@ -142,5 +142,5 @@ def test_a_curious_server_needs_fewer_steps_and_gets_the_same_sum() -> None:
     for steps in product(("advertise", "share", "input", "unmask"), repeat=2):
         asked = session(6, {0: steps[0], 5: steps[1]})
         how = scheme("pairwise", server="curious")
-        found = how.simulate(asked, in_this_process)
-        assert found.total_L is not None and np.array_equal(found.total_L, exact(asked, expected(asked, how)))
+        outcome = how.simulate(asked, in_this_process)
+        assert outcome.total_L is not None and np.array_equal(outcome.total_L, exact(asked, expected(asked, how)))

@@ -1,4 +1,4 @@
-"""The sum is exact for every drop-out pattern that the threshold allows; for any other nothing is opened."""
+"""Test that the sum is exact for every drop-out pattern within the threshold, and never opened otherwise."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def steps(mode: str) -> list[str]:
 
 
 def expected(fed: Federation, lost: dict[int, str]) -> list[int] | None:
-    """Who is in the sum, or None if too few are left: told from the rule alone, for complete graphs."""
+    """Return the clients in the sum, or None if too few are left, from the rule for complete graphs alone."""
     alive = {
         step: [n for n in fed.clients if n not in lost or STEPS.index(lost[n]) > STEPS.index(step)]
         for step in steps(fed.config.mode)
@@ -36,7 +36,7 @@ def expected(fed: Federation, lost: dict[int, str]) -> list[int] | None:
 
 
 def check(fed: Federation, lost: dict[int, str]) -> bool:
-    """One session against the rule; says whether there was a sum."""
+    """Compare one session with the rule, and return whether there was a sum."""
     inputs, survivors = vectors(fed), expected(fed, lost)
     if survivors is None:
         with pytest.raises(Abort) as abort:
@@ -117,7 +117,7 @@ def test_sparse_graph_that_lost_too_many_holders_opens_nothing() -> None:
     assert not abort.value.state.total
 
 
-def test_large_random_drop_outs_within_the_promise() -> None:
+def test_large_random_drop_outs_within_the_planned_share() -> None:
     fed = federation(130, mode="curious", dropouts=0.3, colluding=0.05, length=17)
     numbers = np.random.default_rng(0).permutation(list(fed.clients)).tolist()
     lost = {n: STEPS[1 + i % 2] for i, n in enumerate(numbers[:39])}
