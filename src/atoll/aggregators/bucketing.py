@@ -12,7 +12,7 @@ from atoll.core.aggregator import Aggregator, prepared
 from atoll.core.options import Seed, at_least
 from atoll.core.parts import Part
 
-EXAMPLE = {"rule": "median"}
+EXAMPLES = [{"rule": "median"}, {"rule": {"name": "krum", "f": 1}}]
 
 
 def bucketing(
@@ -31,4 +31,5 @@ def bucketing(
         num = len(updates_CD)
         return mixed(group_shares(num, -(-num // size), seed, number), updates_CD)
 
-    return prepared(means, inner, min_updates=least, needs=f"{inner.needs}, which are {least} in buckets of {size}")
+    needs = f"{inner.needs}, which are {least} in buckets of {size}"
+    return prepared(means, inner, min_updates=least, needs=needs)._replace(order_sensitive=True)

@@ -10,7 +10,7 @@ from atoll.aggregators.columns import Array, by_sorted_columns
 from atoll.aggregators.geometry import BadClients, at_least, by_krum_score, squared_distances
 from atoll.core.aggregator import Aggregator, stacked
 
-EXAMPLE = {"f": 1}
+EXAMPLES = [{"f": 1}, {"f": 2}]
 
 
 def bulyan(f: BadClients) -> Aggregator:
@@ -26,7 +26,13 @@ def bulyan(f: BadClients) -> Aggregator:
         picked = _picked(squared_distances(updates_CD), f)
         return by_sorted_columns(updates_CD, lambda sorted_BC: _around_median(sorted_BC, f), picked)
 
-    return stacked(rule, min_updates=least, needs=at_least("bulyan", f, "4f + 3", least))
+    return stacked(
+        rule,
+        min_updates=least,
+        needs=at_least("bulyan", f, "4f + 3", least),
+        translation_equivariant=True,
+        bounded=True,
+    )
 
 
 def _picked(square_CC: Tensor, f: int) -> list[int]:

@@ -29,4 +29,4 @@ def centered_clipping(tau: Positive, iterations: Count = 1) -> Aggregator:
             centre_D = combined(share_C, updates_CD).add_(centre_D, alpha=float(1 - share_C.sum()))
         return centre_D
 
-    return recalling(rule)
+    return recalling(rule, bounded=True)

@@ -30,7 +30,7 @@ def fltrust() -> Aggregator:
         cohort = {name: rows for name, rows in acc.items() if not name.startswith("own.")}
         return over_vectors(cohort, lambda name, rows_CD: _trusted(rows_CD, acc[f"own.{name}"].reshape(-1))), memory
 
-    return individuals(finish, min_updates=1, needs="")._replace(trust=trust)
+    return individuals(finish, min_updates=1, needs="", bounded=True)._replace(trust=trust)
 
 
 def _trusted(rows_CD: Tensor, own_D: Tensor) -> Tensor:

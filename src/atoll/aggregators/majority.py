@@ -28,4 +28,4 @@ def majority() -> Aggregator:
         aux = {name.removeprefix("aux."): value / count for name, value in acc.items() if name.startswith("aux.")}
         return Aggregate(acc["votes"].sign(), aux, float(acc["weight"]), int(count)), memory
 
-    return Aggregator(add=add, merge=merge, finish=finish, unit_steps=True)
+    return Aggregator(add=add, merge=merge, finish=finish, unit_steps=True, bounded=True)

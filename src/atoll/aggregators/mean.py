@@ -25,4 +25,4 @@ def mean() -> Aggregator:
         aux = {name.removeprefix("aux."): value / total for name, value in acc.items() if name.startswith("aux.")}
         return Aggregate(acc["delta"] / total, aux, float(total), int(acc["count"])), memory
 
-    return Aggregator(add=add, merge=merge, finish=finish)
+    return Aggregator(add=add, merge=merge, finish=finish, weighted=True, translation_equivariant=True)

@@ -16,7 +16,7 @@ from atoll.core.options import Range
 MOST = 12
 """The search takes up to 2^f steps."""
 TOO_MANY = "it tries up to 2^f sets; for more use nnm with trimmed_mean"
-EXAMPLE = {"f": 1}
+EXAMPLES = [{"f": 1}, {"f": 2}]
 
 
 def minimum_diameter(f: Annotated[int, Range(0, MOST, hint=TOO_MANY)]) -> Aggregator:
@@ -35,7 +35,12 @@ def minimum_diameter(f: Annotated[int, Range(0, MOST, hint=TOO_MANY)]) -> Aggreg
         return combined(share_C, updates_CD)
 
     return stacked(
-        rule, min_updates=least, needs=at_least("minimum_diameter", f, "2f + 1", least), rotation_equivariant=True
+        rule,
+        min_updates=least,
+        needs=at_least("minimum_diameter", f, "2f + 1", least),
+        rotation_equivariant=True,
+        translation_equivariant=True,
+        bounded=True,
     )
 
 

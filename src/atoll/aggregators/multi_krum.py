@@ -10,7 +10,7 @@ from atoll.aggregators.geometry import BadClients, at_least, by_krum_score, squa
 from atoll.core.aggregator import Aggregator, stacked
 from atoll.core.options import Count
 
-EXAMPLE = {"f": 1}
+EXAMPLES = [{"f": 1}, {"f": 2}]
 
 
 def multi_krum(f: BadClients, num_selected: Count | None = None) -> Aggregator:
@@ -29,4 +29,11 @@ def multi_krum(f: BadClients, num_selected: Count | None = None) -> Aggregator:
         share_C[best] = 1 / kept
         return combined(share_C, updates_CD)
 
-    return stacked(rule, min_updates=least, needs=at_least("multi_krum", f, "2f + 3", least), rotation_equivariant=True)
+    return stacked(
+        rule,
+        min_updates=least,
+        needs=at_least("multi_krum", f, "2f + 3", least),
+        rotation_equivariant=True,
+        translation_equivariant=True,
+        bounded=True,
+    )

@@ -11,6 +11,8 @@ from atoll.attacks.crafting import ALL_AND_RULE, ALL_UPDATES, along_line, replac
 from atoll.core.attack import Attack, Knowledge
 from atoll.core.messages import Update
 
+EXAMPLES = [{}, {"factor": "optimised"}]
+
 
 def alie(factor: float | Literal["optimised"] | None = None) -> Attack:
     """Stay within the spread of the honest updates, but all on one side: mean - z std, in every coordinate.

@@ -6,7 +6,7 @@ Shapes: C clients, D parameters. Accumulators are named tensors, so that they ca
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -48,6 +48,24 @@ class Aggregator(NamedTuple):
     """Whether what it gives has no size of its own, so that a plan must say server.lr."""
     rotation_equivariant: bool = False
     """Whether it goes by lengths and angles alone and remembers no vector: turn all updates, and the result turns."""
+    translation_equivariant: bool = False
+    """Whether adding one vector to all updates adds it to the result."""
+    weighted: bool = False
+    """Whether clients count by their weights. A rule that does not say so ignores them."""
+    order_sensitive: bool = False
+    """Whether the order of clients matters, as it does where they are dealt out to random groups."""
+    bounded: bool = False
+    """Whether one update, however large, moves the result by a bounded amount."""
+
+
+class Traits(TypedDict, total=False):
+    """What a rule may say of itself; see the fields of `Aggregator`."""
+
+    rotation_equivariant: bool
+    translation_equivariant: bool
+    weighted: bool
+    order_sensitive: bool
+    bounded: bool
 
 
 Rule = Callable[[Tensor, Tensor], Tensor]
@@ -87,7 +105,7 @@ def _add(acc: State, update: Update) -> State:
 
 
 def individuals(
-    finish: Callable[[State, State], tuple[Aggregate, State]], *, min_updates: int, needs: str
+    finish: Callable[[State, State], tuple[Aggregate, State]], *, min_updates: int, needs: str, **traits: Unpack[Traits]
 ) -> Aggregator:
     """An aggregator that keeps every row until `finish`, which gets at least `min_updates` of them."""
 
@@ -98,7 +116,7 @@ def individuals(
         return finish(acc, memory)
 
     needs = needs or f"the aggregator needs at least {min_updates} updates"
-    return Aggregator(_add, merge_rows, checked, needs_individuals=True, min_updates=min_updates, needs=needs)
+    return Aggregator(_add, merge_rows, checked, needs_individuals=True, min_updates=min_updates, needs=needs, **traits)
 
 
 def over_vectors(acc: State, rule: Callable[[str, Tensor], Tensor]) -> Aggregate:
@@ -118,23 +136,23 @@ def over_vectors(acc: State, rule: Callable[[str, Tensor], Tensor]) -> Aggregate
     return Aggregate(one("delta"), aux, float(acc["weight"].sum()), len(acc["weight"]))
 
 
-def stacked(rule: Rule, *, min_updates: int = 1, needs: str = "", rotation_equivariant: bool = False) -> Aggregator:
+def stacked(rule: Rule, *, min_updates: int = 1, needs: str = "", **traits: Unpack[Traits]) -> Aggregator:
     """Lift a function of the (C, D) matrix into an aggregator; extra vectors go through the same rule, one by one."""
 
     def finish(acc: State, memory: State) -> tuple[Aggregate, State]:
         return over_vectors(acc, lambda name, rows_CD: rule(rows_CD, acc["weight"])), memory
 
-    return individuals(finish, min_updates=min_updates, needs=needs)._replace(rotation_equivariant=rotation_equivariant)
+    return individuals(finish, min_updates=min_updates, needs=needs, **traits)
 
 
-def recalling(rule: RecallingRule, *, min_updates: int = 1, needs: str = "") -> Aggregator:
+def recalling(rule: RecallingRule, *, min_updates: int = 1, needs: str = "", **traits: Unpack[Traits]) -> Aggregator:
     """Lift a function of the (C, D) matrix and of what it gave in the round before."""
 
     def finish(acc: State, memory: State) -> tuple[Aggregate, State]:
         found = over_vectors(acc, lambda name, rows_CD: rule(rows_CD, _flat(memory.get(name))))
         return found, {"delta": found.delta_D, **{f"aux.{name}": value for name, value in found.aux.items()}}
 
-    return individuals(finish, min_updates=min_updates, needs=needs)
+    return individuals(finish, min_updates=min_updates, needs=needs, **traits)
 
 
 def _flat(last: Tensor | None) -> Tensor | None:
@@ -167,5 +185,10 @@ def prepared(step: Step, inner: Aggregator, *, min_updates: int, needs: str) -> 
         return found, {"round": torch.tensor(number + 1), **{f"rule.{name}": value for name, value in kept.items()}}
 
     return individuals(finish, min_updates=min_updates, needs=needs)._replace(
-        init=init, unit_steps=inner.unit_steps, rotation_equivariant=inner.rotation_equivariant
+        init=init,
+        unit_steps=inner.unit_steps,
+        rotation_equivariant=inner.rotation_equivariant,
+        translation_equivariant=inner.translation_equivariant,
+        order_sensitive=inner.order_sensitive,
+        bounded=inner.bounded,
     )

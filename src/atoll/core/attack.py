@@ -44,3 +44,5 @@ class Attack(NamedTuple):
     """Features, as the model sees them -> the same with the trigger painted on; for attacks that plant one."""
     target: int | None = None
     """The class that the trigger is to bring about."""
+    finite: bool = True
+    """Whether it sends numbers only, never NaN or infinity."""

@@ -54,6 +54,10 @@ class Transform(NamedTuple):
     """Whether what comes in is the difference to what the receiver knows: only a downlink can do that."""
     same_norm: bool = True
     """Whether the carrier is as long as what is decoded: else a later step's bound on the carrier bounds nothing."""
+    unbiased: bool = False
+    """Whether the mean of what is decoded, over `encoding.rng`, is the vector."""
+    contractive: bool = False
+    """Whether the error is at most as long as the vector, where nothing is remembered: |decoded - v| <= |v|."""
 
 
 class Chain(NamedTuple):

@@ -20,6 +20,8 @@ from atoll.transforms.rotate import LARGEST_BLOCK, blocks, rotated, rotated_back
 TIMES = 2
 """One Hadamard matrix leaves a block with one large value biased: its signs then say nothing of the others."""
 
+EXAMPLES = [{}, {"bits": 3, "scale": "least_squares"}]
+
 
 def eden(
     bits: Annotated[int, Range(1, 4, hint="for more use rotate and quantise")] = 1,
@@ -54,7 +56,10 @@ def eden(
         y_BN = _points_of(codes_BN, points, side["scale"].dtype).mul_(side["scale"])
         return rotated_back(y_BN, int(side["seed"]), int(side["length"]), TIMES)
 
-    return Transform(encode, decode, sensitivity=lambda l2_in: growth * l2_in)
+    exact_mean = scale == "unbiased"
+    return Transform(
+        encode, decode, sensitivity=lambda l2_in: growth * l2_in, unbiased=exact_mean, contractive=not exact_mean
+    )
 
 
 @cache

@@ -15,7 +15,7 @@ from atoll.core.params import ParamSpec
 from atoll.core.transform import Encoding, Transform
 from atoll.transforms.feedback import codec, whole
 
-EXAMPLE = {"patterns": ["*"]}
+EXAMPLES = [{"patterns": ["*weight"]}, {"patterns": ["*bias"], "others_every": 2}]
 
 
 def layers(
@@ -45,7 +45,7 @@ def layers(
             vector_V[start:stop], rest = rest[: stop - start], rest[stop - start :]
         return vector_V
 
-    inner = Transform(encode, decode, linear=others_every == 0, sensitivity=lambda l2_in: l2_in)
+    inner = Transform(encode, decode, linear=others_every == 0, sensitivity=lambda l2_in: l2_in, contractive=True)
     return codec("layers", inner, error_feedback=error_feedback)
 
 

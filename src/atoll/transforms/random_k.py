@@ -13,6 +13,8 @@ from atoll.core.options import Count
 from atoll.core.transform import Encoding, Transform
 from atoll.transforms.feedback import Fraction, Positions, codec, number_kept
 
+EXAMPLES = [{}, {"fraction": 0.5, "error_feedback": True}]
+
 
 def random_k(fraction: Fraction | None = None, count: Count | None = None, error_feedback: bool = False) -> Transform:
     """Send K values at random positions, 1 % unless said otherwise, and the seed from which they are redrawn.
@@ -36,7 +38,9 @@ def random_k(fraction: Fraction | None = None, count: Count | None = None, error
         vector_V[torch.from_numpy(kept_K)] = carrier_K
         return vector_V
 
-    inner = Transform(encode, decode, sensitivity=lambda l2_in: l2_in * most)
+    inner = Transform(
+        encode, decode, sensitivity=lambda l2_in: l2_in * most, unbiased=not error_feedback, contractive=error_feedback
+    )
     return codec("random_k", inner, error_feedback=error_feedback)
 
 

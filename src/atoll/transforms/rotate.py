@@ -38,7 +38,7 @@ def rotate(seed: Seed = 0) -> Transform:
     def decode(carrier: Tensor, side: State) -> Tensor:
         return rotated_back(carrier, int(side["seed"]), int(side["length"]))
 
-    return Transform(encode, decode, linear=True, sensitivity=lambda l2_in: l2_in)
+    return Transform(encode, decode, linear=True, sensitivity=lambda l2_in: l2_in, unbiased=True, contractive=True)
 
 
 def blocks(num_values: int) -> tuple[int, int]:

@@ -10,6 +10,8 @@ from atoll.core.options import Count
 from atoll.core.transform import Encoding, Transform
 from atoll.transforms.feedback import Fraction, codec, largest, number_kept, positions, spread
 
+EXAMPLES = [{}, {"fraction": 0.1, "error_feedback": False}]
+
 
 def top_k(fraction: Fraction | None = None, count: Count | None = None, error_feedback: bool = True) -> Transform:
     """Send the K values of largest magnitude, 1 % unless said otherwise, and their positions.
@@ -24,5 +26,5 @@ def top_k(fraction: Fraction | None = None, count: Count | None = None, error_fe
         kept_K = largest(vector_V, num_kept(num))
         return vector_V[torch.from_numpy(kept_K)], positions(kept_K, num), memory
 
-    inner = Transform(encode, spread, sensitivity=lambda l2_in: l2_in)
+    inner = Transform(encode, spread, sensitivity=lambda l2_in: l2_in, contractive=True)
     return codec("top_k", inner, error_feedback=error_feedback)

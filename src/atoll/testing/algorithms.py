@@ -1,0 +1,155 @@
+"""What every algorithm must satisfy. Shapes: D parameters."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from atoll.api import run
+from atoll.commit.server_step import stepped
+from atoll.core.algorithm import Algorithm
+from atoll.core.messages import Aggregate, State, Task, Update
+from atoll.core.plan import Plan
+from atoll.engine.inline import inline
+from atoll.engine.vectorised import vectorised
+from atoll.testing.law import Member, law, must, must_be_close, must_be_equal, must_be_state, written
+from atoll.testing.runs import final, must_agree, must_repeat, small_plan, timeless
+from atoll.train.job import Job, build_job
+from atoll.train.layout import broadcast_of, first_server, layout_of
+from atoll.train.trainer import Trainer
+
+CONTRACT = Algorithm
+OPTIMIZERS: tuple[dict[str, Any], ...] = (
+    {"optimizer": {"name": "sgd", "momentum": 0.9, "weight_decay": 1e-3}},
+    {"optimizer": "adam", "lr": 0.01},
+)
+"""Local settings that are tried beside plain steps, where the algorithm leaves the choice."""
+
+
+def batch_normed(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Build a small model with batch norm."""
+    channels, height, width = input_shape
+    layers = (nn.Conv2d(channels, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten())
+    return nn.Sequential(*layers, nn.Linear(3 * height * width, num_classes))
+
+
+def _plan(member: Member, local: dict[str, Any] | None = None, **changes: Any) -> Plan:
+    """Return a small plan with this algorithm, the public samples and the models that it asks for."""
+    algorithm: Algorithm = member.build()
+    settings = {"lr": 0.1, "batch_size": 16, **(local or {})}
+    around: dict[str, Any] = {"local": {key: value for key, value in settings.items() if key not in algorithm.local}}
+    if algorithm.needs_public:
+        around["public"] = {"name": "held_out", "fraction": 0.1}
+    if algorithm.scores:
+        around["models"] = ["logistic", {"name": "mlp_2nn", "hidden": 16}]
+    return small_plan(algorithm=member.part, policy={"size": 5}, **{**around, **changes})
+
+
+def _tasks(*clients: int) -> list[Task]:
+    return [Task(client, 0, 0) for client in clients]
+
+
+@law()
+def every_engine_gives_the_same_run(member: Member) -> None:
+    """Run a small plan in every engine, by plain steps."""
+    plan = _plan(member)
+    must_agree(plan)
+    first_D = build_job(plan).first_D
+    must(not torch.equal(final(plan), first_D), "the model does not move in two rounds")
+
+
+@law()
+def local_optimisers_are_its_clients_choice(member: Member) -> None:
+    """Run a small plan with momentum and with Adam, unless the algorithm fixes the optimiser."""
+    fixed = member.build().local
+    for local in OPTIMIZERS:
+        if "optimizer" not in fixed:
+            must_agree(_plan(member, local))
+
+
+@law()
+def batch_norm_is_trained(member: Member) -> None:
+    """Run a small plan with batch norm, whose statistics are averaged beside the parameters."""
+    models: dict[str, Any] = {"models": [batch_normed, "logistic"]} if member.build().scores else {}
+    must_repeat(_plan(member, model=batch_normed, **models))
+
+
+@law()
+def the_order_of_clients_changes_nothing(member: Member) -> None:
+    """Train a cohort forwards and backwards, one by one and stacked, to the same bits."""
+    job = build_job(_plan(member))
+    sent = {0: broadcast_of(job, job.first_D, first_server(job, job.first_D))}
+    for engine in (inline(job), vectorised(job, stack=3)):
+        forth = engine.train(_tasks(3, 1, 7, 11, 0), sent, {})
+        back = engine.train(_tasks(0, 11, 7, 1, 3), sent, {})
+        engine.close()
+        must_be_equal(
+            back.folded, forth.folded, "the order of clients changes what is folded: remember nothing between"
+        )
+
+
+@law()
+def a_resumed_run_ends_the_same(member: Member) -> None:
+    """Stop a run with clipped updates after two of four rounds, and go on from its directory to the same bits."""
+    plan = _plan(member, rounds=4, evaluation={"every": 1}, uplink=[{"name": "clip", "norm": 1.0}])
+    with tempfile.TemporaryDirectory() as folder:
+        run(plan.replace({"rounds": 2}), out=Path(folder) / "run")
+        resumed = run(plan, out=Path(folder) / "run", resume=True)
+    whole = run(plan)
+    why = "a resumed run differs: keep everything in the states that slots take and return"
+    must_be_close(resumed.params_D, whole.params_D, why)
+    must(timeless(resumed.history) == timeless(whole.history), f"{why} (the model is the same, the metrics are not)")
+
+
+@law()
+def extras_and_states_are_laid_out_before_training(member: Member) -> None:
+    """Train two clients for two rounds: updates, client states and the server's state keep their names and shapes."""
+    plan = _plan(member)
+    job = build_job(plan)
+    trainer, layout, server = Trainer(job), layout_of(job), first_server(job, job.first_D)
+    must_be_state(server, "what init_server returns")
+    first = job.algorithm.init_client(job.trainable(job.first_D))
+    must_be_state(first, "what init_client returns")
+    model_D, states = job.first_D, dict[int, State]()
+    for version in range(2):
+        sent = broadcast_of(job, model_D, server)
+        must_be_state(sent.aux, "what broadcast returns")
+        for client in (0, 1):
+            trained = trainer.train_one(Task(client, version, version), sent, states.get(client, {}))
+            _must_have_layout(trained.update, layout)
+            must_be_state(trained.state, "the state that finish returns")
+            states[client] = trained.state
+            must(first.keys() <= trained.state.keys(), f"finish drops {sorted(first.keys() - trained.state.keys())}")
+        if not job.algorithm.needs_updates:
+            model_D, server = _moved(job, model_D, trained.update, server, version)
+
+
+def _must_have_layout(update: Update, layout: Update) -> None:
+    def described(each: Update) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        tensors = {"delta": each.delta_D, "weight": each.weight, **each.aux}
+        return {name: (value.shape, value.dtype) for name, value in tensors.items()}
+
+    must(
+        described(update) == described(layout),
+        f"finish sends {described(update)} after training, and {described(layout)} without data: send the same extras",
+    )
+    finite = all(bool(value.isfinite().all()) for value in (update.delta_D, update.weight, *update.aux.values()))
+    must(finite, "finish sends what is not finite")
+    must(float(update.weight) > 0, f"finish weighs an update {float(update.weight)}: weights are above 0")
+
+
+def _moved(job: Job, model_D: Tensor, update: Update, server: State, version: int) -> tuple[Tensor, State]:
+    """Step the server by one client's update, twice: it must be repeatable, and write to nothing that comes in."""
+    aggregate = Aggregate(update.delta_D, update.aux, float(update.weight), 1)
+    before, kept = model_D.clone(), written(server)
+    (new_D, after), (again_D, _) = (stepped(job, model_D, aggregate, server, version, 12) for _ in range(2))
+    must_be_close(again_D, new_D, "server_step gives two models: draw from task.rng, and remember nothing")
+    must_be_close(model_D, before, "server_step writes to the parameters: return new ones")
+    must_be_equal(server, kept, "server_step writes to its state: return a new one")
+    must_be_state(after, "the state that server_step returns")
+    must(after.keys() == server.keys(), f"server_step returns {sorted(after)}, and init_server {sorted(server)}")
+    return new_D, after
