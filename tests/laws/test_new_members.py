@@ -17,6 +17,7 @@ import pytest
 
 from atoll.core.parts import members
 from atoll.testing import LawError, cases, check, families
+from atoll.testing.__main__ import main
 
 ROOT = Path(__file__).parents[2]
 SUITE = ("tests/laws/test_member_laws.py", "tests/laws/test_option_laws.py")
@@ -197,7 +198,9 @@ def test_new_members_are_held_to_their_laws_inside_and_outside(tmp_path: Path) -
     assert held["outside/aggregators/first_come"] > len(broken["outside/aggregators/first_come"])
 
 
-def test_a_new_file_is_listed_drawn_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_file_is_listed_drawn_and_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from laws.random_plans import random_plan
 
     import atoll.aggregators
@@ -212,6 +215,15 @@ def test_a_new_file_is_listed_drawn_and_checked(tmp_path: Path, monkeypatch: pyt
     assert {"name": "shrunk_mean", "factor": 0.5} in drawn
     with pytest.raises(LawError, match="first_come: a permutation changes nothing: the order of clients changes"):
         check("aggregators", "first_come")
+    assert main(["aggregators", "shrunk_mean"]) == 0
+    assert "laws, 0 broken" in capsys.readouterr().out
+    assert main(["aggregators", "first_come"]) == 1
+    assert (
+        "BROKEN  aggregators first_come: a permutation changes nothing: the order of clients" in capsys.readouterr().out
+    )
+    assert main(["aggregator", "first_come"]) == 2
+    assert "there are no laws for 'aggregator': did you mean 'aggregators'?" in capsys.readouterr().err
+    assert main([]) == 2 and "usage: python -m atoll.testing FAMILY" in capsys.readouterr().out
 
 
 def test_a_new_family_gets_its_laws_by_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,6 +122,7 @@ def cases(family: str, *chosen: str | Callable[..., Any] | Part) -> list[Case]:
     >>> [str(case) for case in cases("aggregators", "mean")][0]
     'aggregators mean: it is built by its example'
     """
+    _module(family)  # before a member is sought in a family that is not there
     found = []
     for each in chosen or members(family):
         part = Part.of(each, where="")
