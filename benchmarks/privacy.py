@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from atoll import Plan, run
-from atoll.core.coordinator import Pick, Population, Sampler
+from atoll.core.sampler import Pick, Population, Sampler
 from atoll.privacy.draws import secret_generator
 from atoll.privacy.noise import derived
 from atoll.report.progress import Nobody

@@ -200,7 +200,11 @@ def _looks_at_samples(base: Plan, rule: Part, seed: int) -> bool:
     """Whether a rule, the plan's detection or contribution uses samples of the server's own; others refuse them."""
     built: Aggregator = rule.build("aggregators", seed=seed)
     detector: Detector | None = base.detection.build("detection") if base.detection else None
-    return built.trust is not None or base.contribution is not None or (detector is not None and detector.needs_loss)
+    return (
+        built.add_server_update is not None
+        or base.contribution is not None
+        or (detector is not None and detector.needs_loss)
+    )
 
 
 def _built(part: Part) -> Attack:

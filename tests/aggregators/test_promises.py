@@ -49,7 +49,9 @@ def aggregated(part: Part, cohort: Update) -> torch.Tensor:
     rule = built(part)
     acc = rule.add(rule.zero(), cohort)
     own = Update(torch.linspace(-1, 2, cohort.delta_D.shape[1]), torch.tensor(1.0), {})
-    return rule.finish(acc if rule.trust is None else rule.trust(acc, own), rule.init())[0].delta_D
+    return rule.finish(acc if rule.add_server_update is None else rule.add_server_update(acc, own), rule.init())[
+        0
+    ].delta_D
 
 
 @pytest.mark.parametrize("name", LEAST)

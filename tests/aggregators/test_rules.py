@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from atoll.aggregators import columns
-from atoll.aggregators.columns import products
+from atoll.aggregators.columns import gram_matrix
 from atoll.aggregators.grouping import group_shares
 from atoll.core.aggregator import Aggregator
 from atoll.core.errors import PlanError
@@ -22,16 +22,16 @@ from atoll.core.parts import Part
 
 SEEDS = st.integers(0, 10**6)
 PLAIN = {"name": "norm_clipping", "norm": 1e9}
-"""The mean of rows, whatever the weights."""
+"""The unweighted mean of rows."""
 SIZES = st.sampled_from([1, 5, 40, 403])
 
 
 @pytest.fixture(autouse=True, scope="module")
 def small_blocks() -> Iterator[None]:
-    """Let few columns be more than a block."""
+    """Shrink the blocks, so that few columns make several of them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(columns, "NARROWEST", 100)
-        patch.setattr(columns, "VALUES", 1000)
+        patch.setattr(columns, "MIN_COLUMNS", 100)
+        patch.setattr(columns, "BLOCK_VALUES", 1000)
         yield
 
 
@@ -270,8 +270,8 @@ def test_products_of_large_matrices_are_as_good_as_in_float64(case: str, monkeyp
     rows += 50 if case == "far from 0" else 0
     rows[5:] *= 1e37 if case == "huge" else 1
     rows[5] *= 1e30 if case == "one huge" else 1
-    monkeypatch.setattr(columns, "LARGE", 1)
-    found, expected = products(rows), rows.double() @ rows.double().T
+    monkeypatch.setattr(columns, "LARGE_MATRIX", 1)
+    found, expected = gram_matrix(rows), rows.double() @ rows.double().T
 
     def apart(product_CC: torch.Tensor) -> torch.Tensor:
         square_C = product_CC.diagonal()
@@ -282,7 +282,7 @@ def test_products_of_large_matrices_are_as_good_as_in_float64(case: str, monkeyp
     torch.testing.assert_close(apart(found)[:3, :3], apart(expected)[:3, :3], rtol=1e-5, atol=1e-6)
 
 
-def test_groups_hold_everybody_once_and_change_with_the_round() -> None:
+def test_groups_hold_each_client_once_and_change_with_the_round() -> None:
     first, second = group_shares(10, 4, 1, 0), group_shares(10, 4, 1, 1)
     assert [(int((row > 0).sum()), float(row.sum())) for row in first] == [(3, 1), (3, 1), (2, 1), (2, 1)]
     assert bool(((first > 0).sum(0) == 1).all())
@@ -298,8 +298,8 @@ def test_fltrust(seed: int, num: int, size: int) -> None:
     rule = built("fltrust")
     update = Update(torch.from_numpy(rows.astype(np.float32)), torch.ones(num), {})
     own_update = Update(torch.from_numpy(own.astype(np.float32)), torch.tensor(1.0), {})
-    assert rule.trust is not None
-    found = rule.finish(rule.trust(rule.add({}, update), own_update), {})[0].delta_D.double().numpy()
+    assert rule.add_server_update is not None
+    found = rule.finish(rule.add_server_update(rule.add({}, update), own_update), {})[0].delta_D.double().numpy()
     norm = np.linalg.norm
     trust = [max(0.0, float(row @ own) / (norm(row) * norm(own))) for row in rows]
     stretched = [t * row * norm(own) / norm(row) for t, row in zip(trust, rows, strict=True)]
@@ -309,27 +309,27 @@ def test_fltrust(seed: int, num: int, size: int) -> None:
         rule.finish(rule.add({}, update), {})
 
 
-def slow_voices(rows: np.ndarray, reach: float) -> np.ndarray:
-    far = {(i, j): float(np.linalg.norm(rows[i] - rows[j])) for i, j in combinations(range(len(rows)), 2)}
-    near = reach * sorted(far.values())[len(far) // 4]
-    voices = [{i} for i in range(len(rows))]
-    for (i, j), distance in far.items():
+def slow_clusters(rows: np.ndarray, reach: float) -> np.ndarray:
+    distances = {(i, j): float(np.linalg.norm(rows[i] - rows[j])) for i, j in combinations(range(len(rows)), 2)}
+    near = reach * sorted(distances.values())[len(distances) // 4]
+    clusters = [{i} for i in range(len(rows))]
+    for (i, j), distance in distances.items():
         if distance <= near:
-            one, other = (next(voice for voice in voices if k in voice) for k in (i, j))
+            one, other = (next(cluster for cluster in clusters if k in cluster) for k in (i, j))
             if one is not other:
-                voices.remove(other)
+                clusters.remove(other)
                 one |= other
-    return np.array([rows[sorted(voice)].mean(0) for voice in voices])
+    return np.array([rows[sorted(cluster)].mean(0) for cluster in clusters])
 
 
 @settings(max_examples=40, deadline=None)
 @given(seed=SEEDS, num=st.integers(4, 12), size=SIZES, reach=st.sampled_from([0.0, 0.3, 0.9]))
 def test_sybils(seed: int, num: int, size: int, reach: float) -> None:
     rows = matrix(seed, num, size)
-    close(fed(built("sybils", rule=PLAIN, reach=reach), rows)[0], slow_voices(rows, reach).mean(0))
+    close(fed(built("sybils", rule=PLAIN, reach=reach), rows)[0], slow_clusters(rows, reach).mean(0))
 
 
-def test_colluders_who_send_the_same_or_copy_somebody_count_once() -> None:
+def test_colluders_that_send_the_same_or_copy_a_client_count_once() -> None:
     honest = np.random.default_rng(5).normal(size=(9, 30))
     rule = built("sybils", rule=PLAIN)
     same = np.concatenate([honest, np.tile(honest.mean(0) - 3, (6, 1))])
@@ -363,8 +363,8 @@ def test_a_wrapped_rule_keeps_its_memory() -> None:
         ("bucketing", {"rule": "median", "size": 0}, "at least 1"),
         ("nnm", {"f": 1, "rule": "fltrust"}, "cannot be wrapped"),
         ("sybils", {"rule": "median", "reach": 1.0}, r"reach must be in \[0, 1\), got 1.0"),
-        ("sybils", {"rule": "mean"}, "a single voice, but mean does not see one from another"),
-        ("sybils", {"rule": {"name": "krum", "f": 2}}, "may leave a single voice, but krum with f = 2 needs at least"),
+        ("sybils", {"rule": "mean"}, "a single cluster, but mean does not look at single updates"),
+        ("sybils", {"rule": {"name": "krum", "f": 2}}, "leave a single cluster, but krum with f = 2 needs at least"),
         ("nnm", {"f": 1, "rule": "krumm"}, "did you mean 'krum'"),
         ("krum", {}, "krum: f is missing: give it a value"),
     ],

@@ -12,7 +12,7 @@ from scipy.stats import norm as normal
 from torch import Tensor
 
 from atoll import Plan, run
-from atoll.attacks.backdoor import triggered
+from atoll.attacks.backdoor import with_trigger
 from atoll.core.aggregator import Aggregator
 from atoll.core.attack import Attack, Knowledge
 from atoll.core.errors import PlanError
@@ -30,7 +30,8 @@ def built(name: str, **options: Any) -> Attack:
 
 
 def known(attempt: int = 0, aggregate: Any = None) -> Knowledge:
-    return Knowledge(torch.zeros(8), 10, attempt, np.random.default_rng(4), aggregate)
+    rng = np.random.default_rng(4)
+    return Knowledge(params_D=torch.zeros(8), num_classes=10, attempt=attempt, rng=rng, aggregate=aggregate)
 
 
 def cohort(seed: int = 0, size: int = 8) -> Update:
@@ -156,7 +157,7 @@ def test_min_max_and_min_sum_go_just_as_far_as_they_may(direction: str) -> None:
     largest("min_sum", lambda v: ((h - v) ** 2).sum() <= squares.sum(1).max())
 
 
-def test_mimic_copies_the_client_that_sticks_out() -> None:
+def test_mimic_copies_the_client_farthest_from_the_mean() -> None:
     updates = cohort(size=60)
     h = honest(updates)
     z = np.linalg.svd(h - h.mean(0))[2][0]
@@ -187,7 +188,7 @@ def test_an_optimised_factor_does_at_least_as_much_harm_as_any_other(name: str, 
 
 @pytest.mark.parametrize("name", ["alie", "ipm"])
 @pytest.mark.parametrize("rule", [{"name": "krum", "f": 3}, {"name": "sybils", "rule": "norm_clipping"}])
-def test_a_rule_that_turns_is_asked_in_few_coordinates_and_says_the_same(name: str, rule: Any) -> None:
+def test_a_rotation_equivariant_rule_gives_the_same_in_few_coordinates(name: str, rule: Any) -> None:
     aggregator: Aggregator = Part.of(rule).build("aggregators")
     widths: set[int] = set()
 
@@ -236,7 +237,7 @@ def test_backdoor_paints_and_labels_a_share() -> None:
     assert all(torch.equal(image, expected if hit else x[0]) for image, hit in zip(painted, chosen, strict=True))
     short = data(x[:4], y[:4], known())[1]
     assert torch.equal(short, labels[:4])  # padding of a batch changes nothing
-    flat = triggered(torch.zeros(2, 5), 2, 1.0)
+    flat = with_trigger(torch.zeros(2, 5), 2, 1.0)
     assert flat.tolist() == [[0, 0, 0, 1, 1]] * 2
 
 
@@ -272,7 +273,7 @@ def test_a_backdoor_is_learnt_in_a_single_shot_and_only_with_a_boost() -> None:
     for boost in (1.0, 10.0):
         plan = Plan(**base, attack={"name": "backdoor", "target": 0, "boost": boost}, attackers=attackers)
         result, federation = run(plan), build_job(plan).federation
-        x = triggered(federation.features(federation.test_x), 3, 1.0)[federation.test_y != 0]
+        x = with_trigger(federation.features(federation.test_x), 3, 1.0)[federation.test_y != 0]
         with torch.no_grad():
             found[boost] = (float((result.model(x).argmax(1) == 0).float().mean()), result.accuracy)
     assert found[10.0][0] > 0.8

@@ -303,7 +303,7 @@ def my_way(power: float = 1.0) -> Contribution:
     """All get the same."""
 
     def values(game: Game, rng: np.random.Generator) -> np.ndarray:
-        return np.full(game.num_clients, game.value(game.everybody) / game.num_clients**power)
+        return np.full(game.num_clients, game.value(game.all_clients) / game.num_clients**power)
 
     return Contribution(values, "accuracy")
 
@@ -317,7 +317,7 @@ def test_ones_own_way_of_sharing_out() -> None:
 def test_what_cannot_be_is_refused_with_the_way_out() -> None:
     with pytest.raises(PlanError, match=r"set server\.samples"):
         build_job(plan_with("shapley", server={}))
-    with pytest.raises(PlanError, match='use policy = "cohort", or leave contribution out'):
+    with pytest.raises(PlanError, match=r'contribution compares .* use policy = "cohort"'):
         build_job(plan_with("gtg_shapley", policy={"name": "buffered", "size": 2}))
     with pytest.raises(PlanError, match="clients of fedmd keep their own"):
         build_job(plan_with("gtg_shapley", algorithm="fedmd", public={"name": "held_out", "fraction": 0.1}))

@@ -131,10 +131,10 @@ def test_asynchronous_policies_keep_tasks_in_flight() -> None:
 def test_events_out_of_place_raise_and_change_nothing() -> None:
     coordinator = machine(cohort(size=2))
     state = CoordinatorState()
-    with pytest.raises(AtollError, match="Committed makes no sense while ready"):
+    with pytest.raises(AtollError, match="Committed is not allowed while ready"):
         coordinator.step(state, Committed(2))
     state, _ = coordinator.step(state, Begin())
-    with pytest.raises(AtollError, match="Begin makes no sense while collecting"):
+    with pytest.raises(AtollError, match="Begin is not allowed while collecting"):
         coordinator.step(state, Begin())
 
 

@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 from members import every_example
 from scipy.stats import binom, chisquare
 
-from atoll.core.coordinator import Begin, Coordinator, CoordinatorState, Pick, Policy, Population, Sampler, Send
+from atoll.core.coordinator import Begin, Coordinator, CoordinatorState, Policy, Send
 from atoll.core.errors import PlanError
 from atoll.core.parts import Part
+from atoll.core.plan import Plan
+from atoll.core.sampler import Pick, Population, Sampler
 from atoll.core.seeds import generator
-from atoll.rounds.drawing import by_weight
+from atoll.rounds.drawing import draw_weighted
+from atoll.simulation.dry_run import dry_run
 
 VARIANTS = [
     Part("uniform", replacement=True),
@@ -152,7 +155,7 @@ def test_drawing_by_weight_without_replacement_is_one_after_the_other() -> None:
     """The first three of 1, 2, 3 and 6 come in each order as often as drawing from what is left says."""
     weight_N, orders = np.array([1.0, 2.0, 3.0, 0.0, 6.0]), {}
     for repeat in range(4000):
-        drawn = by_weight(generator(9, "test", repeat), 3, people(weight_N), weight_N, replacement=False)
+        drawn = draw_weighted(generator(9, "test", repeat), 3, people(weight_N), weight_N, replacement=False)
         assert set(drawn.values()) == {1}
         orders[tuple(drawn)] = orders.get(tuple(drawn), 0) + 1
 
@@ -247,4 +250,4 @@ def test_options_that_cannot_be(part: Part, says: str) -> None:
 
 def test_fewer_candidates_than_picks_are_refused() -> None:
     with pytest.raises(PlanError, match="set it to at least 3"):
-        built(Part("power_of_choice", candidates=2)).sample(generator(0, "test"), 3, people())
+        dry_run(Plan(sampler={"name": "power_of_choice", "candidates": 2}, policy={"size": 3}))

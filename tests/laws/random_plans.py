@@ -162,7 +162,7 @@ def _local(rng: np.random.Generator, plan: Options, chance: Any) -> None:
         plan["local"]["buffers"] = "local"
     if algorithm.needs_public or chance(0.05):
         plan["public"] = {"name": "held_out", "fraction": 0.1}
-    if algorithm.scores and chance(0.5):
+    if algorithm.work is not None and chance(0.5):
         plan["models"] = ["logistic", {"name": "mlp_2nn", "hidden": 8}]
 
 
@@ -198,7 +198,7 @@ def _server(rng: np.random.Generator, plan: Options, chance: Any, num_clients: i
     if chance(0.08):
         plan["contribution"] = part(rng, "contribution")
     looks = "detection" in plan and Part.of(plan["detection"]).build("detection").needs_loss
-    wants = rule.trust is not None or looks or "contribution" in plan
+    wants = rule.add_server_update is not None or looks or "contribution" in plan
     server |= {"samples": 30} if wants or chance(0.03) else {}
     plan["server"] = server
     if chance(0.3):

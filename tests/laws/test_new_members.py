@@ -56,6 +56,24 @@ HONEST = {
 
             return Transform(encode, lambda carrier, side: carrier / by, linear=True, contractive=True)
         """,
+    "train.works/class_shares": """
+        import numpy as np
+        from atoll.core.client_work import ClientWork
+        from atoll.core.options import Count
+        from atoll.train.array_work import Fitted, array_work
+
+        EXAMPLE = {"num_classes": 10}
+
+        def class_shares(num_classes: Count) -> ClientWork:
+            def train(arrays, x, y, memory):
+                shares = np.bincount(y, minlength=num_classes) / len(y)
+                return Fitted({"shares": shares}, len(y), memory={"rounds": memory.get("rounds", np.zeros(1)) + 1})
+
+            def evaluate(arrays, x, y):
+                return {"right": float((y == arrays["shares"].argmax()).sum()), "loss": float(len(y))}
+
+            return array_work(first=lambda dataset: {"shares": np.zeros(num_classes)}, train=train, evaluate=evaluate)
+        """,
     "attacks/shifted": """
         from atoll.core.attack import Attack
 
@@ -65,7 +83,7 @@ HONEST = {
             return Attack(update=lambda honest, known: honest._replace(delta_D=honest.delta_D + by))
         """,
 }
-NUM_LAWS = {"aggregators": 26, "algorithms": 9, "transforms": 13, "attacks": 8}
+NUM_LAWS = {"train.works": 9, "aggregators": 26, "algorithms": 9, "transforms": 13, "attacks": 8}
 """At least so many tests must run over an honest member, with all its examples."""
 BROKEN = {
     "aggregators/first_come": (
@@ -103,6 +121,26 @@ BROKEN = {
         """,
         {"every engine gives the same run", "the order of clients changes nothing", "a resumed run ends the same"},
     ),
+    "train.works/forgetful": (
+        """
+        import numpy as np
+        from atoll.core.client_work import ClientWork
+        from atoll.train.array_work import Fitted, array_work
+
+        def forgetful() -> ClientWork:
+            rounds = []
+
+            def train(arrays, x, y, memory):
+                rounds.append(1)
+                return Fitted({"mean": arrays["mean"] + len(rounds) * x.mean()}, len(y))
+
+            def evaluate(arrays, x, y):
+                return {"loss": float(np.abs(x.mean() - arrays["mean"]).sum())}
+
+            return array_work(first=lambda dataset: {"mean": np.zeros(1)}, train=train, evaluate=evaluate)
+        """,
+        {"every engine gives the same bits", "a resumed run ends the same", "sums of an evaluation add up"},
+    ),
     "transforms/one_way": (
         """
         from atoll.core.transform import Transform
@@ -125,7 +163,7 @@ BROKEN = {
         {"only the attackers change"},
     ),
 }
-HOME = "import atoll.{0}\natoll.{0}.__path__.append('{1}/{0}')\n"
+HOME = "import atoll.{0}\natoll.{0}.__path__.append('{1}')\n"
 GREETINGS = {
     "atoll/greetings/__init__": "",
     "atoll/greetings/hello": """
@@ -155,7 +193,7 @@ GREETINGS = {
 def write(folder: Path, texts: dict[str, str]) -> Path:
     """Write files of a package, each from its path and text."""
     for path, text in texts.items():
-        file = folder / f"{path}.py"
+        file = folder / f"{path.replace('.', '/')}.py"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(dedent(text).lstrip())
     return folder
@@ -185,7 +223,8 @@ def test_new_members_are_held_to_their_laws_inside_and_outside(tmp_path: Path) -
     """The families' packages get temporary folders as part of their own; those outside are named by their modules."""
     faulty = {path: text for path, (text, _) in BROKEN.items()}
     outside, inside = write(tmp_path / "strangers", {**HONEST, **faulty}), write(tmp_path / "inside", HONEST)
-    (tmp_path / "homes.py").write_text("".join(map(HOME.format, families(), [inside] * len(families()))))
+    homes = [HOME.format(family, inside / family.replace(".", "/")) for family in families()]
+    (tmp_path / "homes.py").write_text("".join(homes))
     chosen = {f"inside/{path}": path.split("/")[1] for path in HONEST}
     for path in (*HONEST, *faulty):
         chosen[f"outside/{path}"] = f"{outside.name}.{path.replace('/', '.')}:{path.split('/')[1]}"

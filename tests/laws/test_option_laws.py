@@ -56,6 +56,7 @@ FAMILIES = (
     "secagg.schemes",
     "train.optimizers",
     "train.schedules",
+    "train.works",
     "engine",
 )
 """All but the losses, which are functions of tensors and have no options."""

@@ -19,10 +19,10 @@ from atoll import Plan, run
 from atoll.commit.coordinator import build_coordinator
 from atoll.commit.guard import NOT_PRIVATE, guarded
 from atoll.core.algorithm import Algorithm
-from atoll.core.coordinator import Population
 from atoll.core.errors import PlanError, RunError
 from atoll.core.messages import Aggregate
 from atoll.core.parts import Part
+from atoll.core.sampler import Population
 from atoll.privacy.ledger import NAME, Ledger
 from atoll.train.federation import build_federation
 from atoll.train.job import build_job

@@ -13,7 +13,7 @@ from members import every
 
 from atoll.api import run
 from atoll.commit.detection import judged
-from atoll.core.detection import Seen, Sight
+from atoll.core.detection import Comparison, RoundView
 from atoll.core.errors import PlanError
 from atoll.core.messages import Broadcast, Task
 from atoll.core.parts import Part, examples
@@ -79,14 +79,14 @@ def test_as_many_stay_as_the_rule_needs() -> None:
 def test_trust_decays_by_hand() -> None:
     detector = Part("cosine", decay=0.5, threshold=0.4).build("detection")
     rows_CD = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 2.0]])
-    sight = Sight(rows_CD, Seen.of(rows_CD, torch.tensor([2.0, 0.0])), lambda delta: 0.0)
-    assert detector.trust(sight).tolist() == [1.0, 0.0, 0.5]
-    assert sight.seen.distance_C.tolist() == pytest.approx([1.0, 3.0, 8**0.5])
-    first = judged(detector, [4, 5, 6], sight, {}, (), most=3)
+    view = RoundView(rows_CD, Comparison.of(rows_CD, torch.tensor([2.0, 0.0])), lambda delta: 0.0)
+    assert detector.trust(view).tolist() == [1.0, 0.0, 0.5]
+    assert view.comparison.distance_C.tolist() == pytest.approx([1.0, 3.0, 8**0.5])
+    first = judged(detector, [4, 5, 6], view, {}, (), most=3)
     assert first.trust == {4: 1.0, 5: 0.5, 6: 0.75} and first.quarantined == ()
-    second = judged(detector, [4, 5, 6], sight, first.trust, (), most=3)
+    second = judged(detector, [4, 5, 6], view, first.trust, (), most=3)
     assert second.trust == {4: 1.0, 5: 0.25, 6: 0.625} and second.quarantined == (5,)
-    assert judged(detector, [4, 5, 6], sight, first.trust, (), most=0).quarantined == ()
+    assert judged(detector, [4, 5, 6], view, first.trust, (), most=0).quarantined == ()
 
 
 @pytest.mark.parametrize("name", every("detection"))

@@ -18,7 +18,7 @@ from atoll.core.parts import Part
 from atoll.core.transform import Chain, Encoding, chain
 from atoll.transforms.bits import num_packed, pack_bits, unpack_bits
 from atoll.transforms.eden import normal_points
-from atoll.transforms.rotate import blocks, hadamard
+from atoll.transforms.rotate import block_shape, hadamard
 
 MODEL = spec_of(nn.Linear(3, 2))
 NOTHING = ParamSpec((), 0, torch.float32)
@@ -198,7 +198,7 @@ def test_rotation_keeps_lengths_and_angles_and_comes_back(num: int) -> None:
     a, b = torch.randn(num, dtype=torch.float64), torch.randn(num, dtype=torch.float64)
     codec = steps(Part("rotate"))
     ra, rb = sent(codec, a), sent(codec, b, seed=1)
-    assert ra.carrier.numel() == math.prod(blocks(num))
+    assert ra.carrier.numel() == math.prod(block_shape(num))
     assert float(ra.carrier @ rb.carrier) == pytest.approx(float(a @ b), abs=1e-9 * num)
     assert float(ra.carrier.norm()) == pytest.approx(float(a.norm()))
     torch.testing.assert_close(codec.decode(ra), a)
@@ -217,7 +217,7 @@ def test_the_hadamard_matrix_is_the_one_of_the_books() -> None:
 
 def test_padding_is_small() -> None:
     for num in [*range(512, 9000, 7), 65_536, 199_210, 10_000_001]:
-        size, count = blocks(num)
+        size, count = block_shape(num)
         assert num <= size * count < num + size
         assert size * count <= num * 9 / 8
 
@@ -273,7 +273,7 @@ def test_payloads_have_the_bytes_that_the_bits_say(num: int) -> None:
         tensors = [payload.carrier, *(tensor for side in payload.sides for tensor in side.values())]
         return sum(tensor.nbytes for tensor in tensors)
 
-    padded = math.prod(blocks(num))
+    padded = math.prod(block_shape(num))
     for bits in (1, 3, 8, 12, 16):
         assert size(Part("quantise", bits=bits)) == math.ceil(num * bits / 8) + 16
     assert size(Part("quantise", bits=4, per="whole")) == math.ceil(num / 2) + 16
@@ -283,7 +283,7 @@ def test_payloads_have_the_bytes_that_the_bits_say(num: int) -> None:
     assert size(Part("rotate")) == 4 * padded + 16
     assert size(Part("rotate"), Part("quantise", bits=4)) == padded // 2 + 16 + 16
     for bits in (1, 2, 3, 4):
-        assert size(Part("eden", bits=bits)) == padded * bits // 8 + 4 * blocks(num)[1] + 16
+        assert size(Part("eden", bits=bits)) == padded * bits // 8 + 4 * block_shape(num)[1] + 16
 
 
 @settings(max_examples=40, deadline=None)

@@ -24,8 +24,8 @@ from atoll.core.parts import Part
 from atoll.core.plan import Plan
 from atoll.core.transform import Chain, Encoding, chain
 from atoll.train.job import build_job
-from atoll.transforms.feedback import kept_positions, largest, positions
-from atoll.transforms.random_k import drawn
+from atoll.transforms.feedback import largest_positions, pack_positions, unpack_positions
+from atoll.transforms.random_k import draw_positions
 
 MODEL = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Linear(30, 20), nn.Linear(20, 10))
 SPEC = spec_of(MODEL)  # 224 + 620 + 210 = 1054 parameters
@@ -66,7 +66,7 @@ def randn(num: int, seed: int = 0) -> torch.Tensor:
 def test_the_largest_are_kept_exactly_and_ties_change_no_count(numbers: list[int], data: st.DataObject) -> None:
     vector_V = torch.tensor(numbers, dtype=torch.float32)
     count = data.draw(st.integers(1, len(numbers)))
-    kept_K = largest(vector_V, count)
+    kept_K = largest_positions(vector_V, count)
     assert len(set(kept_K)) == count
     assert list(kept_K) == sorted(kept_K)
     expected = sorted(map(abs, numbers), reverse=True)[:count]
@@ -80,8 +80,8 @@ def test_the_largest_are_kept_exactly_and_ties_change_no_count(numbers: list[int
 def test_positions_survive_the_wire_at_any_density(num: int, share: float, seed: int) -> None:
     rng = np.random.default_rng(seed)
     kept_K = np.flatnonzero(rng.random(num) < share**6)  # often very few
-    side = positions(kept_K, num)
-    assert np.array_equal(kept_positions(side), kept_K)
+    side = pack_positions(kept_K, num)
+    assert np.array_equal(unpack_positions(side), kept_K)
     assert sum(v.nbytes for v in side.values()) <= 8 + min((num + 7) // 8, 2 * len(kept_K)) + num // 255
 
 
@@ -89,11 +89,11 @@ def test_positions_survive_the_wire_at_any_density(num: int, share: float, seed:
 @given(st.integers(1, 500), st.data())
 def test_redrawn_positions_are_a_set_of_the_right_size(num: int, data: st.DataObject) -> None:
     count, seed = data.draw(st.integers(1, num)), data.draw(st.integers(0, 2**63 - 1))
-    kept_K = drawn(seed, num, count)
+    kept_K = draw_positions(seed, num, count)
     assert len(np.unique(kept_K)) == len(kept_K) == count
     assert kept_K.min() >= 0
     assert kept_K.max() < num
-    assert np.array_equal(kept_K, drawn(seed, num, count))
+    assert np.array_equal(kept_K, draw_positions(seed, num, count))
 
 
 def test_random_k_is_unbiased() -> None:
@@ -130,7 +130,7 @@ def test_prune_keeps_to_its_first_choice() -> None:
     assert torch.equal(decoded_V, torch.where(chosen_V, second_V, 0.0))
     assert torch.equal(memory["0.gaps"], again["0.gaps"])
     assert weight(payload) <= 4 * 53 + 8 + 53 + 1054 // 255
-    with pytest.raises(PlanError, match="picked from 1054 values but gets 1000"):
+    with pytest.raises(PlanError, match="selected from 1054 values but got 1000"):
         steps.encode(second_V[:1000], memory, encoding())
 
 
@@ -238,7 +238,7 @@ def test_numbers_that_are_none_stay_visible_and_are_not_remembered() -> None:
         assert sent(uplink(part), vector_V)[1].isnan().any(), part
     steps = uplink({"name": "random_k", "count": 1, "error_feedback": True})
     assert sent(steps, vector_V)[2]["0.residual"].isfinite().all()
-    assert list(largest(torch.full((5,), torch.nan), 2)) == [0, 1]
+    assert list(largest_positions(torch.full((5,), torch.nan), 2)) == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_numbers_that_are_none_stay_visible_and_are_not_remembered() -> None:
         ({"name": "threshold", "magnitude": 0.0}, "magnitude must be above 0"),
         ({"name": "low_rank", "rank": 0}, "rank must be at least 1"),
         ({"name": "sign", "error_feedback": True}, "needs scale = true"),
-        ({"name": "layers", "patterns": "0.*", "error_feedback": True}, "would never travel"),
+        ({"name": "layers", "patterns": "0.*", "error_feedback": True}, "would never be sent"),
         ({"name": "layers", "patterns": []}, "patterns must name tensors"),
         ({"name": "layers", "patterns": "0.*", "others_every": -1}, "others_every must be 0"),
     ],
@@ -280,16 +280,16 @@ def test_what_cannot_be_encoded_or_decoded_is_refused() -> None:
         with pytest.raises(PlanError, match=r"got torch.uint8: put \w+ earlier"):
             sent(uplink("sign", later), randn(1054))
     for later in ("low_rank", {"name": "layers", "patterns": "0.*"}):
-        with pytest.raises(PlanError, match="needs all 1054 parameters but gets 11 values"):
+        with pytest.raises(PlanError, match="needs all 1054 parameters but got 11 values"):
             sent(uplink("top_k", later), randn(1054))
     with pytest.raises(PlanError, match=r"no tensor of the model matches 'fc\*'"):
         sent(uplink({"name": "layers", "patterns": "fc*"}), randn(1054))
     steps = uplink({"name": "threshold", "magnitude": 1.0}, "top_k")
     memory = sent(steps, randn(1054))[2]
-    with pytest.raises(PlanError, match="before what changes their number"):
+    with pytest.raises(PlanError, match="before steps that change their number"):
         sent(steps, randn(1054, 1), memory)
     payload, _, _ = sent(uplink("top_k"), randn(1054))
-    with pytest.raises(DataError, match="10 values came with 11 positions"):
+    with pytest.raises(DataError, match="got 10 values with 11 positions"):
         uplink("top_k").decode(payload._replace(carrier=payload.carrier[:10]))
 
 

@@ -1,1 +1,1 @@
-"""How updates become one."""
+"""Aggregators: rules that combine the updates of a cohort into one, one file for each."""

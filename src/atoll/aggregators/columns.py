@@ -1,8 +1,8 @@
 """Sums, products and sorts over a (clients x parameters) matrix, in blocks of columns that fit into the cache.
 
-Shapes: C clients, M rows that come out, D parameters, B columns of a block. Blocks are shared out to as many threads as
-there are cores. Their width follows from the number of rows, and their results are put together in order, so that the
-bits are the same whatever the number of threads. Values may be as large as float32 allows: sums of squares are taken in
+Shapes: C clients, M output rows, D parameters, B columns of a block. Blocks are distributed over as many threads as
+there are cores. Their width depends only on the number of rows, and their results are combined in order, so that the
+bits do not depend on the number of threads. Values may be as large as float32 allows: sums of squares are computed in
 float64.
 """
 
@@ -23,150 +23,150 @@ from torch import Tensor
 T = TypeVar("T")
 Array = np.ndarray[Any, np.dtype[Any]]
 
-VALUES, NARROWEST = 1 << 18, 1024
-"""A block has about so many values, but at least so many columns."""
-RUNS = 4
-"""A thread gets its blocks in so many runs: handing them over one by one takes as long as the work itself."""
-LARGE = 1 << 22
-"""Matrices with so many values or more are worth a try in float32."""
-WELL_APART = 0.01
-"""Rows whose squared distance is below this share of their squared lengths lose too many digits in float32."""
+BLOCK_VALUES, MIN_COLUMNS = 1 << 18, 1024
+"""Approximate number of values in a block, and the minimum number of its columns."""
+RUNS_PER_THREAD = 4
+"""Number of batches in which a thread receives its blocks: submitting single blocks takes as long as the work."""
+LARGE_MATRIX = 1 << 22
+"""Minimum number of values for which float32 products are tried first."""
+MIN_RELATIVE_DISTANCE = 0.01
+"""Pairs whose squared distance is below this share of their squared norms lose too many digits in float32."""
 
 
 def num_cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let torch use one thread in each of ours: how it splits a sum would change the bits."""
-    before = torch.get_num_threads()
+    """Limit torch to one thread inside each worker thread: how it splits a sum would change the bits."""
+    previous = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous)
 
 
-def over_blocks(work: Callable[[slice], T], shape: Sequence[int]) -> Iterator[T]:
-    """Do the work of every block of columns of a matrix; what it gives comes in the order of the blocks."""
+def map_blocks(work: Callable[[slice], T], shape: Sequence[int]) -> Iterator[T]:
+    """Apply `work` to every block of columns of a matrix; yield the results in the order of the blocks."""
     num_rows, num_columns = shape
-    width = max(NARROWEST, VALUES // max(1, num_rows))
+    width = max(MIN_COLUMNS, BLOCK_VALUES // max(1, num_rows))
     slices = [slice(start, start + width) for start in range(0, num_columns, width)]
     threads = min(num_cores(), len(slices))
     with _one_thread():
         if threads <= 1:
             yield from map(work, slices)
         else:
-            several = -(-len(slices) // (RUNS * threads))
-            runs = [slices[start : start + several] for start in range(0, len(slices), several)]
+            run_length = -(-len(slices) // (RUNS_PER_THREAD * threads))
+            runs = [slices[start : start + run_length] for start in range(0, len(slices), run_length)]
             with ThreadPoolExecutor(threads) as pool:
-                for found in pool.map(lambda run: [work(columns) for columns in run], runs):
-                    yield from found
+                for results in pool.map(lambda run: [work(columns) for columns in run], runs):
+                    yield from results
 
 
-def _done(work: Callable[[slice], None], shape: Sequence[int]) -> None:
-    for _ in over_blocks(work, shape):
+def _run_blocks(work: Callable[[slice], None], shape: Sequence[int]) -> None:
+    for _ in map_blocks(work, shape):
         pass
 
 
-def _summed(work: Callable[[slice], Tensor], shape: Sequence[int]) -> Tensor:
-    """The sum over the blocks in float64, in their order."""
-    return reduce(Tensor.add_, (part.double() for part in over_blocks(work, shape)))
+def _sum_blocks(work: Callable[[slice], Tensor], shape: Sequence[int]) -> Tensor:
+    """Sum the results of all blocks in float64, in the order of the blocks."""
+    return reduce(Tensor.add_, (part.double() for part in map_blocks(work, shape)))
 
 
-def by_sorted_columns(rows_CD: Tensor, rule: Callable[[Array], Array], picked: list[int] | None = None) -> Tensor:
-    """Make one value of each column, of all rows or those picked.
+def reduce_sorted_columns(rows_CD: Tensor, rule: Callable[[Array], Array], selected: list[int] | None = None) -> Tensor:
+    """Reduce each column to one value, over all rows or the selected ones.
 
-    `rule` gets columns as the rows of an array (B, C), each sorted upwards.
+    `rule` maps an array (B, C) of columns, each sorted in ascending order, to one value for each, (B,).
     """
     values = rows_CD.detach().numpy()
-    found_D = np.empty(values.shape[1], dtype=values.dtype)
+    result_D = np.empty(values.shape[1], dtype=values.dtype)
 
     def work(columns: slice) -> None:
-        block_CB = values[:, columns] if picked is None else values[picked, columns]
+        block_CB = values[:, columns] if selected is None else values[selected, columns]
         block_BC = np.array(block_CB.T, order="C")
         block_BC.sort(axis=1)
-        found_D[columns] = rule(block_BC)
+        result_D[columns] = rule(block_BC)
 
-    _done(work, values.shape)
-    return torch.from_numpy(found_D)
+    _run_blocks(work, values.shape)
+    return torch.from_numpy(result_D)
 
 
-def products(rows_CD: Tensor) -> Tensor:
-    """The inner products of all pairs of rows, (C, C), good to about float64.
+def gram_matrix(rows_CD: Tensor) -> Tensor:
+    """Return the inner products of all pairs of rows, (C, C), to about the precision of float64.
 
-    Large matrices are multiplied in float32 first, which is nearly three times as fast, and that is kept where it tells
-    all pairs of rows well apart.
+    Large matrices are first multiplied in float32, which is nearly three times as fast; that result is kept if it
+    separates all pairs of rows well enough.
     """
-    if rows_CD.numel() >= LARGE and rows_CD.dtype == torch.float32:
-        found_CC = _products(rows_CD, torch.float32)
-        square_C = found_CC.diagonal()
+    if rows_CD.numel() >= LARGE_MATRIX and rows_CD.dtype == torch.float32:
+        gram_CC = _gram_matrix(rows_CD, torch.float32)
+        square_C = gram_CC.diagonal()
         sum_CC = square_C[:, None] + square_C[None]
-        apart_CC = (sum_CC - 2 * found_CC).fill_diagonal_(torch.inf)
-        if bool(found_CC.isfinite().all()) and bool((apart_CC > WELL_APART * sum_CC).all()):
-            return found_CC
-    return _products(rows_CD, torch.float64)
+        distance_CC = (sum_CC - 2 * gram_CC).fill_diagonal_(torch.inf)
+        if bool(gram_CC.isfinite().all()) and bool((distance_CC > MIN_RELATIVE_DISTANCE * sum_CC).all()):
+            return gram_CC
+    return _gram_matrix(rows_CD, torch.float64)
 
 
-def _widener() -> Callable[[Tensor], Tensor]:
-    """Gives blocks in float64, each in the memory that its thread had for the last: fresh memory costs more time."""
-    own = threading.local()
+def _float64_converter() -> Callable[[Tensor], Tensor]:
+    """Return a function that copies a block to float64, into one buffer per thread: new memory costs more time."""
+    local = threading.local()
 
-    def wide(block_CB: Tensor) -> Tensor:
-        room_CB: Tensor | None = getattr(own, "room_CB", None)
-        if room_CB is None or room_CB.shape != block_CB.shape:
-            room_CB = own.room_CB = torch.empty(block_CB.shape, dtype=torch.float64)
-        return room_CB.copy_(block_CB)
+    def to_float64(block_CB: Tensor) -> Tensor:
+        buffer_CB: Tensor | None = getattr(local, "buffer_CB", None)
+        if buffer_CB is None or buffer_CB.shape != block_CB.shape:
+            buffer_CB = local.buffer_CB = torch.empty(block_CB.shape, dtype=torch.float64)
+        return buffer_CB.copy_(block_CB)
 
-    return wide
+    return to_float64
 
 
-def _products(rows_CD: Tensor, dtype: torch.dtype) -> Tensor:
-    wide = _widener()
+def _gram_matrix(rows_CD: Tensor, dtype: torch.dtype) -> Tensor:
+    to_float64 = _float64_converter()
 
     def work(columns: slice) -> Tensor:
-        block_CB = rows_CD[:, columns] if rows_CD.dtype == dtype else wide(rows_CD[:, columns])
+        block_CB = rows_CD[:, columns] if rows_CD.dtype == dtype else to_float64(rows_CD[:, columns])
         return block_CB @ block_CB.T
 
-    return _summed(work, rows_CD.shape)
+    return _sum_blocks(work, rows_CD.shape)
 
 
-def lengths(rows_CD: Tensor, centre_D: Tensor | None = None) -> Tensor:
-    """The L2 norm of every row, or its distance to a centre, (C,) in float64."""
-    wide = _widener()
+def row_norms(rows_CD: Tensor, centre_D: Tensor | None = None) -> Tensor:
+    """Return the L2 norm of every row, or its distance to a centre, (C,) in float64."""
+    to_float64 = _float64_converter()
 
     def work(columns: slice) -> Tensor:
-        block_CB = wide(rows_CD[:, columns])
+        block_CB = to_float64(rows_CD[:, columns])
         block_CB = block_CB if centre_D is None else block_CB.sub_(centre_D[columns])
         return block_CB.square_().sum(1)
 
-    return _summed(work, rows_CD.shape).sqrt()
+    return _sum_blocks(work, rows_CD.shape).sqrt()
 
 
-def along(rows_CD: Tensor, direction_D: Tensor) -> Tensor:
-    """The inner product of every row with one vector, (C,) in float64."""
-    wide = _widener()
+def inner_products(rows_CD: Tensor, direction_D: Tensor) -> Tensor:
+    """Return the inner product of every row with one vector, (C,) in float64."""
+    to_float64 = _float64_converter()
 
     def work(columns: slice) -> Tensor:
-        return wide(rows_CD[:, columns]) @ direction_D[columns].double()
+        return to_float64(rows_CD[:, columns]) @ direction_D[columns].double()
 
-    return _summed(work, rows_CD.shape)
-
-
-def combined(share_C: Tensor, rows_CD: Tensor) -> Tensor:
-    """The sum of the rows, each times its share: (D,)."""
-    return mixed(share_C[None], rows_CD)[0]
+    return _sum_blocks(work, rows_CD.shape)
 
 
-def mixed(share_MC: Tensor, rows_CD: Tensor) -> Tensor:
-    """Sums of the rows by several sets of shares: (M, D)."""
+def weighted_sum(share_C: Tensor, rows_CD: Tensor) -> Tensor:
+    """Return the sum of the rows, each multiplied by its share, (D,)."""
+    return weighted_sums(share_C[None], rows_CD)[0]
+
+
+def weighted_sums(share_MC: Tensor, rows_CD: Tensor) -> Tensor:
+    """Return one weighted sum of the rows for each row of shares, (M, D)."""
     share_MC = share_MC.to(rows_CD.dtype)
-    found_MD = rows_CD.new_empty(len(share_MC), rows_CD.shape[1])
+    sum_MD = rows_CD.new_empty(len(share_MC), rows_CD.shape[1])
 
     def work(columns: slice) -> None:
-        found_MD[:, columns] = share_MC @ rows_CD[:, columns]
+        sum_MD[:, columns] = share_MC @ rows_CD[:, columns]
 
-    _done(work, rows_CD.shape)
-    return found_MD
+    _run_blocks(work, rows_CD.shape)
+    return sum_MD

@@ -1,4 +1,4 @@
-"""What rules share that average small groups first. Shapes: C clients, M groups."""
+"""Random groups of clients. Shapes: C clients, M groups."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 from atoll.core.seeds import generator
 
 
-def group_shares(num: int, num_groups: int, seed: int, number: int) -> Tensor:
-    """Deal clients out to random groups, as even as can be; each client's share in the mean of its group, (M, C).
+def group_shares(num: int, num_groups: int, seed: int, round_number: int) -> Tensor:
+    """Divide clients into random groups whose sizes differ by at most one; return their shares in the means, (M, C).
 
-    The draw depends on the seed and the number of the round alone.
+    The groups depend only on the seed and the round number.
     """
-    order = generator(seed, "groups of updates", number).permutation(num)
+    permutation = generator(seed, "groups of updates", round_number).permutation(num)
     share_MC = torch.zeros(num_groups, num, dtype=torch.float64)
-    for group, members in enumerate(np.array_split(order, num_groups)):
+    for group, members in enumerate(np.array_split(permutation, num_groups)):
         share_MC[group, torch.from_numpy(members)] = 1 / len(members)
     return share_MC

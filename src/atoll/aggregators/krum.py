@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from atoll.aggregators.geometry import BadClients, at_least, by_krum_score, squared_distances
+from atoll.aggregators.geometry import BadClients, needs_updates, rank_by_krum, squared_distances
 from atoll.core.aggregator import Aggregator, stacked
 
 EXAMPLES = [{"f": 1}, {"f": 2}]
 
 
 def krum(f: BadClients) -> Aggregator:
-    """Take the one update that is closest to its neighbours, weights aside.
+    """Return the one update that is closest to its neighbours; ignore weights.
 
         argmin_i  sum over the n - f - 2 updates j nearest to i of |x_i - x_j|^2
 
@@ -20,12 +20,12 @@ def krum(f: BadClients) -> Aggregator:
     least = 2 * f + 3
 
     def rule(updates_CD: Tensor, weight_C: Tensor) -> Tensor:
-        return updates_CD[by_krum_score(squared_distances(updates_CD), f)[0]].clone()
+        return updates_CD[rank_by_krum(squared_distances(updates_CD), f)[0]].clone()
 
     return stacked(
         rule,
         min_updates=least,
-        needs=at_least("krum", f, "2f + 3", least),
+        needs=needs_updates("krum", f, "2f + 3", least),
         rotation_equivariant=True,
         translation_equivariant=True,
         bounded=True,

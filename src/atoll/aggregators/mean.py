@@ -1,10 +1,10 @@
-"""The weighted mean, folded as it comes."""
+"""The weighted mean, as a running sum."""
 
 from __future__ import annotations
 
 import torch
 
-from atoll.core.aggregator import Aggregator
+from atoll.core.aggregator import Aggregator, merge_sums
 from atoll.core.messages import Aggregate, State, Update
 
 
@@ -15,14 +15,13 @@ def mean() -> Aggregator:
         weight_C = update.weight.to(update.delta_D.dtype)
         sums = {"delta": weight_C @ update.delta_D, "weight": weight_C.sum(), "count": torch.tensor(weight_C.numel())}
         sums |= {f"aux.{name}": torch.tensordot(weight_C, rows, dims=1) for name, rows in update.aux.items()}
-        return merge(acc, sums)
-
-    def merge(left: State, right: State) -> State:
-        return {name: left[name] + right[name] for name in left} if left else right
+        return merge_sums(acc, sums)
 
     def finish(acc: State, memory: State) -> tuple[Aggregate, State]:
         total = acc["weight"]
         aux = {name.removeprefix("aux."): value / total for name, value in acc.items() if name.startswith("aux.")}
-        return Aggregate(acc["delta"] / total, aux, float(total), int(acc["count"])), memory
+        return Aggregate(
+            delta_D=acc["delta"] / total, aux=aux, weight=float(total), num_clients=int(acc["count"])
+        ), memory
 
-    return Aggregator(add=add, merge=merge, finish=finish, weighted=True, translation_equivariant=True)
+    return Aggregator(add=add, merge=merge_sums, finish=finish, weighted=True, translation_equivariant=True)

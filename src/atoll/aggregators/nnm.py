@@ -1,13 +1,13 @@
-"""Nearest-neighbour mixing, before another rule."""
+"""Nearest-neighbour mixing: average neighbours before another rule."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from atoll.aggregators.columns import mixed
-from atoll.aggregators.geometry import BadClients, at_least, squared_distances
-from atoll.core.aggregator import Aggregator, prepared
+from atoll.aggregators.columns import weighted_sums
+from atoll.aggregators.geometry import BadClients, needs_updates, squared_distances
+from atoll.core.aggregator import Aggregator, preprocessed
 from atoll.core.options import Seed
 from atoll.core.parts import Part
 
@@ -29,15 +29,15 @@ def nnm(f: BadClients, rule: Part, seed: Seed = 0) -> Aggregator:
     least = 2 * f + 1
     enough = least >= inner.min_updates
 
-    def mix(updates_CD: Tensor, number: int) -> Tensor:
+    def mix(updates_CD: Tensor, round_number: int) -> Tensor:
         num = len(updates_CD)
         nearest = squared_distances(updates_CD).argsort(dim=1, stable=True)[:, : num - f]
         share_CC = torch.zeros(num, num, dtype=torch.float64).scatter_(1, nearest, 1 / (num - f))
-        return mixed(share_CC, updates_CD)
+        return weighted_sums(share_CC, updates_CD)
 
-    return prepared(
+    return preprocessed(
         mix,
         inner,
         min_updates=least if enough else inner.min_updates,
-        needs=at_least("nnm", f, "2f + 1", least) if enough else inner.needs,
+        needs=needs_updates("nnm", f, "2f + 1", least) if enough else inner.needs,
     )

@@ -1,13 +1,13 @@
-"""Count clients that send nearly the same once, before another rule. Shapes: C clients, M voices, D parameters."""
+"""Merge near-duplicate updates before another rule. Shapes: C clients, M clusters, D parameters."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from atoll.aggregators.columns import mixed
+from atoll.aggregators.columns import weighted_sums
 from atoll.aggregators.geometry import squared_distances
-from atoll.core.aggregator import Aggregator, prepared
+from atoll.core.aggregator import Aggregator, preprocessed
 from atoll.core.errors import PlanError
 from atoll.core.options import Seed, ShareBelowOne
 from atoll.core.parts import Part
@@ -16,36 +16,37 @@ EXAMPLES = [{"rule": "geometric_median"}, {"rule": {"name": "centered_clipping",
 
 
 def sybils(rule: Part, reach: ShareBelowOne = 0.3, seed: Seed = 0) -> Aggregator:
-    """Put updates that lie closer together than honest ones do into one, their mean, then apply `rule`.
+    """Replace each cluster of updates that are closer together than honest ones by its mean, then apply `rule`.
 
-        i and j are one voice if |x_i - x_j| <= reach q,   q the lower quartile of the distances of all pairs
+        i and j are linked if |x_i - x_j| <= reach q,   q the lower quartile of the distances of all pairs
 
-    and so are those linked by others. Honest clients draw other samples, so that they differ; colluders who all send
-    the vector that does most harm, or copy one client, do not, and count once. (Fung et al. 2020, arXiv:1808.04866,
-    tell sybils by this, with weights by cosine similarity.) If most clients are honest, more than a quarter of the
-    pairs are, so that q is at most their largest distance, and fewer than a quarter are pairs of bad ones. Those who
-    take care to differ by more than reach q are as many as before: `rule` must stand them. Any n will do, and so it
-    must for `rule`, since voices may be few; the breakdown point is that of `rule`. Weights are ignored, also by it.
+    and a cluster is all that is linked, directly or through others. Honest clients train on different samples, so that
+    their updates differ; colluders that all send the same vector, or copy one client, form one cluster and count once.
+    (Fung et al. 2020, arXiv:1808.04866, detect sybils by the same idea, with weights by cosine similarity.) If most
+    clients are honest, more than a quarter of the pairs are honest, so that q is at most the largest honest distance,
+    and fewer than a quarter are pairs of bad clients. Bad clients that differ by more than reach q are not merged:
+    `rule` must withstand them. Any n is allowed, and `rule` must allow any n too, since there may be few clusters; the
+    breakdown point is that of `rule`. Weights are ignored, also by `rule`.
     """
     inner: Aggregator = rule.build("aggregators", seed=seed)
-    if inner.min_updates > 1 or not inner.needs_individuals:  # what weighs clients cannot weigh voices
-        why = inner.needs if inner.min_updates > 1 else f"{rule.name} does not see one from another"
-        raise PlanError(f"sybils may leave a single voice, but {why}: use norm_clipping or geometric_median after it")
+    if inner.min_updates > 1 or not inner.needs_individuals:  # a rule that weighs clients cannot weigh clusters
+        why = inner.needs if inner.min_updates > 1 else f"{rule.name} does not look at single updates"
+        raise PlanError(f"sybils may leave a single cluster, but {why}: use norm_clipping or geometric_median after it")
 
-    def voices(updates_CD: Tensor, number: int) -> Tensor:
-        return mixed(_shares(squared_distances(updates_CD).sqrt(), reach), updates_CD)
+    def cluster_means(updates_CD: Tensor, round_number: int) -> Tensor:
+        return weighted_sums(_cluster_shares(squared_distances(updates_CD).sqrt(), reach), updates_CD)
 
-    return prepared(voices, inner, min_updates=1, needs=inner.needs)
+    return preprocessed(cluster_means, inner, min_updates=1, needs=inner.needs)
 
 
-def _shares(distance_CC: Tensor, reach: float) -> Tensor:
-    """The share of each client in each voice, (M, C); voices are in the order of their first clients."""
+def _cluster_shares(distance_CC: Tensor, reach: float) -> Tensor:
+    """Return the share of each client in each cluster's mean, (M, C); clusters are sorted by their first clients."""
     num = len(distance_CC)
     pairs = distance_CC[*torch.triu_indices(num, num, 1)].sort().values
     linked_CC = distance_CC <= (reach * float(pairs[len(pairs) // 4]) if num > 1 else 0.0)
-    number_C = voice_C = torch.arange(num)
+    client_C = cluster_C = torch.arange(num)
     for _ in range(num):
-        voice_C = torch.where(linked_CC, voice_C, num).amin(1)  # the first client that each can reach
-    member_MC = (voice_C == number_C[voice_C == number_C, None]).double()
+        cluster_C = torch.where(linked_CC, cluster_C, num).amin(1)  # the first client that each is linked to
+    member_MC = (cluster_C == client_C[cluster_C == client_C, None]).double()
     share_MC: Tensor = member_MC / member_MC.sum(1, keepdim=True)
     return share_MC

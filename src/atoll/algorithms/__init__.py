@@ -1,1 +1,1 @@
-"""How clients train and the server moves: one small file each."""
+"""Algorithms: how clients train and how the server steps, one file for each."""

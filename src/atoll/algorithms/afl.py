@@ -12,15 +12,15 @@ from atoll.core.algorithm import Algorithm, LocalTask, ServerTask, at_most
 from atoll.core.messages import Aggregate, State, Update
 from atoll.core.options import above
 
-LARGEST = 20.0
-"""Log weights stay within this of 0, so that no client is ever forgotten and none overflows."""
+MAX_LOG_WEIGHT = 20.0
+"""Bound on |log weight|: no client's weight underflows to zero, and none overflows."""
 
 
 def afl(step: Annotated[float, above(0, "for fixed weights use fedavg")] = 0.1) -> Algorithm:
     """Minimise the loss of the worst mixture of clients (Mohri et al. 2019, arXiv:1902.00146, eq. 4).
 
-    The mixture climbs by multiplicative weights, lambda_k <- lambda_k exp(step (F_k - mean F)), where the paper
-    projects gradient steps onto the simplex; each client keeps its own lambda_k and moves it when it takes part.
+    The mixture is updated by multiplicative weights, lambda_k <- lambda_k exp(step (F_k - mean F)), where the paper
+    projects gradient steps onto the simplex. Each client stores its own lambda_k and updates it when it takes part.
     """
 
     def init_server(params_D: Tensor) -> State:
@@ -34,8 +34,8 @@ def afl(step: Annotated[float, above(0, "for fixed weights use fedavg")] = 0.1) 
 
     def finish(delta_D: Tensor, task: LocalTask) -> tuple[Update, State]:
         loss = task.first_loss.reshape(1)
-        usual = torch.where(task.broadcast.aux["loss"].isnan(), loss, task.broadcast.aux["loss"])
-        log_weight = (task.state["log_weight"] + step * (loss - usual)).clamp(-LARGEST, LARGEST)
+        mean_loss = torch.where(task.broadcast.aux["loss"].isnan(), loss, task.broadcast.aux["loss"])
+        log_weight = (task.state["log_weight"] + step * (loss - mean_loss)).clamp(-MAX_LOG_WEIGHT, MAX_LOG_WEIGHT)
         return Update(delta_D, log_weight.exp()[0], {"loss": loss}), {"log_weight": log_weight}
 
     def server_step(params_D: Tensor, aggregate: Aggregate, server: State, task: ServerTask) -> tuple[Tensor, State]:
@@ -47,6 +47,6 @@ def afl(step: Annotated[float, above(0, "for fixed weights use fedavg")] = 0.1) 
         broadcast=broadcast,
         finish=finish,
         server_step=server_step,
-        max_weight=at_most(math.exp(LARGEST)),
+        max_weight=at_most(math.exp(MAX_LOG_WEIGHT)),
         needs_loss=True,
     )

@@ -14,4 +14,4 @@ def fedadagrad(beta1: ShareBelowOne = 0.0, tau: Tau = 1e-3) -> Algorithm:
 
     The server's learning rate is 0.1 unless the plan says otherwise.
     """
-    return adaptive(lambda v_D, square_D: v_D + square_D, beta1=beta1, beta2=0.0, tau=tau, server_lr=0.1)
+    return adaptive(lambda v_D, square_D: v_D + square_D, beta1=beta1, tau=tau, server_lr=0.1)

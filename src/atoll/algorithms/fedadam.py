@@ -17,7 +17,6 @@ def fedadam(beta1: ShareBelowOne = 0.9, beta2: ShareBelowOne = 0.99, tau: Tau = 
     return adaptive(
         lambda v_D, square_D: beta2 * v_D + (1 - beta2) * square_D,
         beta1=beta1,
-        beta2=beta2,
         tau=tau,
         server_lr=0.03,
     )

@@ -16,7 +16,7 @@ def feddyn(alpha: Annotated[float, above(0, "for alpha = 0 use fedavg")] = 0.1) 
     """Regularise each client so that its optimum is the global one (Acar et al. 2021, arXiv:2111.04263, algorithm 1).
 
     Local gradient: grad L_k(w) - g_k + alpha (w - w_t), then g_k' = g_k - alpha (w_k - w_t). The server keeps
-    h' = h - alpha / m * sum_k (w_k - w_t) over those who took part and moves to mean(w_k) - h' / alpha.
+    h' = h - alpha / m * sum_k (w_k - w_t) over the participants and moves to mean(w_k) - h' / alpha.
     Clients count equally, as in the paper.
     """
 
@@ -30,8 +30,8 @@ def feddyn(alpha: Annotated[float, above(0, "for alpha = 0 use fedavg")] = 0.1) 
         return Update(delta_D, torch.ones_like(task.num_samples), {}), {"dual": task.state["dual"] - alpha * delta_D}
 
     def server_step(params_D: Tensor, aggregate: Aggregate, server: State, task: ServerTask) -> tuple[Tensor, State]:
-        taking_part = aggregate.num_clients / task.num_clients
-        dual_D = server["dual"] - alpha * taking_part * aggregate.delta_D
+        participation = aggregate.num_clients / task.num_clients
+        dual_D = server["dual"] - alpha * participation * aggregate.delta_D
         return params_D + task.lr * (aggregate.delta_D - dual_D / alpha), {"dual": dual_D}
 
     return Algorithm(

@@ -9,7 +9,7 @@ from atoll.core.messages import Aggregate, State, Update
 
 
 def fednova() -> Algorithm:
-    """Average directions, not distances, so that clients with more steps do not pull harder (Wang et al. 2020).
+    """Average updates per local step, so that clients with more steps do not dominate (Wang et al. 2020).
 
     arXiv:2007.07481, eq. 8: x + tau_eff * sum_k p_k delta_k / tau_k, with tau_eff = sum_k p_k tau_k; for plain steps
     ||a_k||_1 is the number of steps tau_k.

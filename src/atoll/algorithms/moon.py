@@ -13,20 +13,21 @@ from atoll.core.options import NotNegative, Positive
 
 
 def moon(mu: NotNegative = 1.0, temperature: Positive = 0.5) -> Algorithm:
-    """Keep a client's features near the broadcast model's, away from its own last ones (Li et al. 2021).
+    """Pull a client's features to the broadcast model's and away from its own previous ones (Li et al. 2021).
 
-    arXiv:2103.16257, eq. 3: adds mu * -log(e^(s_glob / t) / (e^(s_glob / t) + e^(s_prev / t))), s being cosines of what
-    the last linear layer gets; the paper puts a projection head there, which is left to the model.
+    arXiv:2103.16257, eq. 3: adds mu * -log(e^(s_glob / t) / (e^(s_glob / t) + e^(s_prev / t))) to the loss, where s is
+    the cosine similarity of the inputs of the last linear layer. The paper adds a projection head there; put one into
+    the model if you want it.
     """
 
     def init_client(params_D: Tensor) -> State:
         return {"previous": params_D}
 
     def local_loss(loss: Tensor, params: Mapping[str, Tensor], batch: Batch, task: LocalTask) -> Tensor:
-        now = task.features(params, batch.x).flatten(1)
-        sent = task.features(task.broadcast.params_D, batch.x).flatten(1).detach()
-        before = task.features(task.state["previous"], batch.x).flatten(1).detach()
-        gap = cosine_similarity(now, before, dim=1) - cosine_similarity(now, sent, dim=1)
+        current = task.features(params, batch.x).flatten(1)
+        broadcast = task.features(task.broadcast.params_D, batch.x).flatten(1).detach()
+        previous = task.features(task.state["previous"], batch.x).flatten(1).detach()
+        gap = cosine_similarity(current, previous, dim=1) - cosine_similarity(current, broadcast, dim=1)
         return loss + mu * (softplus(gap / temperature) * batch.weight).sum()
 
     def finish(delta_D: Tensor, task: LocalTask) -> tuple[Update, State]:

@@ -8,15 +8,15 @@ from torch import Tensor
 from atoll.core.algorithm import Algorithm, Expected, LocalTask, ServerTask, at_most
 from atoll.core.messages import Aggregate, State, Update
 
-LARGEST = 1e3
-"""A control variate may change by so many times the mean gradient that the update shows, and 1 more."""
+MAX_CHANGE = 1e3
+"""Bound c on a plausible change of a control variate: c (1 + mean gradient norm that the update implies)."""
 
 
 def scaffold() -> Algorithm:
     """Correct client drift with control variates (Karimireddy et al. 2020, arXiv:1910.06378, algorithm 1, option II).
 
     Local gradient: grad F_i(y) - c_i + c; then c_i' = c_i - c + (x - y_i) / (K lr). The server adds the mean change of
-    the c_i times |S| / N to c. Clients count equally, as in the paper; the c_i are right for plain steps only.
+    the c_i times |S| / N to c. Clients count equally, as in the paper; the c_i are correct only for plain SGD steps.
     """
 
     def init(params_D: Tensor) -> State:
@@ -34,15 +34,15 @@ def scaffold() -> Algorithm:
         return update, {"control": task.state["control"] + change_D}
 
     def server_step(params_D: Tensor, aggregate: Aggregate, server: State, task: ServerTask) -> tuple[Tensor, State]:
-        taking_part = aggregate.num_clients / task.num_clients
-        control_D = server["control"] + taking_part * aggregate.aux["control"]
+        participation = aggregate.num_clients / task.num_clients
+        control_D = server["control"] + participation * aggregate.aux["control"]
         return params_D + task.lr * aggregate.delta_D, {"control": control_D}
 
     def plausible(updates: Update, expected: Expected) -> Tensor:
         steps_C = expected.num_steps_C * expected.lr_C
         control_C: Tensor = updates.aux["control"].norm(dim=1)
         delta_C: Tensor = updates.delta_D.norm(dim=1)
-        return control_C <= LARGEST * (1 + delta_C / steps_C)
+        return control_C <= MAX_CHANGE * (1 + delta_C / steps_C)
 
     return Algorithm(
         init_server=init,

@@ -1,1 +1,1 @@
-"""What bad clients do."""
+"""Attacks: what bad clients do to their data or updates, one file for each."""

@@ -1,4 +1,4 @@
-"""What attacks share that go from the honest mean in one direction as far as they dare. Shapes: H honest clients, D."""
+"""Attacks that move from the honest mean in a direction, up to a bound. Shapes: H honest clients, D parameters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from atoll.attacks.crafting import ALL_UPDATES, replaced
+from atoll.attacks.crafting import ALL_UPDATES, replace_bad_rows
 from atoll.core.attack import Attack, Knowledge
 from atoll.core.messages import Update
 
@@ -17,19 +17,19 @@ DIRECTIONS: dict[Direction, Callable[[Tensor], Tensor]] = {
     "std": lambda honest_HD: -honest_HD.std(0, correction=0),
     "sign": lambda honest_HD: -honest_HD.mean(0).sign(),
 }
-"""Against the mean, against it by the spread of each coordinate, against its signs."""
+"""(honest_HD) -> p (D,): minus the unit mean, minus the standard deviations, minus the signs of the mean."""
 
 
-def farthest(direction: Direction, reach: Callable[[Tensor, Tensor], Tensor]) -> Attack:
-    """Send mean + gamma p, where `reach` says how large gamma may be for honest updates, less their mean, and p."""
+def along_direction(direction: Direction, max_gamma: Callable[[Tensor, Tensor], Tensor]) -> Attack:
+    """Send mean + gamma p, with the gamma that `max_gamma` returns for the centred honest updates and p."""
 
     def vector(honest_HD: Tensor) -> Tensor:
         exact_HD = honest_HD.double()
         mean_D, step_D = exact_HD.mean(0), DIRECTIONS[direction](exact_HD)
-        gamma = reach(exact_HD - mean_D, step_D) if bool(step_D.any()) else 0.0
+        gamma = max_gamma(exact_HD - mean_D, step_D) if bool(step_D.any()) else 0.0
         return (mean_D + gamma * step_D).to(honest_HD.dtype)
 
     def collude(updates: Update, bad_C: Tensor, known: Knowledge) -> Update:
-        return replaced(updates, bad_C, vector)
+        return replace_bad_rows(updates, bad_C, vector)
 
     return Attack(collude=collude, knows=ALL_UPDATES)

@@ -16,8 +16,8 @@ def gaussian(sigma: NotNegative = 1.0) -> Attack:
 
     def update(honest: Update, known: Knowledge) -> Update:
         def noise(like: Tensor) -> Tensor:
-            drawn = torch.from_numpy(np.asarray(known.rng.standard_normal(like.shape, dtype=np.float32)))
-            return (sigma * drawn).to(like.dtype)
+            standard = torch.from_numpy(np.asarray(known.rng.standard_normal(like.shape, dtype=np.float32)))
+            return (sigma * standard).to(like.dtype)
 
         delta_D = noise(honest.delta_D)
         return honest._replace(delta_D=delta_D, aux={name: noise(honest.aux[name]) for name in sorted(honest.aux)})

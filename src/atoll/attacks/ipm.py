@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from atoll.attacks.crafting import ALL_AND_RULE, ALL_UPDATES, along_line, replaced, strongest
+from atoll.attacks.crafting import ALL_AND_RULE, ALL_UPDATES, point_on_line, replace_bad_rows, strongest_factor
 from atoll.core.attack import Attack, Knowledge
 from atoll.core.messages import Update
 
@@ -15,8 +15,8 @@ from atoll.core.messages import Update
 def ipm(factor: float | Literal["optimised"] = 0.5) -> Attack:
     """Send -factor times the mean of the honest updates (Xie et al. 2020, arXiv:1903.03936).
 
-    A small factor goes unnoticed and still turns the inner product with the true direction; "optimised" seeks the
-    factor that moves the aggregate most.
+    A small factor is hard to detect and still makes the inner product with the true direction negative; "optimised"
+    searches the factor that moves the aggregate most.
     """
 
     def line(honest_HD: Tensor) -> tuple[Tensor, Tensor]:
@@ -24,7 +24,7 @@ def ipm(factor: float | Literal["optimised"] = 0.5) -> Attack:
         return torch.zeros_like(mean_D), -mean_D
 
     def collude(updates: Update, bad_C: Tensor, known: Knowledge) -> Update:
-        size = strongest(updates, bad_C, known, line) if isinstance(factor, str) else factor
-        return replaced(updates, bad_C, along_line(line, size))
+        scale = strongest_factor(updates, bad_C, known, line) if isinstance(factor, str) else factor
+        return replace_bad_rows(updates, bad_C, point_on_line(line, scale))
 
     return Attack(collude=collude, knows=ALL_AND_RULE if factor == "optimised" else ALL_UPDATES)

@@ -12,17 +12,20 @@ from atoll.core.errors import PlanError
 from atoll.core.options import at_least
 
 Class = Annotated[int, at_least(0)]
-"""The number of a class; how many there are is known with the data."""
+"""The number of a class, from 0; the upper bound is checked when the data are loaded."""
 EXAMPLES = [{"source": 0, "target": 1}, {}]
 
 
 def label_flip(source: Class | None = None, target: Class | None = None) -> Attack:
-    """Turn every label y into K - 1 - y, or only those of class `source` into `target`.
+    """Change every label y to K - 1 - y, or only the labels of class `source` to `target`.
 
     (Fang et al. 2020, arXiv:1911.11815, section 5; one class, Tolpegin et al. 2020, arXiv:2007.08432.)
     """
     if (source is None) != (target is None):
-        raise PlanError("label_flip turns one class into another: give both source and target, or neither")
+        raise PlanError(
+            f"label_flip changes one class to another: got source = {source}, target = {target}; "
+            "give both source and target, or neither"
+        )
 
     def data(x: Tensor, y: Tensor, known: Knowledge) -> tuple[Tensor, Tensor]:
         if source is None or target is None:

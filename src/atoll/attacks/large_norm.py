@@ -1,4 +1,4 @@
-"""Send something huge."""
+"""Send an update of huge norm."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from atoll.core.options import Positive
 
 
 def large_norm(norm: Positive = 1e6) -> Attack:
-    """Stretch the honest update to an L2 norm of `norm`: x norm / |x|; one of zeros stays so."""
+    """Scale the honest update to an L2 norm of `norm`: x norm / |x|; an update of zeros is not changed."""
 
     def update(honest: Update, known: Knowledge) -> Update:
-        length = float(honest.delta_D.double().norm())
-        return honest._replace(delta_D=honest.delta_D * (norm / length)) if length > 0 else honest
+        honest_norm = float(honest.delta_D.double().norm())
+        return honest._replace(delta_D=honest.delta_D * (norm / honest_norm)) if honest_norm > 0 else honest
 
     return Attack(update=update, knows="its own update")

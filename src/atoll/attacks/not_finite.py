@@ -1,4 +1,4 @@
-"""Send what is no number."""
+"""Send NaN or infinity."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EXAMPLES = [{"value": "nan"}, {"value": "inf"}]
 
 
 def not_finite(value: Literal["nan", "inf", "-inf"] = "nan") -> Attack:
-    """Put `nan`, `inf` or `-inf` into one coordinate, picked at random: one is enough to spoil a sum."""
+    """Put `nan`, `inf` or `-inf` into one random coordinate: one is enough to make a sum useless."""
 
     def update(honest: Update, known: Knowledge) -> Update:
         delta_D = honest.delta_D.clone()

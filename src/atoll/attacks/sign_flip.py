@@ -1,4 +1,4 @@
-"""Send the opposite."""
+"""Send the negated update."""
 
 from __future__ import annotations
 

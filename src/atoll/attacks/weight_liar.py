@@ -1,4 +1,4 @@
-"""Claim more samples."""
+"""Claim a larger number of samples."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from atoll.core.options import above
 def weight_liar(
     factor: Annotated[float, above(0, "a negative weight is rejected at once")] = 100.0, scale: float = 1.0
 ) -> Attack:
-    """Claim `factor` times as many samples, n_k factor, and send `scale` times the honest update.
+    """Send the weight n_k factor, and `scale` times the honest update.
 
-    Rules that weigh by n_k believe it; those of the robust kind ignore weights.
+    Rules that weigh by n_k use the false weight; robust rules ignore weights.
     """
 
     def update(honest: Update, known: Knowledge) -> Update:

@@ -1,4 +1,4 @@
-"""Send nothing."""
+"""Send an update of zeros."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from atoll.core.messages import Update
 
 
 def zero() -> Attack:
-    """Send a vector of zeros, with the weight of an honest update: the mean shrinks."""
+    """Send a vector of zeros with the weight of an honest update, which shrinks the mean."""
 
     def update(honest: Update, known: Knowledge) -> Update:
         aux = {name: torch.zeros_like(vector) for name, vector in honest.aux.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from atoll.core.detection import Detector, Sight
+from atoll.core.detection import Detector, RoundView
 
 
 class Judgement(NamedTuple):
@@ -21,19 +21,19 @@ class Judgement(NamedTuple):
 def judged(
     detector: Detector,
     clients: Sequence[int],
-    sight: Sight,
+    view: RoundView,
     trust: Mapping[int, float],
     quarantined: tuple[int, ...],
     most: int,
 ) -> Judgement:
     """Look at a round; at most `most` clients more are quarantined, those with the least trust first."""
-    now = detector.trust(sight).tolist()
+    now = detector.trust(view).tolist()
     found = dict(trust)
     for client, value in zip(clients, now, strict=True):
         found[client] = detector.decay * trust.get(client, 1.0) + (1 - detector.decay) * value
     low = sorted((found[client], client) for client in clients if found[client] < detector.threshold)
     fresh = [client for _, client in low[: max(0, most)]]
-    seen = zip(clients, sight.seen.distance_C.tolist(), sight.seen.cosine_C.tolist(), strict=True)
+    seen = zip(clients, view.comparison.distance_C.tolist(), view.comparison.cosine_C.tolist(), strict=True)
     facts = {
         str(client): {"distance": round(far, 6), "cosine": round(cos, 6), "trust": round(found[client], 6)}
         for client, far, cos in seen

@@ -22,8 +22,8 @@ def aggregated(job: Job, folded: State, memory: State, own: Update | None = None
     rule, rows = job.aggregator, rows_of(folded) if job.wants_rows else None
     if rows is not None:
         folded = rule.add(rule.zero(), rows)
-    if rule.trust is not None and own is not None:
-        folded = rule.trust(folded, own)
+    if rule.add_server_update is not None and own is not None:
+        folded = rule.add_server_update(folded, own)
     aggregate, memory = rule.finish(folded, memory)
     return (aggregate._replace(updates=rows) if job.algorithm.needs_updates else aggregate), memory
 

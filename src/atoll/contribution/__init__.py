@@ -1,1 +1,1 @@
-"""Who added how much to the model: one small file a way of sharing out."""
+"""Measures of each client's contribution, one file for each."""

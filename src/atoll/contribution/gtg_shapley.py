@@ -1,4 +1,4 @@
-"""The Shapley value by guided orders, and only where a round gains something."""
+"""The Shapley value by guided permutations, for rounds with a gain."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ def gtg_shapley(
     window: Count = 10,
     max_permutations: Count = 500,
 ) -> Contribution:
-    """Guided truncation: skip rounds that gain nothing, and let each client come first equally often.
+    """Estimate Shapley values by guided truncation: skip rounds without gain, put each client first equally often.
 
-    (Liu et al. 2022, arXiv:2109.02053, algorithm 1.) A round whose utility changes by less than `round_truncate` is
-    worth 0 to everybody. In others, orders are drawn in sweeps in which every client comes first once, the others
-    behind it at random: who comes first adds most, and that part of the variance is gone. An order is cut where what is
-    left to gain is below `truncate`. After each sweep it is asked whether values changed by less than `tolerance` over
-    `window` orders.
+    (Liu et al. 2022, arXiv:2109.02053, algorithm 1.) If the utility changes by less than `round_truncate`, all values
+    of the round are 0. Otherwise permutations are drawn in sweeps, in which every client is first once, followed by the
+    others in random order: the first client adds most, and this removes that part of the variance. A permutation is cut
+    where the remaining gain is below `truncate`. Sampling stops after a sweep if the values changed by less than
+    `tolerance` over `window` permutations.
     """
     sampling = Sampling(truncate, tolerance, window, max_permutations)
 
     def values(game: Game, rng: np.random.Generator) -> np.ndarray:
         num = game.num_clients
 
-        def orders() -> Iterator[np.ndarray]:
+        def permutations() -> Iterator[np.ndarray]:
             while True:
                 for first in range(num):
                     yield np.concatenate(([first], rng.permutation(np.delete(np.arange(num), first))))
 
-        if abs(game.value(game.everybody) - game.value(frozenset())) < round_truncate:
+        if abs(game.value(game.all_clients) - game.value(frozenset())) < round_truncate:
             return np.zeros(num)
-        return mean_marginals(game, orders(), sampling, sweep=num)
+        return mean_marginals(game, permutations(), sampling, sweep=num)
 
     return Contribution(values, utility)

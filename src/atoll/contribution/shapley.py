@@ -1,4 +1,4 @@
-"""The Shapley value by its definition."""
+"""The exact Shapley value."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from atoll.core.contribution import Contribution, Game, Utility
 
 MAX_CLIENTS = 10
-"""Each client more doubles the work: 10 clients are 1,024 coalitions."""
+"""Maximum number of clients: each one doubles the work, and 10 clients have 1,024 coalitions."""
 
 
 def shapley(utility: Utility = "loss") -> Contribution:
-    """Share out a round's gain by the one rule that is efficient, symmetric, additive and gives nothing for nothing.
+    """Divide a round's gain by the only rule that is efficient, symmetric and additive and gives null players 0.
 
         phi_i = sum over S without i of (v(S + i) - v(S)) / (C binom(C - 1, |S|))
 
@@ -24,15 +24,15 @@ def shapley(utility: Utility = "loss") -> Contribution:
 
     def values(game: Game, rng: np.random.Generator) -> np.ndarray:
         num = game.num_clients
-        found_C = np.zeros(num)
+        values_C = np.zeros(num)
         for client in range(num):
             others = [other for other in range(num) if other != client]
             for size in range(num):
                 gains = [
-                    game.value(frozenset((*some, client))) - game.value(frozenset(some))
-                    for some in combinations(others, size)
+                    game.value(frozenset((*coalition, client))) - game.value(frozenset(coalition))
+                    for coalition in combinations(others, size)
                 ]
-                found_C[client] += sum(gains) / (num * comb(num - 1, size))
-        return found_C
+                values_C[client] += sum(gains) / (num * comb(num - 1, size))
+        return values_C
 
     return Contribution(values, utility, max_clients=MAX_CLIENTS)

@@ -1,4 +1,4 @@
-"""The Shapley value by random orders that are cut short."""
+"""The Shapley value by truncated random permutations."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def tmc_shapley(
     window: Count = 100,
     max_permutations: Count = 500,
 ) -> Contribution:
-    """Average what clients add as they join in random orders (Ghorbani and Zou 2019, arXiv:1904.02868, algorithm 1).
+    """Estimate Shapley values by random permutations (Ghorbani and Zou 2019, arXiv:1904.02868, algorithm 1).
 
-    An order is cut where what is left to gain is below `truncate`. The paper values samples and sets that level by the
-    bootstrap; here it is in units of the utility. Orders are drawn until values change by less than `tolerance` over
-    `window` of them, the paper's 0.05 and 100.
+    A permutation is cut where the remaining gain is below `truncate`. The paper values samples and sets that level by
+    the bootstrap; here it is in units of the utility. Sampling stops when the values change by less than `tolerance`
+    over `window` permutations, in the paper 0.05 and 100.
     """
     sampling = Sampling(truncate, tolerance, window, max_permutations)
 
     def values(game: Game, rng: np.random.Generator) -> np.ndarray:
-        def orders() -> Iterator[np.ndarray]:
+        def permutations() -> Iterator[np.ndarray]:
             while True:
                 yield rng.permutation(game.num_clients)
 
-        return mean_marginals(game, orders(), sampling)
+        return mean_marginals(game, permutations(), sampling)
 
     return Contribution(values, utility)

@@ -1,6 +1,6 @@
-"""Attack: what a bad client does to its data or its update, alone or together with others.
+"""Attack: changes that bad clients make to their data or updates, alone or together.
 
-Shapes: C clients, D parameters. Slots that are None leave things as an honest client would.
+Shapes: C clients, D parameters. A slot that is None changes nothing.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from atoll.core.messages import Update
 
 
 class Knowledge(NamedTuple):
-    """What an attacker may look at: the model that was sent, the number of classes, the attempt, its own randomness.
-
-    Those who see the whole cohort also know the server's rule.
-    """
+    """Information that an attacker has. Attackers that see the whole cohort also know the server's rule."""
 
     params_D: Tensor
+    """The broadcast model."""
     num_classes: int
     attempt: int
     rng: np.random.Generator
+    """Generator for this attack and attempt."""
     aggregate: Callable[[Update], Tensor] | None = None
-    """(stacked updates of the cohort) -> what the server would make of them; None to a client on its own."""
+    """(stacked updates of the cohort) -> the server's aggregate of them; None for an attacker that acts alone."""
     rotation_equivariant: bool = False
-    """Whether the rule goes by lengths and angles alone, so that it may be asked in other coordinates."""
+    """Whether the rule is rotation equivariant, so that `aggregate` may be called in other coordinates."""
 
 
 class Attack(NamedTuple):
     """The slots of an attack."""
 
     data: Callable[[Tensor, Tensor, Knowledge], tuple[Tensor, Tensor]] | None = None
-    """(features, labels) of a bad client's samples -> what it trains on instead."""
+    """(features, labels, knowledge) of a bad client's samples -> features and labels that it trains on instead."""
     update: Callable[[Update, Knowledge], Update] | None = None
-    """A bad client's honest update -> what it sends instead."""
+    """(honest update of a bad client, knowledge) -> update that it sends instead."""
     collude: Callable[[Update, Tensor, Knowledge], Update] | None = None
-    """(stacked updates of the cohort, mask of the bad ones) -> stacked updates; sees every honest update."""
+    """(stacked updates of the cohort, mask of the bad ones, knowledge) -> stacked updates; sees every honest update."""
     knows: str = "its own data and update"
+    """Threat model as text: the information that the attack assumes."""
     trigger: Callable[[Tensor], Tensor] | None = None
-    """Features, as the model sees them -> the same with the trigger painted on; for attacks that plant one."""
+    """(features after scaling) -> features with the trigger painted on, for backdoor attacks."""
     target: int | None = None
-    """The class that the trigger is to bring about."""
+    """Class that the trigger should cause."""
     finite: bool = True
-    """Whether it sends numbers only, never NaN or infinity."""
+    """Whether it never sends NaN or infinity."""

@@ -1,4 +1,4 @@
-"""Contribution: how much of what a round gained is owed to each of its clients. Shapes: C clients."""
+"""Contribution: each client's share in the gain of a round. Shapes: C clients."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 Coalition = frozenset[int]
-"""Some of a round's clients, by their places 0 to C - 1."""
+"""A subset of a round's clients, by their positions 0 to C - 1 in the round."""
 Utility = Literal["loss", "accuracy"]
-"""What a model is worth on the server's own samples: minus its mean loss, or its accuracy."""
+"""Measure of a model on the server's own samples: minus its mean loss, or its accuracy."""
 
 
 class Game(NamedTuple):
-    """A round, as a game: every coalition of its clients has a value."""
+    """A round as a cooperative game: every coalition of its clients has a value."""
 
     num_clients: int
     value: Callable[[Coalition], float]
-    """A coalition -> what the model is worth that it would have made alone; asking twice costs nothing."""
+    """(coalition) -> utility of the model that its updates alone would have given; results are cached."""
 
     @property
-    def everybody(self) -> Coalition:
-        """The coalition of all."""
+    def all_clients(self) -> Coalition:
+        """The coalition of all clients."""
         return frozenset(range(self.num_clients))
 
 
 class Contribution(NamedTuple):
-    """How the gain of a round is shared out to its clients; values add up over the rounds."""
+    """A rule that divides the gain of a round among its clients; values add up over rounds."""
 
     values: Callable[[Game, np.random.Generator], np.ndarray]
-    """A round, and its randomness -> what each client added to it, (C,)."""
+    """(round, generator) -> contribution of each client, (C,)."""
     utility: Utility
     max_clients: int | None = None
-    """The most clients a round for which this can be computed."""
+    """Maximum number of clients in a round; None: no limit."""

@@ -1,8 +1,8 @@
 """The round state machine: `step(state, event) -> (state, commands)`, without I/O, clock or hidden randomness.
 
-It decides who is asked, whose work counts and when a commit is due; vectors never pass through it. A simulation, which
-knows beforehand who will arrive, trains only the clients whose work counts; a network server folds what has arrived.
-Both drive this machine. A policy (synchronous, buffered, ...) and a sampler say how.
+It decides which clients get tasks, which updates count and when a commit is due; vectors never pass through it. A
+simulation, which knows in advance which updates will arrive, trains only those that count; a network server folds the
+updates that have arrived. Both drive this machine. A policy (synchronous, buffered, ...) and a sampler parametrise it.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from atoll.core.errors import AtollError
 from atoll.core.messages import Task
+from atoll.core.sampler import Pick, Population, Sampler
 from atoll.core.seeds import generator
 
 
 class Phase(StrEnum):
-    """Where the machine stands."""
+    """States of the machine."""
 
     READY = "ready"
     COLLECTING = "collecting"
@@ -31,7 +32,7 @@ class Phase(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why an update was rejected, a round abandoned or a run ended."""
+    """Reasons for which an update is rejected, an attempt abandoned or a run ended."""
 
     UNKNOWN_TASK = "unknown task"
     LATE = "late"
@@ -58,120 +59,121 @@ FAILURES: Mapping[Reason, str] = MappingProxyType(
         "another aggregator",
     }
 )
-"""The reasons for which a run ends without having done what the plan asks for, and what to do about each."""
+"""Reasons for which a run ends without having done what the plan asks for, each with a remedy."""
 
 NOTHING: Mapping[int, Any] = MappingProxyType({})
 
 
 class CoordinatorState(NamedTuple):
-    """All that the machine remembers; small and plain, so that it can be written down at every commit."""
+    """The whole memory of the machine; small plain data, which is saved at every commit."""
 
     phase: Phase = Phase.READY
     version: int = 0
     attempt: int = 0
     in_flight: Mapping[int, Task] = NOTHING
-    """Asked, and still welcome, by client: nobody is asked twice at a time."""
+    """Tasks sent and still expected, by client: a client has at most one."""
     arrived: tuple[Task, ...] = ()
-    """Done, and waiting for a commit."""
+    """Tasks done, waiting for a commit."""
     committing: tuple[Task, ...] = ()
-    """Being made into the next version."""
+    """Tasks that are being aggregated into the next version."""
     abandoned: int = 0
     abandoned_in_a_row: int = 0
     failed: int = 0
     lost_in_a_row: int = 0
-    """Tasks that failed since one arrived, where others are asked in place of the lost."""
+    """Tasks that failed since the last one arrived; counted only if the policy overlaps rounds."""
     rejected: int = 0
     scores: Mapping[int, float] = NOTHING
-    """What the sampler wants to know of each client that took part."""
+    """Last score of each client that took part, for the sampler."""
 
     def to_plain(self) -> dict[str, Any]:
-        """The state as JSON has it."""
+        """Return the state as data for JSON."""
         return {**self._asdict(), "in_flight": list(self.in_flight.values()), "scores": dict(self.scores)}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> CoordinatorState:
-        """Undo `to_plain`, also after JSON made texts of numbers and lists of tuples."""
-        found = dict(plain)
+        """Return the state that `to_plain` wrote, also after JSON turned keys into text and tuples into lists."""
+        fields = dict(plain)
         for name in ("in_flight", "arrived", "committing"):
-            found[name] = tuple(Task(*task) for task in found[name])
-        found["in_flight"] = {task.client: task for task in found["in_flight"]}
-        found["phase"] = Phase(found["phase"])
-        found["scores"] = {int(client): score for client, score in found["scores"].items()}
-        return cls(**found)
+            fields[name] = tuple(Task(*task) for task in fields[name])
+        fields["in_flight"] = {task.client: task for task in fields["in_flight"]}
+        fields["phase"] = Phase(fields["phase"])
+        fields["scores"] = {int(client): score for client, score in fields["scores"].items()}
+        return cls(**fields)
 
 
-def everybody(client: int) -> bool:
-    """Every client can be reached."""
+def any_client(client: int) -> bool:
+    """Return True: every client can be reached."""
     return True
 
 
 class Begin(NamedTuple):
-    """The driver is ready: those clients may be asked that can be reached now and may take part."""
+    """Event: the driver is ready for the next attempt."""
 
-    reachable: Callable[[int], bool] = everybody
+    reachable: Callable[[int], bool] = any_client
+    """(client) -> whether it can be reached now and is eligible."""
 
 
 class Arrived(NamedTuple):
-    """Clients have done their tasks, in this order."""
+    """Event: clients have done their tasks, in this order."""
 
     tasks: tuple[Task, ...]
 
 
 class Failed(NamedTuple):
-    """Clients will not do their tasks."""
+    """Event: clients will not do their tasks."""
 
     tasks: tuple[Task, ...]
 
 
 class Deadline(NamedTuple):
-    """The time for an attempt is over."""
+    """Event: the time of an attempt is over."""
 
     attempt: int
 
 
 class Committed(NamedTuple):
-    """The driver made a new version of `num_valid` updates; `num_invalid` were not finite or wrongly shaped."""
+    """Event: the driver made a new version of `num_valid` updates; `num_invalid` were not finite or of wrong shape."""
 
     num_valid: int
     num_invalid: int = 0
     scores: Mapping[int, float] = NOTHING
-    """What the sampler wants to know of each client that took part."""
+    """New score of each client that took part, for the sampler."""
 
 
 class Halt(NamedTuple):
-    """Somebody wants the run to end now."""
+    """Event: the run shall end now."""
 
     reason: Reason
 
 
 class Send(NamedTuple):
-    """Ask these clients."""
+    """Command: send these tasks to their clients."""
 
     tasks: tuple[Task, ...]
 
 
 class Commit(NamedTuple):
-    """Aggregate these tasks into the next version, then report Committed."""
+    """Command: aggregate these tasks into the next version, then report Committed."""
 
     tasks: tuple[Task, ...]
 
 
 class Reject(NamedTuple):
-    """This client's work does not count."""
+    """Command: drop the update of this task."""
 
     task: Task
     reason: Reason
 
 
 class Abandon(NamedTuple):
-    """Nothing is made of this attempt."""
+    """Command: end this attempt without a commit."""
 
     attempt: int
     reason: Reason
 
 
 class Finish(NamedTuple):
-    """The run is over."""
+    """Command: end the run."""
 
     reason: Reason
 
@@ -186,82 +188,47 @@ EXPECTED: dict[Phase, tuple[type, ...]] = {
     Phase.COMMITTING: (Committed, Arrived, Failed, Deadline, Halt),
     Phase.FINISHED: (Arrived, Failed, Deadline, Halt),
 }
-"""The events that make sense in each phase; any other is an error and changes nothing."""
+"""The events allowed in each phase; any other is an error and changes nothing."""
 
 
-def in_full(late: int) -> float:
-    """Late work counts as much as any."""
+def full_weight(late: int) -> float:
+    """Return 1: late updates are not weighed down."""
     return 1.0
 
 
 class Policy(NamedTuple):
-    """When clients are asked and when a commit is due."""
+    """When tasks are sent and when a commit is due."""
 
     num_wanted: Callable[[CoordinatorState, int], int]
-    """(state, registered clients) -> how many more to ask now."""
+    """(state, number of registered clients) -> number of tasks to send now."""
     goal: Callable[[int], int]
-    """Registered clients -> how many updates make a commit."""
+    """(number of registered clients) -> number of updates in a commit."""
     min_reports: int = 1
-    """Fewer valid updates than this are not committed: the attempt is abandoned."""
+    """Minimum number of valid updates; with fewer, the attempt is abandoned."""
     overlaps_rounds: bool = False
-    """Whether tasks in flight stay welcome after a commit, as in asynchronous rounds."""
+    """Whether tasks in flight still count after a commit, as in asynchronous rounds."""
     max_abandoned: int = 100
-    """So many abandoned attempts in a row end the run."""
+    """Number of abandoned attempts in a row that ends the run."""
     max_lost: int = 1000
-    """So many lost tasks in a row end the run, where others are asked in place of the lost."""
+    """Number of lost tasks in a row that ends the run, for policies that overlap rounds."""
     deadline: float | None = None
-    """Seconds after which an attempt is closed with what has arrived."""
-    staleness: Callable[[int], float] = in_full
-    """How much work counts that is so many versions late."""
+    """Seconds after which an attempt is closed with the updates that have arrived."""
+    staleness: Callable[[int], float] = full_weight
+    """(versions late) -> factor on the weight of an update, in [0, 1]."""
     interpolates: bool = False
-    """Whether the model is mixed with the one client's model, rather than moved by what that client changed."""
+    """Whether the new model is (1 - m) w + m w_k, instead of w moved by the client's update."""
     min_clients: int = 1
-    """Fewer registered clients than this cannot run it."""
-
-
-class Population(NamedTuple):
-    """What a sampler may look at."""
-
-    num_clients: int
-    """How many are registered."""
-    free: Callable[[int], bool]
-    """Whether a client is idle, reachable and eligible."""
-    sizes: Callable[[], np.ndarray]
-    """How many samples each client has, (num_clients,)."""
-    scores: Mapping[int, float]
-    """The last known score of each client that took part before."""
-    attempt: int
-
-
-class Pick(NamedTuple):
-    """One client that is asked, and the factor on its weight that keeps the mean unbiased."""
-
-    client: int
-    share: float = 1.0
-
-
-class Sampler(NamedTuple):
-    """Who is asked. `scheme` names the sampling for privacy accounting."""
-
-    sample: Callable[[np.random.Generator, int, Population], list[Pick]]
-    """(generator, how many, population) -> different clients; fewer, or none, if no more are free."""
-    scheme: str
-    score: Literal["", "loss", "norm"] = ""
-    """What it wants to know of those who took part: their training loss, or the length of their update."""
-    rate: float | None = None
-    """The chance of each client to be picked, where the sampler says so; else it is how many are wanted of all."""
-    draws_size: bool = False
-    """Whether the number of clients is drawn too: then all who answer count, however many they are."""
+    """Minimum number of registered clients."""
 
 
 def no_sizes() -> np.ndarray:
-    """Stand in for the sizes of clients that nobody asks for."""
-    raise AtollError("coordinator: the sampler asks for the clients' sizes, but they were not given; this is a bug")
+    """Raise: the coordinator was built without the clients' sizes."""
+    raise AtollError("coordinator: the sampler needs the clients' sizes, but none were given; this is a bug, report it")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Coordinator:
-    """The machine's fixed part: policy, sampler, number of clients, number of rounds, seed."""
+    """The fixed part of the machine: policy, sampler, number of clients, number of rounds, seed."""
 
     policy: Policy
     sampler: Sampler
@@ -270,28 +237,30 @@ class Coordinator:
     seed: int
     sizes: Callable[[], np.ndarray] = no_sizes
     secret_rng: Callable[[int], np.random.Generator] | None = None
-    """Attempt -> what its cohort is drawn from, where nobody may know who was asked; else it is the seed."""
+    """(attempt) -> generator of its cohort, for secret cohorts; None: it derives from the seed."""
 
     def step(self, state: CoordinatorState, event: Event) -> Step:
-        """Take one event; an event that makes no sense in this phase raises and leaves the state as it was."""
+        """Process one event; an event that the phase does not allow raises and leaves the state unchanged."""
         if not isinstance(event, EXPECTED[state.phase]):
-            raise AtollError(f"coordinator: {type(event).__name__} makes no sense while {state.phase}; this is a bug")
+            raise AtollError(
+                f"coordinator: {type(event).__name__} is not allowed while {state.phase}; this is a bug, report it"
+            )
         match event:
             case Begin(reachable):
                 return self._next_attempt(state, reachable)
             case Arrived(tasks):
                 return self._arrived(state, tasks)
             case Failed(tasks):
-                gone = _welcome(tasks, state.in_flight)
-                state = state._replace(in_flight=_without(state.in_flight, gone), failed=state.failed + len(gone))
+                lost = _expected(tasks, state.in_flight)
+                state = state._replace(in_flight=_without(state.in_flight, lost), failed=state.failed + len(lost))
                 if self.policy.overlaps_rounds:
-                    state = state._replace(lost_in_a_row=state.lost_in_a_row + len(gone))
+                    state = state._replace(lost_in_a_row=state.lost_in_a_row + len(lost))
                     if state.phase is Phase.COLLECTING:
-                        return self._turn(state), []  # others are asked at once in place of the lost
+                        return self._ready(state), []  # the next attempt replaces the lost tasks at once
                 return self._close_if_due(state)
             case Deadline(attempt):
-                over = state.phase is Phase.COLLECTING and attempt == state.attempt
-                return self._close(state) if over else (state, [])
+                is_due = state.phase is Phase.COLLECTING and attempt == state.attempt
+                return self._close(state) if is_due else (state, [])
             case Committed():
                 return self._committed(state, event)
             case Halt(reason):
@@ -299,9 +268,9 @@ class Coordinator:
 
     @property
     def _goal(self) -> float:
-        """How many updates make a commit."""
-        everybody_counts = self.sampler.draws_size and not self.policy.overlaps_rounds
-        return math.inf if everybody_counts else self.policy.goal(self.num_clients)
+        """Number of updates in a commit; infinite if all clients of a random cohort count."""
+        waits_for_all = self.sampler.draws_size and not self.policy.overlaps_rounds
+        return math.inf if waits_for_all else self.policy.goal(self.num_clients)
 
     def _next_attempt(self, state: CoordinatorState, reachable: Callable[[int], bool]) -> Step:
         if state.version >= self.rounds:
@@ -310,39 +279,40 @@ class Coordinator:
             return state._replace(phase=Phase.FINISHED), [Finish(Reason.GAVE_UP)]
         if state.lost_in_a_row >= self.policy.max_lost:
             return state._replace(phase=Phase.FINISHED), [Finish(Reason.ALL_LOST)]
-        at_work, waiting = state.in_flight, {task.client for task in state.arrived}
-        num = self.policy.num_wanted(state, self.num_clients)
-        picks: list[Pick] = []
-        if num > 0:
-            everyone = Population(
-                num_clients=self.num_clients,
-                free=lambda client: client not in at_work and client not in waiting and reachable(client),
-                sizes=self.sizes,
-                scores=state.scores,
-                attempt=state.attempt,
-            )
-            rng = (
-                generator(self.seed, "cohort", state.attempt)
-                if self.secret_rng is None
-                else self.secret_rng(state.attempt)
-            )
-            picks = self.sampler.sample(rng, num, everyone)
-        tasks = tuple(Task(client, state.version, state.attempt, share) for client, share in picks)
-        at_work = {**at_work, **{task.client: task for task in tasks}}
-        state = state._replace(phase=Phase.COLLECTING, in_flight=at_work)
+        picks = self._picks(state, reachable)
+        tasks = tuple(Task(client, state.version, state.attempt, share=share) for client, share in picks)
+        in_flight = {**state.in_flight, **{task.client: task for task in tasks}}
+        state = state._replace(phase=Phase.COLLECTING, in_flight=in_flight)
         sent: list[Command] = [Send(tasks)] if tasks else []
-        state, more = self._close_if_due(state)  # a sampler may pick nobody, or enough may have arrived before
+        state, more = self._close_if_due(state)  # the sampler may pick no client, or enough may have arrived before
         return state, sent + more
 
+    def _picks(self, state: CoordinatorState, reachable: Callable[[int], bool]) -> list[Pick]:
+        """Choose the clients of the next attempt."""
+        num = self.policy.num_wanted(state, self.num_clients)
+        if num <= 0:
+            return []
+        busy = {*state.in_flight, *(task.client for task in state.arrived)}
+        population = Population(
+            num_clients=self.num_clients,
+            free=lambda client: client not in busy and reachable(client),
+            sizes=self.sizes,
+            scores=state.scores,
+            attempt=state.attempt,
+        )
+        secret = self.secret_rng
+        rng = generator(self.seed, "cohort", state.attempt) if secret is None else secret(state.attempt)
+        return self.sampler.sample(rng, num, population)
+
     def _arrived(self, state: CoordinatorState, tasks: tuple[Task, ...]) -> Step:
-        room = math.inf if self.policy.overlaps_rounds else self._goal - len(state.arrived)
-        welcome = _welcome(tasks, state.in_flight)
-        counted = welcome if len(welcome) <= room else welcome[: int(room)]
-        late = set(tasks).difference(counted) if len(counted) < len(tasks) else ()
+        num_open = math.inf if self.policy.overlaps_rounds else self._goal - len(state.arrived)
+        expected = _expected(tasks, state.in_flight)
+        counted = expected if len(expected) <= num_open else expected[: int(num_open)]
+        refused = set(tasks).difference(counted) if len(counted) < len(tasks) else ()
         commands = [
             Reject(task, Reason.LATE if task.attempt <= state.attempt else Reason.UNKNOWN_TASK)
             for task in tasks
-            if task in late
+            if task in refused
         ]
         state = state._replace(
             in_flight=_without(state.in_flight, counted),
@@ -354,21 +324,21 @@ class Coordinator:
         return state, [*commands, *more]
 
     def _close_if_due(self, state: CoordinatorState) -> Step:
-        """Close the attempt when enough have arrived or nobody is left to wait for."""
+        """Close the attempt if enough tasks have arrived or none is in flight."""
         full = len(state.arrived) >= self._goal
         if state.phase is not Phase.COLLECTING or not (full or not state.in_flight):
             return state, []
         return self._close(state) if full or not self.policy.overlaps_rounds else self._abandon(state)
 
     def _close(self, state: CoordinatorState) -> Step:
-        """End the attempt: commit what arrived, or abandon it."""
+        """End the attempt: commit the tasks that arrived, or abandon it."""
         if len(state.arrived) < self.policy.min_reports:
             return self._abandon(state)
-        kept = self.policy.overlaps_rounds
-        goal = self.policy.goal(self.num_clients) if kept else len(state.arrived)
+        overlaps = self.policy.overlaps_rounds
+        goal = self.policy.goal(self.num_clients) if overlaps else len(state.arrived)
         state = state._replace(
             phase=Phase.COMMITTING,
-            in_flight=state.in_flight if kept else {},
+            in_flight=state.in_flight if overlaps else {},
             arrived=state.arrived[goal:],
             committing=state.arrived[:goal],
         )
@@ -377,35 +347,35 @@ class Coordinator:
     def _abandon(self, state: CoordinatorState) -> Step:
         command = Abandon(state.attempt, Reason.TOO_FEW)
         counted = state._replace(abandoned=state.abandoned + 1, abandoned_in_a_row=state.abandoned_in_a_row + 1)
-        return self._turn(counted), [command]
+        return self._ready(counted), [command]
 
-    def _committed(self, state: CoordinatorState, done: Committed) -> Step:
-        scores = {**state.scores, **done.scores} if done.scores else state.scores
-        state = state._replace(rejected=state.rejected + done.num_invalid, scores=scores)
-        if done.num_valid < self.policy.min_reports:
+    def _committed(self, state: CoordinatorState, event: Committed) -> Step:
+        scores = {**state.scores, **event.scores} if event.scores else state.scores
+        state = state._replace(rejected=state.rejected + event.num_invalid, scores=scores)
+        if event.num_valid < self.policy.min_reports:
             return self._abandon(state)
-        return self._turn(state._replace(version=state.version + 1, abandoned_in_a_row=0)), []
+        return self._ready(state._replace(version=state.version + 1, abandoned_in_a_row=0)), []
 
-    def _turn(self, state: CoordinatorState) -> CoordinatorState:
-        """Make ready for the next attempt; the driver begins it when it has written this state down."""
-        kept = self.policy.overlaps_rounds
+    def _ready(self, state: CoordinatorState) -> CoordinatorState:
+        """Return the state before the next attempt; the driver saves it, then sends Begin."""
+        overlaps = self.policy.overlaps_rounds
         return state._replace(
             phase=Phase.READY,
             attempt=state.attempt + 1,
-            in_flight=state.in_flight if kept else {},
-            arrived=state.arrived if kept else (),
+            in_flight=state.in_flight if overlaps else {},
+            arrived=state.arrived if overlaps else (),
             committing=(),
         )
 
 
-def _welcome(tasks: tuple[Task, ...], in_flight: Mapping[int, Task]) -> tuple[Task, ...]:
-    """Those of some tasks, each once, that are waited for."""
+def _expected(tasks: tuple[Task, ...], in_flight: Mapping[int, Task]) -> tuple[Task, ...]:
+    """Return the distinct tasks that are in flight."""
     return tuple(task for task in dict.fromkeys(tasks) if in_flight.get(task.client) == task)
 
 
-def _without(in_flight: Mapping[int, Task], gone: tuple[Task, ...]) -> dict[int, Task]:
-    """What is in flight without some that are."""
-    left = dict(in_flight)
-    for task in gone:
-        del left[task.client]
-    return left
+def _without(in_flight: Mapping[int, Task], removed: tuple[Task, ...]) -> dict[int, Task]:
+    """Return the tasks in flight without the removed ones."""
+    remaining = dict(in_flight)
+    for task in removed:
+        del remaining[task.client]
+    return remaining

@@ -1,4 +1,4 @@
-"""Devices: how long clients take, whether they come back, and when they can be reached, in simulated time."""
+"""Devices: duration and loss of tasks, and reachability of clients, in simulated time."""
 
 from __future__ import annotations
 
@@ -9,66 +9,71 @@ import numpy as np
 
 
 class Load(NamedTuple):
-    """What a task costs a client."""
+    """The work of a task."""
 
     client: int
     num_samples: int
-    """Samples that it processes, every pass counted."""
+    """Number of samples processed, counted in every epoch."""
     bytes_down: int
     bytes_up: int
 
 
 class Trip(NamedTuple):
-    """What becomes of a task."""
+    """The outcome of a task."""
 
     seconds: float
-    """From the request to the answer, or to the moment when the client is lost."""
+    """Simulated seconds from the request to the answer, or to the loss of the client."""
     fails: bool = False
     work: float = 1.0
-    """How much of its steps the client has time for, in (0, 1]."""
+    """Share of its steps that the client has time for, in (0, 1]."""
 
 
 class Speed(NamedTuple):
-    """How fast a device is."""
+    """The speed of a device."""
 
     samples_per_second: float
     down_mbps: float
     """Mbit/s."""
     up_mbps: float
+    """Mbit/s."""
 
 
 def trip(load: Load, speed: Speed, dropout: float, rng: np.random.Generator, factor: float = 1.0) -> Trip:
-    """Download, train and upload, `factor` times slower than stated; lost with probability `dropout` on the way."""
-    megabits = 8e-6 * load.bytes_down / speed.down_mbps + 8e-6 * load.bytes_up / speed.up_mbps
-    seconds = factor * (megabits + load.num_samples / speed.samples_per_second)
-    fails, when = rng.random() < dropout, rng.random()
-    return Trip(seconds * when if fails else seconds, fails)
+    """Return the outcome of download, training and upload.
+
+    The time is `factor` times that of `speed`; with probability `dropout` the task is lost at a uniform moment of it.
+    """
+    transfer = 8e-6 * load.bytes_down / speed.down_mbps + 8e-6 * load.bytes_up / speed.up_mbps
+    seconds = factor * (transfer + load.num_samples / speed.samples_per_second)
+    fails, moment = rng.random() < dropout, rng.random()
+    return Trip(seconds * moment if fails else seconds, fails)
 
 
 def always(client: int, seconds: float) -> bool:
-    """At any time."""
+    """Return True: the device can be reached at any time."""
     return True
 
 
 def unknown(client: int, seconds: float) -> Mapping[str, float | bool]:
-    """Nothing is known of a device."""
+    """Return no attributes."""
     return {}
 
 
 class Devices(NamedTuple):
-    """A population of devices; functions of the client, the simulated seconds and the generator alone."""
+    """A population of devices, as pure functions of the client, the simulated seconds and the generator."""
 
     trips: Callable[[list[Load], np.random.Generator], list[Trip]]
-    """What becomes of tasks that were sent together."""
+    """(tasks sent together, generator) -> their outcomes."""
     reachable: Callable[[int, float], bool] = always
+    """(client, simulated seconds) -> whether it can be reached."""
     attributes: Callable[[int, float], Mapping[str, float | bool]] = unknown
-    """Battery, memory and so on, for rules on who may take part."""
+    """(client, simulated seconds) -> attributes such as battery and memory, for the eligibility rule."""
 
 
 def at_once(loads: list[Load], rng: np.random.Generator) -> list[Trip]:
-    """Answer without delay."""
+    """Return outcomes that take no time."""
     return [Trip(0.0) for _ in loads]
 
 
 INSTANT = Devices(at_once)
-"""Devices that take no time, for plans that say nothing about them."""
+"""Devices that take no time, for plans without devices."""

@@ -1,4 +1,4 @@
-"""Downlink: what the server sends, as the clients hear it. Shapes: V, the packed vector of a broadcast."""
+"""Downlink: encode the server's broadcast, and decode it as the clients do. Shapes: V, its packed vector."""
 
 from __future__ import annotations
 
@@ -7,30 +7,29 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from atoll.core.errors import PlanError
 from atoll.core.messages import Broadcast, Payload, State
 from atoll.core.transform import Chain, Encoding
 from atoll.core.wire import packed_size
 
 
-class Heard(NamedTuple):
-    """A broadcast at the clients' end."""
+class DecodedBroadcast(NamedTuple):
+    """A broadcast as the clients decode it, and its size."""
 
     broadcast: Broadcast
     num_bytes: int
-    """What travels to those who heard the one before."""
+    """Bytes sent to a client that has the previous broadcast."""
     whole_bytes: int
-    """What travels to those who did not."""
+    """Bytes sent to a client that has not."""
     payload: Payload | None = None
-    """What travels through the chain; None where the broadcast goes as it is."""
+    """The encoded broadcast; None if it is sent without encoding."""
 
 
 class Downlink(NamedTuple):
-    """Sends a broadcast through a chain; if this begins with `delta`, as the difference to what clients know.
+    """Encodes broadcasts by a chain; if it starts with `delta`, as the difference to the last decoded broadcast.
 
-    With differences d_t = C(x_t - k_t) everybody knows k_{t+1} = k_t + d_t, so that whatever a codec C leaves out is in
-    the next difference (Gruntkowska et al. 2023, arXiv:2209.15218, algorithm 1, EF21-P). Who missed some broadcasts is
-    sent those, or all of k if that is less.
+    With differences d_t = C(x_t - k_t) all clients hold k_{t+1} = k_t + d_t, so that the error of a codec C is part of
+    the next difference (Gruntkowska et al. 2023, arXiv:2209.15218, algorithm 1, EF21-P). A client that missed some
+    broadcasts is sent their differences, or the whole of k if that is smaller.
     """
 
     chain: Chain
@@ -40,25 +39,24 @@ class Downlink(NamedTuple):
         """Whether differences are sent."""
         return any(step.against_known for step in self.chain.transforms)
 
-    def check(self) -> None:
-        """Refuse chains whose order makes no sense."""
-        if any(step.against_known for step in self.chain.transforms[1:]):
-            raise PlanError("downlink: put delta first, before what encodes the difference")
-
-    def send(self, broadcast: Broadcast, memory: Mapping[str, Tensor], encoding: Encoding) -> tuple[Heard, State]:
-        """Encode a broadcast, and decode it as clients do."""
+    def send(
+        self, broadcast: Broadcast, memory: Mapping[str, Tensor], encoding: Encoding
+    ) -> tuple[DecodedBroadcast, State]:
+        """Encode a broadcast, and decode it as clients do; `memory["known"]` is the last decoded broadcast."""
         vector_V, exact = broadcast.vector(), broadcast.exact()
         whole_bytes = packed_size(broadcast.plain())
         if not self.chain.transforms:
-            return Heard(broadcast, whole_bytes, whole_bytes), {}
+            return DecodedBroadcast(broadcast, whole_bytes, whole_bytes), {}
         known_V = memory.get("known")
         if self.by_difference and known_V is None:
-            return Heard(broadcast, whole_bytes, whole_bytes), {"known": vector_V}
-        others = {name: value for name, value in memory.items() if name != "known"}
-        payload, others = self.chain.encode(vector_V if known_V is None else vector_V - known_V, others, encoding)
-        heard_V, payload = self.chain.decode(payload), payload.beside(exact)
+            return DecodedBroadcast(broadcast, whole_bytes, whole_bytes), {"known": vector_V}
+        chain_memory = {name: value for name, value in memory.items() if name != "known"}
+        input_V = vector_V if known_V is None else vector_V - known_V
+        payload, chain_memory = self.chain.encode(input_V, chain_memory, encoding)
+        decoded_V, payload = self.chain.decode(payload), payload.beside(exact)
         num_bytes = packed_size(payload)
         if known_V is None:
-            return Heard(broadcast.rebuilt(heard_V, exact), num_bytes, num_bytes, payload), others
-        heard_V = known_V + heard_V
-        return Heard(broadcast.rebuilt(heard_V, exact), num_bytes, whole_bytes, payload), {**others, "known": heard_V}
+            return DecodedBroadcast(broadcast.rebuilt(decoded_V, exact), num_bytes, num_bytes, payload), chain_memory
+        known_V = known_V + decoded_V
+        decoded = DecodedBroadcast(broadcast.rebuilt(known_V, exact), num_bytes, whole_bytes, payload)
+        return decoded, {**chain_memory, "known": known_V}

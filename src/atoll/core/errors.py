@@ -1,4 +1,4 @@
-"""One family of errors. Each message says what was given, what is allowed and what to do next."""
+"""The errors of Atoll. Each message says what was given, what is allowed and what to do next."""
 
 from __future__ import annotations
 
@@ -7,41 +7,43 @@ from collections.abc import Iterable
 
 
 class AtollError(Exception):
-    """Anything that Atoll refuses or cannot do; the command line prints it as one line and exits with `exit_code`."""
+    """Base of all errors that are meant for the user; the command line prints it and exits with `exit_code`."""
 
     exit_code = 1
 
 
 class PlanError(AtollError):
-    """A plan that cannot be right: a typo, a value out of range, or parts that do not fit together."""
+    """A plan is invalid: a typo, a value out of range, or parts that do not fit together."""
 
     exit_code = 2
+    rule = ""
+    """The name of the rule that refuses the plan, where one does."""
 
 
 class DataError(AtollError):
-    """Data that cannot be had, or that are not what they should be."""
+    """Data cannot be loaded, or have an unexpected form."""
 
     exit_code = 3
 
 
 class TrainingError(AtollError):
-    """Training that cannot go on, such as a model that gives NaN to every client."""
+    """Training cannot continue, for instance because the model gives NaN at every client."""
 
     exit_code = 4
 
 
 class RunError(AtollError):
-    """A run directory that cannot be used or written."""
+    """A run directory cannot be used or written."""
 
     exit_code = 5
 
 
 class DiskFull(RunError):
-    """There is no room: nothing was written, and it can be tried again when there is."""
+    """The disk is full: nothing was written, and the operation can be repeated when there is space."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Say which known name was probably meant, as the end of an error message.
+    """Return the end of an error message: the known name that was probably meant, and all known names.
 
     >>> nearest("fedpox", ["fedavg", "fedprox"])
     "did you mean 'fedprox'? Known: fedavg, fedprox"
@@ -53,7 +55,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def close_to(name: str, known: Iterable[str]) -> str:
-    """Ask whether the known name that is closest to this one was meant; nothing if none is close.
+    """Return "did you mean ...?" with the known name closest to this one, or "" if none is close.
 
     >>> close_to("FedAvg", ["fedavg", "fedprox"]), close_to("x", ["fedavg"])
     ("did you mean 'fedavg'?", '')

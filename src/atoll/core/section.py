@@ -1,4 +1,4 @@
-"""Section: a table of a plan, read from plain data and written back."""
+"""Section: a table of a plan, read from and written to plain data."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from atoll.core.suggestions import suggest
 
 
 class Section:
-    """A table of a plan: knows how to be read from plain data and written back, and refuses unknown keys.
+    """A table of a plan, read from and written to plain data; unknown keys are errors.
 
-    Its fields say by their annotations what they may be, as the options of parts do. `key` is its place in the plan.
+    The annotations of its fields define the allowed values, as for the options of parts.
     """
 
     key: ClassVar[str] = ""
+    """Dotted key of the table in the plan; empty for the plan itself."""
     in_words: ClassVar[str] = "a table"
+    """Description of the type in error messages."""
 
     def __init_subclass__(cls, *, key: str = "") -> None:
         cls.key = key
 
     def __new__(cls, *args: Any, **fields: Any) -> Self:
-        """Refuse unknown fields before any is looked at; the error names the nearest one, or where it belongs."""
+        """Refuse unknown fields before any is read; the error names the nearest known one, or its right place."""
         hints = _hints(cls)
         for field in fields:
             if field not in hints:
@@ -35,12 +37,12 @@ class Section:
 
     @classmethod
     def read(cls, data: Mapping[str, object]) -> Self:
-        """Make a section from plain data; unknown keys are errors that name the nearest one."""
+        """Return the section of plain data; unknown keys are errors that name the nearest one."""
         return cls(**{str(key): value for key, value in data.items()})
 
     @classmethod
     def from_plain(cls, value: object, where: str) -> Self:
-        """Read a section that is the value of a setting."""
+        """Return the section that is the value of a setting, `where` being its key."""
         if isinstance(value, cls):
             return value
         if isinstance(value, Mapping):
@@ -49,34 +51,34 @@ class Section:
 
     @classmethod
     def dotted_keys(cls) -> list[str]:
-        """The keys of this table and of those in it, such as `local` and `local.lr`."""
-        found = []
+        """Return the keys of this table and of its tables, such as `local` and `local.lr`."""
+        keys = []
         for field, hint in _hints(cls).items():
-            tables = [each for each in (hint, *get_args(hint)) if isinstance(each, type) and issubclass(each, Section)]
-            found += [cls._key(field), *(key for table in tables for key in table.dotted_keys())]
-        return found
+            tables = [kind for kind in (hint, *get_args(hint)) if isinstance(kind, type) and issubclass(kind, Section)]
+            keys += [cls._key(field), *(key for table in tables for key in table.dotted_keys())]
+        return keys
 
     @classmethod
     def _key(cls, field: str) -> str:
         return f"{cls.key}.{field}" if cls.key else field
 
     def __post_init__(self) -> None:
-        """Read what a caller gave, so that strings and dicts work wherever parts and tables do, and check it."""
+        """Convert strings and dicts to parts and tables, and check all values."""
         for name, hint in _hints(type(self)).items():
             object.__setattr__(self, name, read_value(hint, getattr(self, name), self._key(name)))
         self.check()
 
     def check(self) -> None:
-        """Refuse values that do not go together; each by itself is checked by its annotation."""
+        """Refuse values that contradict each other; single values are checked by their annotations."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The section as plain data, without what is unset."""
+        """Return the section as plain data, without values that are None."""
         plain = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
         return {key: value for key, value in plain.items() if value is not None}
 
 
 def _read_hints(cls: Any) -> dict[str, Any]:
-    """The fields of a section and what they may be."""
+    """Return the annotations of a section's fields, by name."""
     hints = get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 

@@ -1,4 +1,4 @@
-"""Randomness derives from (seed, purpose, round, client), never from a global generator or the order of work."""
+"""Seeds derived from (seed, purpose, round, client), never from a global generator or the order of execution."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def derive(seed: int, purpose: str, *path: int) -> int:
-    """Give the 63-bit seed that belongs to one purpose, round, client and so on.
+    """Return the 63-bit seed of one purpose and path, such as round and client.
 
     >>> derive(0, "cohort", 3) == derive(0, "cohort", 3)
     True
@@ -22,7 +22,7 @@ def derive(seed: int, purpose: str, *path: int) -> int:
 
 
 def generator(seed: int, purpose: str, *path: int) -> np.random.Generator:
-    """Give a NumPy generator for one purpose; equal arguments give equal draws on every machine."""
+    """Return a NumPy generator for one purpose; equal arguments give equal draws on every machine."""
     import numpy as np
 
     return np.random.Generator(np.random.PCG64(derive(seed, purpose, *path)))

@@ -1,4 +1,4 @@
-"""Suggestions: where a setting is that was looked for in the wrong place, or under another framework's name."""
+"""Suggestions for unknown keys: the right place of a setting, or its name here for that of another framework."""
 
 from __future__ import annotations
 
@@ -51,36 +51,37 @@ KEYS = {
     "engine": "backend simulator executor",
     "engine.workers": "workers num_workers n_jobs num_cpus num_processes cpus",
 }
-"""Each key of a plan, and what it is called elsewhere, or written at the top of a plan by mistake."""
+"""Key of a plan -> its names in other frameworks, or at the top of a plan by mistake, separated by spaces."""
 BY_NAME = {name: key for key, names in KEYS.items() for name in names.split()}
-NOT_HERE = dict.fromkeys(
+UNSUPPORTED = dict.fromkeys(
     ("device", "cuda", "gpu", "gpus", "num_gpus", "use_gpu", "accelerator"),
     "all engines compute on the processor; 'engine' says how (auto, inline, vectorised or processes)",
 )
-"""What other frameworks have and a plan has not, and what comes closest."""
+"""Settings of other frameworks that a plan does not have -> the nearest alternative."""
 
 
 def suggest(name: str, known: Iterable[str], where: str = "") -> str:
-    """Say which setting was probably meant, as the end of an error message; `known` are the names at `where`.
+    """Return the end of an error message: the setting that was probably meant; `known` are the keys of table `where`.
 
     >>> suggest("learning_rate", ["rounds"])
     "did you mean 'local.lr'? Known: rounds"
     """
     names = sorted(known)
-    plain = name.lower().replace("-", "_")
-    if plain in NOT_HERE:
-        return NOT_HERE[plain]
-    meant = [BY_NAME[plain]] if plain in BY_NAME else [key for key in plan_keys() if key.rpartition(".")[2] == plain]
-    meant = [key for key in meant if key != f"{where}.{name}".lstrip(".")]
-    if not meant:
+    word = name.lower().replace("-", "_")
+    if word in UNSUPPORTED:
+        return UNSUPPORTED[word]
+    same_ending = [key for key in plan_keys() if key.rpartition(".")[2] == word]
+    candidates = [BY_NAME[word]] if word in BY_NAME else same_ending
+    candidates = [key for key in candidates if key != f"{where}.{name}".lstrip(".")]
+    if not candidates:
         return nearest(name, names)
-    hint = f"did you mean {' or '.join(map(repr, meant))}?"
+    hint = f"did you mean {' or '.join(map(repr, candidates))}?"
     return f"{hint} Known: {', '.join(names)}" if names else hint
 
 
 @cache
 def plan_keys() -> tuple[str, ...]:
-    """The keys of a plan and of its tables, such as `rounds` and `local.lr`, without the options of parts."""
-    from atoll.core.plan import Plan  # which needs this file to read itself
+    """Return the keys of a plan and of its tables, such as `rounds` and `local.lr`, without the options of parts."""
+    from atoll.core.plan import Plan  # not above: plan.py imports this file
 
     return tuple(Plan.dotted_keys())

@@ -1,4 +1,4 @@
-"""The bytes of a safetensors file, without a copy of the tensors: a model may be half of this machine's memory."""
+"""The bytes of a safetensors file, without a copy of the tensors: a model may take half of the memory."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""What types are called, in the order in which safetensors lays them out: the widest first, so that all are aligned."""
+"""Type -> its name in the format, in the order of the layout: the widest first, so that all tensors are aligned."""
 NO_TEXT: Mapping[str, str] = MappingProxyType({})
 
 
 def tensor_file(tensors: Mapping[str, Tensor], text: Mapping[str, str] = NO_TEXT) -> list[bytes | memoryview]:
-    """The parts of the file, one after another; tensors may share their memory. `text` goes into the header."""
+    """Return the parts of the file in order; tensors may share memory, and `text` becomes metadata of the header."""
     ranks = {dtype: rank for rank, dtype in enumerate(DTYPES)}
     names = sorted(tensors, key=lambda name: (ranks[tensors[name].dtype], name))
     header: dict[str, object] = {"__metadata__": dict(text)} if text else {}
@@ -37,6 +37,6 @@ def tensor_file(tensors: Mapping[str, Tensor], text: Mapping[str, str] = NO_TEXT
     for name, view in zip(names, views, strict=True):
         tensor, start, end = tensors[name], end, end + len(view)
         header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    written = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    written += b" " * (-len(written) % 8)
-    return [struct.pack("<Q", len(written)), written, *views]
+    header_bytes = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    header_bytes += b" " * (-len(header_bytes) % 8)
+    return [struct.pack("<Q", len(header_bytes)), header_bytes, *views]

@@ -1,7 +1,8 @@
-"""Transform: an update's vector -> what travels -> the vector again.
+"""Transform: encode the vector of an update for the wire, and decode it again.
 
-Shapes: V, the packed vector of an update. A transform hands a smaller or cheaper vector (the carrier) to the next one
-and keeps what it needs to undo itself at its side. Memory such as error feedback is an argument and a result.
+Shapes: V, the packed vector of an update. A transform passes a smaller or cheaper vector (the carrier) to the next one
+and puts the tensors that it needs for decoding into its side. Memory such as error feedback is an argument and a
+result.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from atoll.core.params import ParamSpec
 
 
 class Encoding(NamedTuple):
-    """What a transform may look at: the layout of the parameters in the vector, the attempt, and its own randomness."""
+    """Context of `encode`: the layout of the parameters in the vector, the attempt, and a generator for this client."""
 
     spec: ParamSpec
     attempt: int
@@ -28,12 +29,12 @@ class Encoding(NamedTuple):
 
 
 def no_memory(num_values: int) -> State:
-    """Remember nothing between rounds."""
+    """Return an empty memory, for transforms that keep nothing between rounds."""
     return {}
 
 
 def any_norm(l2_in: float) -> float:
-    """Say nothing about the norm of the result."""
+    """Return infinity: the norm of the result is not bounded."""
     return math.inf
 
 
@@ -47,52 +48,53 @@ class Transform(NamedTuple):
     init: Callable[[int], State] = no_memory
     """Length of the vector -> first memory."""
     linear: bool = False
-    """Sums of carriers decode to the sum of the vectors."""
+    """Whether a sum of carriers decodes to the sum of the vectors."""
     sensitivity: Callable[[float], float] = any_norm
-    """Largest L2 norm of a decoded vector, given the largest L2 norm that comes in."""
+    """Largest L2 norm of the input -> largest L2 norm of the decoded vector."""
     against_known: bool = False
-    """Whether what comes in is the difference to what the receiver knows: only a downlink can do that."""
-    same_norm: bool = True
-    """Whether the carrier is as long as what is decoded: else a later step's bound on the carrier bounds nothing."""
+    """Whether its input is the difference to the last broadcast; allowed only in a downlink."""
+    preserves_norm: bool = True
+    """Whether a bound on the norm of the carrier also bounds the decoded vector."""
     unbiased: bool = False
-    """Whether the mean of what is decoded, over `encoding.rng`, is the vector."""
+    """Whether the mean of the decoded vector, over `encoding.rng`, is the vector."""
     contractive: bool = False
-    """Whether the error is at most as long as the vector, where nothing is remembered: |decoded - v| <= |v|."""
+    """Whether the error is at most as long as the vector, without memory: |decoded - v| <= |v|."""
 
 
 class Chain(NamedTuple):
-    """Transforms applied one after another, and undone in reverse."""
+    """Transforms that are applied one after another, and decoded in reverse order."""
 
     transforms: tuple[Transform, ...]
 
     @property
     def linear(self) -> bool:
-        """Whether every step is linear, as sums under a mask need."""
+        """Whether every step is linear, as secure sums require."""
         return all(t.linear for t in self.transforms)
 
     def sensitivity(self, l2_in: float = math.inf) -> float:
-        """Largest L2 norm of a decoded vector."""
+        """Return the largest L2 norm of a decoded vector for inputs of norm at most `l2_in`."""
         for number, transform in enumerate(self.transforms, 1):
             l2_in = transform.sensitivity(l2_in)
-            if not transform.same_norm and number < len(self.transforms):
+            if not transform.preserves_norm and number < len(self.transforms):
                 return math.inf
         return l2_in
 
     def encode(self, vector_V: Tensor, memory: State, encoding: Encoding) -> tuple[Payload, State]:
-        """Run every step; memory is kept under the step's number."""
+        """Apply every step; the names of its memory start with the number of the step."""
         carrier, sides = vector_V, []
-        after: State = {}
+        new_memory: State = {}
         for number, transform in enumerate(self.transforms):
-            mine = {k.removeprefix(f"{number}."): v for k, v in memory.items() if k.startswith(f"{number}.")}
-            if not mine:
-                mine = transform.init(carrier.numel())
-            carrier, side, mine = transform.encode(carrier, mine, encoding)
+            prefix = f"{number}."
+            step_memory = {k.removeprefix(prefix): v for k, v in memory.items() if k.startswith(prefix)}
+            if not step_memory:
+                step_memory = transform.init(carrier.numel())
+            carrier, side, step_memory = transform.encode(carrier, step_memory, encoding)
             sides.append(side)
-            after |= {f"{number}.{k}": v for k, v in mine.items()}
-        return Payload(carrier, tuple(sides)), after
+            new_memory |= {f"{prefix}{k}": v for k, v in step_memory.items()}
+        return Payload(carrier, tuple(sides)), new_memory
 
     def decode(self, payload: Payload) -> Tensor:
-        """Undo every step, last first."""
+        """Decode every step, the last one first."""
         vector = payload.carrier
         for transform, side in zip(reversed(self.transforms), reversed(payload.sides), strict=True):
             vector = transform.decode(vector, side)
@@ -100,14 +102,14 @@ class Chain(NamedTuple):
 
 
 def needs_floats(name: str, vector_V: Tensor) -> None:
-    """Refuse a carrier that is no longer a vector of full numbers."""
+    """Refuse a carrier that an earlier step has packed or rounded."""
     if vector_V.dtype not in (torch.float32, torch.float64):
         raise PlanError(
             f"{name} needs float32 or float64 values but got {vector_V.dtype}: "
-            f"put {name} earlier in the chain, before what packs the values"
+            f"put {name} earlier in the chain, before steps that pack or round the values"
         )
 
 
 def chain(*transforms: Transform) -> Chain:
-    """Compose transforms: the first sees the update, the last what travels."""
+    """Compose transforms: the first one encodes the update, the last one produces the payload's carrier."""
     return Chain(transforms)

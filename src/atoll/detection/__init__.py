@@ -1,1 +1,1 @@
-"""Whom the server trusts: one small file a way of telling."""
+"""Detectors of bad clients by their updates, one file for each."""

@@ -1,4 +1,4 @@
-"""Trust by the distance to the aggregate."""
+"""Detection by the distance to the aggregate."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 from torch import Tensor
 
-from atoll.core.detection import Decay, Detector, Sight, Threshold
+from atoll.core.detection import Decay, Detector, RoundView, Threshold
 from atoll.core.options import at_least
 
 
@@ -15,14 +15,14 @@ def distance(
     threshold: Threshold = 0.5,
     decay: Decay = 0.7,
 ) -> Detector:
-    """Trust in full within `reach` times the median distance to the aggregate, and less by the square beyond.
+    """Measure trust by the distance d to the aggregate: min(1, (reach median / d)^2).
 
-    trust = min(1, (reach median / d)^2). Half of a round's clients are always within the median, so that fewer than
-    half must be bad. Colluders that stay as near as honest clients, such as alie, are not seen.
+    Half of a round's clients are always within the median, so that fewer than half must be bad. Colluders that stay as
+    near as honest clients, such as alie, are not detected.
     """
 
-    def trust(sight: Sight) -> Tensor:
-        far_C = sight.seen.distance_C
-        return (reach * far_C.median() / far_C.clamp_min(1e-300)).square().clamp(max=1)
+    def trust(view: RoundView) -> Tensor:
+        distance_C = view.comparison.distance_C
+        return (reach * distance_C.median() / distance_C.clamp_min(1e-300)).square().clamp(max=1)
 
-    return Detector(trust, threshold, decay)
+    return Detector(trust=trust, threshold=threshold, decay=decay)

@@ -1,1 +1,1 @@
-"""The reference models that papers use."""
+"""Reference models from papers, one file for each."""

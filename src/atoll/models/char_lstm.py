@@ -8,7 +8,7 @@ from atoll.models.sizes import Classes, Depth, Width
 
 
 class CharLSTM(nn.Module):
-    """Embedding, stacked LSTM, and an output at every position: (B, T) tokens -> (B, T, K) scores."""
+    """An embedding, a stacked LSTM, and an output at every position: (B, T) tokens -> (B, T, K) scores."""
 
     def __init__(self, num_classes: int, embedding: int, hidden: int, layers: int) -> None:
         super().__init__()
@@ -17,12 +17,12 @@ class CharLSTM(nn.Module):
         self.output = nn.Linear(hidden, num_classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Score the next character after every character."""
+        """Return the scores of the next character at every position."""
         states, _ = self.lstm(self.embedding(tokens))
         scores: Tensor = self.output(states)
         return scores
 
 
 def char_lstm(num_classes: Classes, embedding: Width = 8, hidden: Width = 256, layers: Depth = 2) -> nn.Module:
-    """Two LSTM layers of 256 units on 8-dimensional embeddings (McMahan et al. 2017, section 3)."""
+    """Build two LSTM layers of 256 units on 8-dimensional embeddings (McMahan et al. 2017, section 3)."""
     return CharLSTM(num_classes, embedding, hidden, layers)

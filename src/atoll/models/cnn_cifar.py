@@ -9,7 +9,7 @@ from atoll.models.sizes import Classes, Image
 
 
 def cnn_cifar(input_shape: Image = (3, 32, 32), num_classes: Classes = 10, dropout: ShareBelowOne = 0.0) -> nn.Module:
-    """3x3 convolutions of 32 and 64 channels without padding, 2x2 max pooling, a layer of 128 ReLU units, the output.
+    """Build 3x3 convolutions of 32 and 64 channels without padding, 2x2 max pooling, 128 ReLU units, the output.
 
     1,626,442 parameters on CIFAR-10; `dropout` applies before and after the hidden layer (Reddi et al. 2021,
     arXiv:2003.00295, appendix C, use this shape on EMNIST).

@@ -8,7 +8,7 @@ from atoll.models.sizes import Classes, Image
 
 
 def cnn_mcmahan(input_shape: Image = (1, 28, 28), num_classes: Classes = 10) -> nn.Module:
-    """Two 5x5 convolutions (32 and 64 channels, each with 2x2 max pooling), a layer of 512 ReLU units, and the output.
+    """Build two 5x5 convolutions (32 and 64 channels, each with 2x2 max pooling), 512 ReLU units, and the output.
 
     1,663,370 parameters on MNIST (McMahan et al. 2017, section 3).
     """

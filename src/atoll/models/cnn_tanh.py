@@ -11,8 +11,8 @@ from atoll.models.sizes import Classes, Image
 class Patches(nn.Module):
     """Square patches of images, channels last: (B, C, H, W) -> (B, rows, columns, C * size * size).
 
-    A linear layer on them is a convolution. With few channels a CPU does it several times as fast, and so it does what
-    follows, which then finds the channels of a place side by side.
+    A linear layer on patches is a convolution. With few channels it is several times as fast on a CPU, and so are the
+    following layers, because the channels of a position are contiguous.
     """
 
     def __init__(self, size: int, stride: int, padding: int) -> None:
@@ -20,24 +20,24 @@ class Patches(nn.Module):
         self.size, self.stride, self.padding = size, stride, padding
 
     def forward(self, x: Tensor) -> Tensor:
-        """Cut the patches out."""
+        """Return the patches of the padded images."""
         padded = functional.pad(x, (self.padding,) * 4)
         windows = padded.unfold(-2, self.size, self.stride).unfold(-2, self.size, self.stride)
         return windows.movedim(-5, -3).flatten(-3)
 
 
 class ChannelsSecond(nn.Module):
-    """A view with the channels where convolutions look for them: (B, rows, columns, C) -> (B, C, rows, columns)."""
+    """A view with the channels in second place, for convolutions: (B, rows, columns, C) -> (B, C, rows, columns)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Move the dimension."""
+        """Return the view."""
         return x.movedim(-1, -3)
 
 
 def cnn_tanh(input_shape: Image = (1, 28, 28), num_classes: Classes = 10) -> nn.Module:
-    """Convolutions of 16 (8x8) and 32 (4x4) channels, each of stride 2 and max-pooled by 2 at stride 1, and 32 units.
+    """Build convolutions of 16 (8x8) and 32 (4x4) channels, of stride 2, each max-pooled by 2 at stride 1; 32 units.
 
-    26,010 parameters on MNIST. Tanh keeps gradients short, so that clips take less away (Papernot et al. 2021,
+    26,010 parameters on MNIST. Tanh bounds the gradients, so that clipping changes them less (Papernot et al. 2021,
     arXiv:2007.14191, table 1).
     """
     channels, height, width = input_shape

@@ -1,4 +1,4 @@
-"""How large the pieces of a model may be. Beyond, one tensor alone would not fit into memory."""
+"""Bounds on the sizes of models, above which a single tensor would not fit into memory."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import Annotated
 from atoll.core.options import Range
 
 Width = Annotated[int, Range(1, 2**16)]
-"""Of a layer, or of one side of an image."""
+"""Number of units of a layer, or length of one side of an image."""
 Shape = tuple[Width, ...]
+"""Shape of one sample."""
 Image = tuple[Width, Width, Width]
-"""Channels, height and width."""
+"""Channels, height and width of one image."""
 Classes = Annotated[int, Range(1, 2**20)]
+"""Number of classes."""
 Depth = Annotated[int, Range(1, 100)]
+"""Number of layers."""

@@ -1,1 +1,1 @@
-"""Who is asked, and when a round is over."""
+"""Policies: when tasks are sent and when a round is committed; samplers and devices in the folders below."""

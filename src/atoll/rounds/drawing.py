@@ -1,66 +1,67 @@
-"""What samplers share. Shapes: N registered clients."""
+"""Random draws of clients, for samplers. Shapes: N registered clients."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from atoll.core.coordinator import Pick, Population
+from atoll.core.sampler import Pick, Population
 
 
-def different(rng: np.random.Generator, num: int, population: Population) -> list[int]:
-    """So many different free clients, each equally likely, or all that are free if they are fewer.
+def draw_distinct(rng: np.random.Generator, num: int, population: Population) -> list[int]:
+    """Draw `num` distinct free clients, each equally likely, or return all free ones if there are fewer.
 
-    Clients are drawn before it is asked whether they are free, so that a million clients cost no more than a few.
+    `free` is called only for clients that were drawn, so that a million clients cost no more than a few.
     """
-    found: list[int] = []
-    seen: set[int] = set()
-    while len(found) < num and len(seen) < population.num_clients:
-        ahead = min(population.num_clients, num + 2 * len(seen))
-        for client in rng.choice(population.num_clients, size=ahead, replace=False).tolist():
-            if client not in seen and len(found) < num:
-                seen.add(client)
-                found += [client] if population.free(client) else []
-    return found
+    clients: list[int] = []
+    tried: set[int] = set()
+    while len(clients) < num and len(tried) < population.num_clients:
+        num_draws = min(population.num_clients, num + 2 * len(tried))
+        for client in rng.choice(population.num_clients, size=num_draws, replace=False).tolist():
+            if client not in tried and len(clients) < num:
+                tried.add(client)
+                clients += [client] if population.free(client) else []
+    return clients
 
 
-def by_weight(
+def draw_weighted(
     rng: np.random.Generator, num: int, population: Population, weight_N: np.ndarray, *, replacement: bool
 ) -> dict[int, int]:
-    """Draw so many free clients in proportion to their weights: how often each was drawn, in the order of first draws.
+    """Draw `num` free clients in proportion to their weights; return the number of draws of each, in drawing order.
 
-    A draw that does not count (not free, or not put back) is made again, which leaves the odds of the others as they
-    were. After as many draws as there are clients, those who still can be drawn are listed instead.
+    A draw that is not allowed (not free, or drawn before without replacement) is repeated, which does not change the
+    odds of the others. After as many draws as there are clients, the rest is drawn from a list of the allowed ones.
     """
     drawn: dict[int, int] = {}
 
-    def counts(client: int) -> bool:
+    def allowed(client: int) -> bool:
         return (replacement or client not in drawn) and population.free(client)
 
     ends_N = np.cumsum(weight_N, dtype=np.float64)
-    left, tries = num, 0
-    while left > 0 and tries < population.num_clients and ends_N[-1] > 0:
-        places = np.searchsorted(ends_N, rng.random(left) * ends_N[-1], side="right")
-        tries += left
-        for client in places.tolist():
-            if counts(client):
+    missing, tries = num, 0
+    while missing > 0 and tries < population.num_clients and ends_N[-1] > 0:
+        draws = np.searchsorted(ends_N, rng.random(missing) * ends_N[-1], side="right")
+        tries += missing
+        for client in draws.tolist():
+            if allowed(client):
                 drawn[client] = drawn.get(client, 0) + 1
-                left -= 1
-    if left > 0:
-        left_N = weight_N * np.fromiter(map(counts, range(population.num_clients)), bool, population.num_clients)
-        num_left = int(np.count_nonzero(left_N))
-        size = left if replacement and num_left else min(left, num_left)
-        odds_N = left_N / left_N.sum() if num_left else None
+                missing -= 1
+    if missing > 0:
+        allowed_N = weight_N * np.fromiter(map(allowed, range(population.num_clients)), bool, population.num_clients)
+        num_allowed = int(np.count_nonzero(allowed_N))
+        size = missing if replacement and num_allowed else min(missing, num_allowed)
+        odds_N = allowed_N / allowed_N.sum() if num_allowed else None
         for client in rng.choice(population.num_clients, size=size, replace=replacement, p=odds_N).tolist():
             drawn[client] = drawn.get(client, 0) + 1
     return drawn
 
 
-def unbiased(rng: np.random.Generator, num: int, population: Population, weight_N: np.ndarray) -> list[Pick]:
-    """Draw with replacement in proportion to the weights, with shares that make up for it.
+def draw_unbiased(rng: np.random.Generator, num: int, population: Population, weight_N: np.ndarray) -> list[Pick]:
+    """Draw with replacement in proportion to the weights, with shares that keep the mean unbiased.
 
-    Client k, of probability p_k and drawn count_k times, has share count_k / (p_k N). A draw then adds to a sum over
-    the picks, on average, the mean over all clients (Hansen and Hurwitz 1943); where all p_k are 1 / N, it counts 1.
+    Client k, of probability p_k and drawn count_k times, has share count_k / (p_k N). In expectation each draw then
+    adds the mean over all clients to the sum over the picks (Hansen and Hurwitz 1943); if all p_k are 1 / N, the share
+    is count_k.
     """
     mean = float(np.mean(weight_N))
-    drawn = by_weight(rng, num, population, weight_N, replacement=True)
+    drawn = draw_weighted(rng, num, population, weight_N, replacement=True)
     return [Pick(client, count * mean / float(weight_N[client])) for client, count in drawn.items()]

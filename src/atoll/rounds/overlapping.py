@@ -1,4 +1,4 @@
-"""What policies share whose clients work on while versions are made."""
+"""Common parts of policies whose clients train while versions are committed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from atoll.core.errors import PlanError
 Staleness = Literal["constant", "hinge", "polynomial"]
 
 
-def keep_busy(concurrency: int, size: int, staleness: Callable[[int], float], *, interpolates: bool) -> Policy:
-    """Keep so many clients at work, and commit whenever `size` have answered."""
+def overlapping_policy(concurrency: int, size: int, staleness: Callable[[int], float], *, interpolates: bool) -> Policy:
+    """Make a policy that keeps `concurrency` clients training and commits whenever `size` updates have arrived."""
     if not 1 <= size <= concurrency:
-        raise PlanError(
-            f"policy: a buffer of {size} with {concurrency} clients at work cannot be: set 1 <= size <= concurrency"
-        )
+        raise PlanError(f"policy.size is {size} but policy.concurrency is {concurrency}: set 1 <= size <= concurrency")
 
     def num_wanted(state: CoordinatorState, num_clients: int) -> int:
         return concurrency - len(state.in_flight)
@@ -30,16 +28,21 @@ def keep_busy(concurrency: int, size: int, staleness: Callable[[int], float], *,
         return size
 
     return Policy(
-        num_wanted, goal, overlaps_rounds=True, staleness=staleness, interpolates=interpolates, min_clients=concurrency
+        num_wanted=num_wanted,
+        goal=goal,
+        overlaps_rounds=True,
+        staleness=staleness,
+        interpolates=interpolates,
+        min_clients=concurrency,
     )
 
 
-def staleness_rule(name: Staleness, a: float, b: float) -> Callable[[int], float]:
-    """The factor for work that is s versions late (Xie et al. 2019, arXiv:1903.03934, section 5.2).
+def staleness_factor(name: Staleness, a: float, b: float) -> Callable[[int], float]:
+    """Return a function: versions late s -> factor on the weight (Xie et al. 2019, arXiv:1903.03934, section 5.2).
 
     constant: 1; hinge: 1 up to b, then 1 / (a (s - b) + 1); polynomial: (s + 1)^-a.
 
-    >>> [round(staleness_rule("polynomial", 0.5, 4)(s), 2) for s in (0, 3, 8)]
+    >>> [round(staleness_factor("polynomial", 0.5, 4)(s), 2) for s in (0, 3, 8)]
     [1.0, 0.5, 0.33]
     """
     if name == "constant":

@@ -56,7 +56,7 @@ def _own(like: Update) -> Update:
 
 
 def _finished(rule: Aggregator, acc: State, like: Update, memory: State | None = None) -> tuple[Aggregate, State]:
-    acc = rule.trust(acc, _own(like)) if rule.trust is not None else acc
+    acc = rule.add_server_update(acc, _own(like)) if rule.add_server_update is not None else acc
     return rule.finish(acc, rule.init() if memory is None else memory)
 
 
@@ -170,7 +170,7 @@ def clients_that_agree_are_followed(member: Member) -> None:
     rule: Aggregator = member.build()
     for seed in range(TRIES):
         one = _updates(seed, 1)
-        agreed_D = _own(one).delta_D if rule.trust is not None else one.delta_D[0]
+        agreed_D = _own(one).delta_D if rule.add_server_update is not None else one.delta_D[0]
         for num in (rule.min_updates, rule.min_updates + NUM):
             same = one.rows(torch.zeros(num, dtype=torch.long))._replace(delta_D=agreed_D.expand(num, -1).clone())
             found_D = _aggregated(rule, same).delta_D
@@ -302,4 +302,4 @@ def server_settings(rule: Part) -> dict[str, Any]:
     """Return the settings of a plan that this rule asks for: a rate for unit steps, samples of the server's own."""
     built: Aggregator = rule.build("aggregators")
     rate = {"lr": 0.01} if built.unit_steps else {}
-    return {"server": {**rate, **({"samples": 100} if built.trust is not None else {})}}
+    return {"server": {**rate, **({"samples": 100} if built.add_server_update is not None else {})}}

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from atoll.api import run
 from atoll.commit.server_step import stepped
 from atoll.core.algorithm import Algorithm
 from atoll.core.messages import Aggregate, State, Task, Update
 from atoll.core.plan import Plan
-from atoll.engine.inline import inline
-from atoll.engine.vectorised import vectorised
 from atoll.testing.law import Member, law, must, must_be_close, must_be_equal, must_be_state, written
-from atoll.testing.runs import final, must_agree, must_repeat, small_plan, timeless
+from atoll.testing.runs import final, must_agree, must_ignore_order, must_repeat, must_resume, small_plan
 from atoll.train.job import Job, build_job
 from atoll.train.layout import broadcast_of, first_server, layout_of
 from atoll.train.trainer import Trainer
@@ -45,13 +40,14 @@ def _plan(member: Member, local: dict[str, Any] | None = None, **changes: Any) -
     around: dict[str, Any] = {"local": {key: value for key, value in settings.items() if key not in algorithm.local}}
     if algorithm.needs_public:
         around["public"] = {"name": "held_out", "fraction": 0.1}
-    if algorithm.scores:
+    if _personal(algorithm):
         around["models"] = ["logistic", {"name": "mlp_2nn", "hidden": 16}]
     return small_plan(algorithm=member.part, policy={"size": 5}, **{**around, **changes})
 
 
-def _tasks(*clients: int) -> list[Task]:
-    return [Task(client, 0, 0) for client in clients]
+def _personal(algorithm: Algorithm) -> bool:
+    """Return whether its clients keep models of their own, so that a plan may give several."""
+    return algorithm.work is not None and bool(algorithm.work.build("train.works").personal)
 
 
 @law()
@@ -71,35 +67,20 @@ def the_model_moves(member: Member) -> None:
 @law()
 def batch_norm_is_trained(member: Member) -> None:
     """Run a small plan with batch norm, whose statistics are averaged beside the parameters."""
-    models: dict[str, Any] = {"models": [batch_normed, "logistic"]} if member.build().scores else {}
+    models: dict[str, Any] = {"models": [batch_normed, "logistic"]} if _personal(member.build()) else {}
     must_repeat(_plan(member, model=batch_normed, **models))
 
 
 @law()
 def the_order_of_clients_changes_nothing(member: Member) -> None:
     """Train a cohort forwards and backwards, one by one and stacked, to the same bits."""
-    job = build_job(_plan(member))
-    sent = {0: broadcast_of(job, job.first_D, first_server(job, job.first_D))}
-    for engine in (inline(job), vectorised(job, stack=3)):
-        forth = engine.train(_tasks(3, 1, 7, 11, 0), sent, {})
-        back = engine.train(_tasks(0, 11, 7, 1, 3), sent, {})
-        engine.close()
-        must_be_equal(
-            back.folded, forth.folded, "the order of clients changes what is folded: remember nothing between"
-        )
+    must_ignore_order(build_job(_plan(member)))
 
 
 @law()
 def a_resumed_run_ends_the_same(member: Member) -> None:
     """Stop a run with clipped updates after two of four rounds, and go on from its directory to the same bits."""
-    plan = _plan(member, rounds=4, evaluation={"every": 1}, uplink=[{"name": "clip", "norm": 1.0}])
-    with tempfile.TemporaryDirectory() as folder:
-        run(plan.replace({"rounds": 2}), out=Path(folder) / "run")
-        resumed = run(plan, out=Path(folder) / "run", resume=True)
-    whole = run(plan)
-    why = "a resumed run differs: keep everything in the states that slots take and return"
-    must_be_close(resumed.params_D, whole.params_D, why)
-    must(timeless(resumed.history) == timeless(whole.history), f"{why} (the model is the same, the metrics are not)")
+    must_resume(_plan(member, uplink=[{"name": "clip", "norm": 1.0}]))
 
 
 @law()

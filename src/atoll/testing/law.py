@@ -1,7 +1,7 @@
 """Law: what every member of a family must satisfy, as a function of one member.
 
 The laws of a family are the functions marked with `law` in `atoll.testing.<family>`, found by importing that module: a
-family gets its laws by one new file here, and a member gets them by existing.
+family gets its laws by one new file here, and a member is held to them the moment it exists.
 """
 
 from __future__ import annotations
@@ -98,15 +98,16 @@ def it_is_built_by_its_example(member: Member) -> None:
 
 
 def families() -> list[str]:
-    """Return the families that have laws, by listing this folder."""
+    """Return the families that have laws, by listing this folder; `train_works.py` has those of `train.works`."""
     folder = importlib.import_module("atoll.testing").__path__
-    return [module.name for module in pkgutil.iter_modules(folder) if module.name not in TOOLS]
+    names = [module.name for module in pkgutil.iter_modules(folder) if module.name not in TOOLS]
+    return [name.replace("_", ".") for name in names]
 
 
 def _module(family: str) -> Any:
     if family not in families():
         raise PlanError(f"there are no laws for '{family}': {nearest(family, families())}")
-    return importlib.import_module(f"atoll.testing.{family}")
+    return importlib.import_module(f"atoll.testing.{family.replace('.', '_')}")
 
 
 def laws(family: str) -> list[Law]:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from atoll.api import run
+from atoll.api import Result, run
+from atoll.core.messages import Task
 from atoll.core.plan import Plan
-from atoll.testing.law import must, must_be_close
+from atoll.engine.inline import inline
+from atoll.engine.vectorised import vectorised
+from atoll.testing.law import must, must_be_close, must_be_equal
+from atoll.train.job import Job
+from atoll.train.layout import broadcast_of, first_server
 
 NUM_CLIENTS = 12
 ROUNDING = 2e-5
@@ -38,9 +45,9 @@ def final(plan: Plan, engine: str | dict[str, Any] = "inline") -> Tensor:
     return run(plan.replace({"engine": engine})).params_D
 
 
-def timeless(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _timeless(result: Result) -> list[dict[str, Any]]:
     """Return a run's metrics without this machine's seconds."""
-    return [{key: value for key, value in row.items() if key not in ("seconds", "round_seconds")} for row in history]
+    return [{key: value for key, value in row.items() if "seconds" not in key} for row in result.history]
 
 
 def must_repeat(plan: Plan) -> Tensor:
@@ -65,3 +72,27 @@ def must_agree(plan: Plan) -> None:
         "clients that are trained together end elsewhere than one by one: let slots decide nothing by values of tensors"
     )
     must_be_close(must_repeat(plan), final(plan), why, atol=ROUNDING)
+
+
+def must_resume(plan: Plan) -> None:
+    """Raise LawError unless a run that was stopped after two of four rounds ends with the same model and metrics."""
+    plan = plan.replace({"rounds": 4, "evaluation.every": 1})
+    with tempfile.TemporaryDirectory() as folder:
+        run(plan.replace({"rounds": 2}), out=Path(folder) / "run")
+        resumed = run(plan, out=Path(folder) / "run", resume=True)
+    whole = run(plan)
+    why = "a resumed run differs: keep everything in the states that functions take and return"
+    must_be_close(resumed.params_D, whole.params_D, why)
+    must(_timeless(resumed) == _timeless(whole), f"{why} (the model is the same, the metrics are not)")
+
+
+def must_ignore_order(job: Job) -> None:
+    """Raise LawError unless a cohort that is trained forwards and backwards is folded to the same bits."""
+    sent = {0: broadcast_of(job, job.first_D, first_server(job, job.first_D))}
+    tasks = [Task(client, 0, 0) for client in (3, 1, 7, 11, 0)]
+    for engine in (inline(job), vectorised(job, stack=3)):
+        forth, back = engine.train(tasks, sent, {}), engine.train(tasks[::-1], sent, {})
+        engine.close()
+        must_be_equal(
+            back.folded, forth.folded, "the order of clients changes what is folded: remember nothing between"
+        )

@@ -1,1 +1,1 @@
-"""What happens to an update on its way up."""
+"""Transforms: codecs and other steps between an update and the payload that is sent, one file for each."""

@@ -1,4 +1,4 @@
-"""Numbers on a grid and their packing into bytes: what the quantisers share.
+"""Numbers on a grid and their packing into bytes, for the quantisers.
 
 Shapes: V values, P packed bytes. A grid has the points low + (code - shift) * step for the codes 0 ... num_codes - 1.
 Bytes and bits are in little-endian order.
@@ -16,11 +16,11 @@ from torch import Tensor
 from atoll.core.errors import DataError
 
 CHUNK = 65536
-"""Values that are worked on at once, so that what lies between two steps stays in the cache."""
+"""Number of values converted at once, so that intermediate results stay in the cache."""
 
 
 class Grid(NamedTuple):
-    """Evenly spaced points; a step that is not finite stands for values that are not."""
+    """Evenly spaced points; a step that is not finite marks a range with NaN or Inf."""
 
     low: float
     step: float
@@ -29,41 +29,41 @@ class Grid(NamedTuple):
 
 
 def code_dtype(bits: int) -> torch.dtype:
-    """The type that holds codes of so many bits."""
+    """Return the smallest supported type that holds codes of `bits` bits."""
     return torch.uint8 if bits <= 8 else torch.int32
 
 
 def to_codes(values_V: Tensor, grid: Grid, codes_V: Tensor, rng: np.random.Generator | None) -> None:
-    """Write the code of each value: rounded at random without bias, or to the nearest point if there is no generator.
+    """Write the code of each value to `codes_V`: rounded at random without bias, or to the nearest if rng is None.
 
-    The value y = (v - low) / step + shift becomes floor(y + u). The uniform u has 16 bits, so a mean is right to 2^-16
-    of a step.
+    The value y = (v - low) / step + shift becomes floor(y + u). The uniform u has 16 bits, so that the mean is exact to
+    2^-16 of a step.
     """
     if not math.isfinite(grid.step):
         codes_V.zero_()
         return
     dtype = torch.float32 if values_V.dtype == torch.float32 and grid.num_codes <= 256 else torch.float64
-    step = grid.step or 1.0  # without a spread every value is `low`
-    for some_V, out_V in zip(torch.split(values_V, CHUNK), torch.split(codes_V, CHUNK), strict=True):
-        y_V = some_V.to(dtype).sub(grid.low).div_(step).clamp_(-grid.shift, grid.num_codes - 1 - grid.shift)
+    step = grid.step or 1.0  # a step of 0 means that every value is `low`
+    for chunk_V, out_V in zip(torch.split(values_V, CHUNK), torch.split(codes_V, CHUNK), strict=True):
+        y_V = chunk_V.to(dtype).sub(grid.low).div_(step).clamp_(-grid.shift, grid.num_codes - 1 - grid.shift)
         y_V.add_(grid.shift + 0.5)
         if rng is not None:
-            words = rng.integers(2**64 - 1, size=-(-len(some_V) // 4), dtype=np.uint64, endpoint=True)
-            y_V.add_(torch.from_numpy(words.view(np.int16))[: len(some_V)], alpha=2.0**-16)  # u - 1/2
-        out_V.copy_(y_V)  # cuts off, and y is not negative
+            words = rng.integers(2**64 - 1, size=-(-len(chunk_V) // 4), dtype=np.uint64, endpoint=True)
+            y_V.add_(torch.from_numpy(words.view(np.int16))[: len(chunk_V)], alpha=2.0**-16)  # u - 1/2
+        out_V.copy_(y_V)  # truncation is floor, because y is not negative
 
 
 def to_values(codes_V: Tensor, grid: Grid, values_V: Tensor) -> None:
-    """Write the point of the grid that each code stands for."""
-    for some_V, out_V in zip(torch.split(codes_V, CHUNK), torch.split(values_V, CHUNK), strict=True):
-        out_V.copy_(some_V)
+    """Write the grid point of each code to `values_V`."""
+    for chunk_V, out_V in zip(torch.split(codes_V, CHUNK), torch.split(values_V, CHUNK), strict=True):
+        out_V.copy_(chunk_V)
         if grid.shift:
             out_V.sub_(grid.shift)
         out_V.mul_(grid.step).add_(grid.low)
 
 
 def num_packed(num: int, bits: int) -> int:
-    """Bytes that so many codes fill: ceil(num * bits / 8)."""
+    """Return the number of bytes of `num` packed codes: ceil(num * bits / 8)."""
     return -(-num * bits // 8)
 
 
@@ -86,15 +86,15 @@ def pack_bits(codes_V: Tensor, bits: int) -> Tensor:
 
 
 def unpack_bits(packed_P: Tensor, bits: int, num: int) -> Tensor:
-    """Undo `pack_bits`: the codes, as uint8 up to 8 bits and as int32 above.
+    """Return the codes that `pack_bits` packed, as uint8 up to 8 bits and as int32 above.
 
     >>> unpack_bits(torch.tensor([33, 3], dtype=torch.uint8), 4, 3).tolist()
     [1, 2, 3]
     """
     if packed_P.dtype != torch.uint8 or len(packed_P) != num_packed(num, bits):
         raise DataError(
-            f"{num} codes of {bits} bits fill {num_packed(num, bits)} bytes but {len(packed_P)} values of "
-            f"{packed_P.dtype} came: encode and decode with the same options"
+            f"{num} codes of {bits} bits fill {num_packed(num, bits)} bytes: got {len(packed_P)} values of "
+            f"{packed_P.dtype}; encode and decode with the same options"
         )
     if bits > 8:
         high_V = unpack_bits(packed_P[num:], bits - 8, num)
@@ -113,5 +113,5 @@ def unpack_bits(packed_P: Tensor, bits: int, num: int) -> Tensor:
 
 
 def _fields(half: int, width: int) -> int:
-    """A mask of the low `width` bits of every second field of `half` bits in a word of 64."""
+    """Return a mask of the low `width` bits of every second field of `half` bits in a word of 64 bits."""
     return sum(((1 << width) - 1) << start for start in range(0, 64, 2 * half))

@@ -18,10 +18,12 @@ def clip(norm: Annotated[float, above(0, "to send nothing at all, leave the clie
 
     def encode(vector_V: Tensor, memory: State, encoding: Encoding) -> tuple[Tensor, State, State]:
         needs_floats("clip", vector_V)
-        length = float(vector_V.double().norm())
-        return vector_V * (norm / length) if length > norm else vector_V, {}, memory
+        input_norm = float(vector_V.double().norm())
+        return vector_V * (norm / input_norm) if input_norm > norm else vector_V, {}, memory
 
     def decode(carrier: Tensor, side: State) -> Tensor:
         return carrier
 
-    return Transform(encode, decode, linear=True, sensitivity=lambda l2_in: min(l2_in, norm), contractive=True)
+    return Transform(
+        encode=encode, decode=decode, linear=True, sensitivity=lambda l2_in: min(l2_in, norm), contractive=True
+    )

@@ -1,4 +1,4 @@
-"""Send what is new."""
+"""Send the difference to the last broadcast."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from atoll.core.transform import Encoding, Transform
 
 
 def delta() -> Transform:
-    """Send the difference to what the receiver knows; the first step of a downlink.
+    """Send the difference to the last broadcast; allowed only as the first step of a downlink.
 
-    The downlink subtracts and adds what is known, so that nothing is left to do here; later steps encode a difference,
-    which is small where the model is not.
+    The downlink itself subtracts and adds the last broadcast, so that encode and decode change nothing here. Later
+    steps then encode the difference, which is small even if the model is not.
     """
 
     def encode(vector_V: Tensor, memory: State, encoding: Encoding) -> tuple[Tensor, State, State]:
@@ -22,8 +22,8 @@ def delta() -> Transform:
         return carrier_V
 
     return Transform(
-        encode,
-        decode,
+        encode=encode,
+        decode=decode,
         linear=True,
         sensitivity=lambda l2_in: l2_in,
         against_known=True,

@@ -1,4 +1,4 @@
-"""Two bytes a value."""
+"""Send two bytes per value."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ EXAMPLES = [{}, {"format": "bfloat16"}]
 def half(format: Literal["float16", "bfloat16"] = "float16") -> Transform:
     """Send 16-bit floats, rounded to the nearest: float16 (11 bits of precision, up to 65504) or bfloat16 (8 bits).
 
-    Values that the format cannot hold become Inf. The smallest values may double when they are rounded.
+    Values beyond the range of the format become Inf. Rounding may double the smallest values, and so the norm.
     """
     dtype = FORMATS[format]
-    largest = torch.finfo(dtype).max
+    max_value = torch.finfo(dtype).max
 
     def encode(vector_V: Tensor, memory: State, encoding: Encoding) -> tuple[Tensor, State, State]:
         needs_floats("half", vector_V)
@@ -30,4 +30,6 @@ def half(format: Literal["float16", "bfloat16"] = "float16") -> Transform:
     def decode(carrier: Tensor, side: State) -> Tensor:
         return carrier.to(side["like"].dtype)
 
-    return Transform(encode, decode, sensitivity=lambda l2_in: 2 * l2_in if l2_in <= largest else math.inf)
+    return Transform(
+        encode=encode, decode=decode, sensitivity=lambda l2_in: 2 * l2_in if l2_in <= max_value else math.inf
+    )

@@ -1,4 +1,4 @@
-"""Send the vector as it is."""
+"""Send the vector unchanged."""
 
 from __future__ import annotations
 
@@ -17,4 +17,6 @@ def identity() -> Transform:
     def decode(carrier: Tensor, side: State) -> Tensor:
         return carrier
 
-    return Transform(encode, decode, linear=True, sensitivity=lambda l2_in: l2_in, unbiased=True, contractive=True)
+    return Transform(
+        encode=encode, decode=decode, linear=True, sensitivity=lambda l2_in: l2_in, unbiased=True, contractive=True
+    )

@@ -1,4 +1,4 @@
-"""Send some layers only. Shapes: V, the vector that comes in; K, the values of it that travel; R ranges of it."""
+"""Send selected layers. Shapes: V, the input vector; K, the values of it that are sent; R ranges of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from atoll.core.messages import State
 from atoll.core.options import at_least
 from atoll.core.params import ParamSpec
 from atoll.core.transform import Encoding, Transform
-from atoll.transforms.feedback import codec, whole
+from atoll.transforms.feedback import codec, needs_all_params
 
 EXAMPLES = [{"patterns": ["*weight"]}, {"patterns": ["*bias"], "others_every": 2}]
 
@@ -23,19 +23,22 @@ def layers(
 ) -> Transform:
     """Send the tensors whose names match a pattern such as `"conv*"`, and the extra vectors; drop other changes.
 
-    With `others_every = n` all tensors travel every n-th time that clients are asked (as in Chen et al. 2019,
-    arXiv:1903.07424), and error feedback keeps the others' changes until then. Bytes for float32: 4 K + 8 R + 8.
+    With `others_every = n` all tensors are sent in every n-th attempt (as in Chen et al. 2019, arXiv:1903.07424), and
+    error feedback keeps the changes of the others until then. Bytes for float32: 4 K + 8 R + 8.
     """
     if not patterns:
         raise PlanError('layers: patterns must name tensors of the model, such as ["fc*"], got []')
     if error_feedback and not others_every:
-        raise PlanError("layers: what is kept back would never travel: set others_every, or leave error_feedback out")
+        raise PlanError(
+            "layers: with error_feedback the residual of other layers would never be sent: set others_every, or leave "
+            "error_feedback out"
+        )
 
     def encode(vector_V: Tensor, memory: State, encoding: Encoding) -> tuple[Tensor, State, State]:
-        whole("layers", vector_V, encoding)
+        needs_all_params("layers", vector_V, encoding)
         num = vector_V.numel()
-        everything = others_every > 0 and encoding.attempt % others_every == 0
-        ranges = [(0, num)] if everything else _ranges(encoding.spec, patterns, num)
+        sends_all = others_every > 0 and encoding.attempt % others_every == 0
+        ranges = [(0, num)] if sends_all else _ranges(encoding.spec, patterns, num)
         side = {"length": torch.tensor([num]), "ranges": torch.tensor(ranges, dtype=torch.int32)}
         return torch.cat([vector_V[start:stop] for start, stop in ranges]), side, memory
 
@@ -45,23 +48,25 @@ def layers(
             vector_V[start:stop], rest = rest[: stop - start], rest[stop - start :]
         return vector_V
 
-    inner = Transform(encode, decode, linear=others_every == 0, sensitivity=lambda l2_in: l2_in, contractive=True)
+    inner = Transform(
+        encode=encode, decode=decode, linear=others_every == 0, sensitivity=lambda l2_in: l2_in, contractive=True
+    )
     return codec("layers", inner, error_feedback=error_feedback)
 
 
 def _ranges(spec: ParamSpec, patterns: list[str], num: int) -> list[tuple[int, int]]:
-    """Where the wanted tensors and the extra vectors lie, with neighbours joined."""
+    """Return the ranges of the matching tensors and of the extra vectors, with adjacent ranges merged."""
     for pattern in patterns:
         if not any(fnmatchcase(slot.name, pattern) for slot in spec.slots):
             raise PlanError(
                 f"layers: no tensor of the model matches '{pattern}', choose others: "
                 f"{nearest(pattern, (s.name for s in spec.slots))}"
             )
-    found = [(s.offset, s.offset + s.size) for s in spec.slots if any(fnmatchcase(s.name, p) for p in patterns)]
-    joined: list[tuple[int, int]] = []
-    for start, stop in [*found, (spec.num_params, num)]:
-        if joined and joined[-1][1] == start:
-            joined[-1] = (joined[-1][0], stop)
+    matching = [(s.offset, s.offset + s.size) for s in spec.slots if any(fnmatchcase(s.name, p) for p in patterns)]
+    merged: list[tuple[int, int]] = []
+    for start, stop in [*matching, (spec.num_params, num)]:
+        if merged and merged[-1][1] == start:
+            merged[-1] = (merged[-1][0], stop)
         elif start < stop:
-            joined.append((start, stop))
-    return joined
+            merged.append((start, stop))
+    return merged

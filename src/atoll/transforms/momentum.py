@@ -1,4 +1,4 @@
-"""Send a running mean of the updates. Shapes: V, the vector that comes in."""
+"""Send a running mean of the updates. Shapes: V, the input vector."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from atoll.core.transform import Encoding, Transform, needs_floats
 def momentum(
     beta: Annotated[float, Range(0, 1, open_high=True, hint="0 sends every update as it is")] = 0.9,
 ) -> Transform:
-    """Remember m <- beta m + (1 - beta) v, beginning with 0, and send m instead of the update v.
+    """Send the running mean m <- beta m + (1 - beta) v, which starts at 0, instead of the update v.
 
-    (Karimireddy et al. 2021, arXiv:2012.10333, algorithm 1: worker momentum makes honest clients spread less, so that
-    bad ones that hide among them from round to round stick out.) If no update is longer than some bound, no m is.
+    (Karimireddy et al. 2021, arXiv:2012.10333, algorithm 1: worker momentum lowers the variance of honest clients, so
+    that robust rules find bad ones more easily.) A bound on the norm of all updates also bounds m.
     """
 
     def init(num_values: int) -> State:
@@ -29,8 +29,8 @@ def momentum(
         needs_floats("momentum", vector_V)
         if memory["mean"].shape != vector_V.shape:
             raise PlanError(
-                f"momentum remembers {memory['mean'].numel()} values but gets {vector_V.numel()}: "
-                "put it earlier in uplink, before what changes their number"
+                f"momentum has a mean of {memory['mean'].numel()} values but got {vector_V.numel()}: "
+                "put it earlier in uplink, before steps that change their number"
             )
         mean_V = beta * memory["mean"].to(vector_V.dtype) + (1 - beta) * vector_V
         return mean_V, {}, {"mean": mean_V}
@@ -38,4 +38,4 @@ def momentum(
     def decode(carrier: Tensor, side: State) -> Tensor:
         return carrier
 
-    return Transform(encode, decode, init=init, linear=True, sensitivity=lambda l2_in: l2_in)
+    return Transform(encode=encode, decode=decode, init=init, linear=True, sensitivity=lambda l2_in: l2_in)

@@ -1,4 +1,4 @@
-"""QSGD: levels of the norm. Shapes: V values."""
+"""QSGD: random rounding to levels of the norm. Shapes: V values."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from atoll.transforms.bits import Grid, code_dtype, pack_bits, to_codes, to_valu
 
 
 def qsgd(levels: Annotated[int, Range(1, 2**15 - 1, hint="for more, leave it out")] = 127) -> Transform:
-    """Send |v| and, of each value, its sign and level: |v| sgn(v_i) xi_i.
+    """Send |v| and, for each value, its sign and a random level: |v| sgn(v_i) xi_i.
 
     (Alistarh et al. 2017, arXiv:1610.02132, section 3.1.) With s levels and l/s <= |v_i| / |v| <= (l+1)/s,
-    xi_i is one of these two ends, and right in the mean. Sign and level are one code of a fixed width, 1 + the bits of
-    s, instead of the paper's Elias code. No norm is promised: it may grow as the square root of the number of values.
+    xi_i is one of these two bounds, and unbiased. Sign and level are one code of a fixed width, 1 + the bits of s,
+    instead of the paper's Elias code. The norm is not bounded: it may grow as the square root of the number of values.
     """
     bits = 1 + levels.bit_length()
 
@@ -38,4 +38,4 @@ def qsgd(levels: Annotated[int, Range(1, 2**15 - 1, hint="for more, leave it out
         to_values(codes_V, grid(float(side["norm"])), vector_V)
         return vector_V
 
-    return Transform(encode, decode, unbiased=True)
+    return Transform(encode=encode, decode=decode, unbiased=True)

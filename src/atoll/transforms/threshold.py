@@ -1,4 +1,4 @@
-"""Send the values above a magnitude. Shapes: V, the vector that comes in; K, the values of it that travel."""
+"""Send the values above a magnitude. Shapes: V, the input vector; K, the values of it that are sent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from atoll.core.messages import State
 from atoll.core.options import above
 from atoll.core.transform import Encoding, Transform
-from atoll.transforms.feedback import codec, positions, spread
+from atoll.transforms.feedback import codec, pack_positions, scatter
 
 EXAMPLES = [{"magnitude": 1e-3}, {"magnitude": 1e-2, "error_feedback": False}]
 
@@ -25,8 +25,8 @@ def threshold(
     """
 
     def encode(vector_V: Tensor, memory: State, encoding: Encoding) -> tuple[Tensor, State, State]:
-        kept_K = np.flatnonzero(~(np.abs(vector_V.numpy()) < magnitude))  # NaN travels, so that it shows
-        return vector_V[torch.from_numpy(kept_K)], positions(kept_K, vector_V.numel()), memory
+        kept_K = np.flatnonzero(~(np.abs(vector_V.numpy()) < magnitude))  # NaN is sent, so that the server rejects it
+        return vector_V[torch.from_numpy(kept_K)], pack_positions(kept_K, vector_V.numel()), memory
 
-    inner = Transform(encode, spread, sensitivity=lambda l2_in: l2_in, contractive=True)
+    inner = Transform(encode=encode, decode=scatter, sensitivity=lambda l2_in: l2_in, contractive=True)
     return codec("threshold", inner, error_feedback=error_feedback)

@@ -1,1 +1,1 @@
-"""Populations of devices, in simulated time."""
+"""Populations of simulated devices, one file for each."""

@@ -1,4 +1,4 @@
-"""A fleet of phones."""
+"""Devices with random speeds, such as phones."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from atoll.core.options import Positive, Range, Seed, ShareBelowOne
 from atoll.core.seeds import generator
 
 DAY = 86_400.0
+"""Seconds."""
 Sigma = Annotated[float, Range(0, 20)]
-"""Of logarithms of speeds: beyond 20 they would leave the range of floats."""
+"""Standard deviation of the logarithm of a speed; above 20 speeds would leave the range of floats."""
 
 
 def fleet(
@@ -28,12 +29,12 @@ def fleet(
     diurnal: ShareBelowOne = 0.0,
     seed: Seed = 0,
 ) -> Devices:
-    """Draw devices whose speeds are log-normal: medians as given (Mbit/s), `spread` the sigma between devices.
+    """Draw devices with log-normal speeds of the given medians (links in Mbit/s) and sigma `spread` between devices.
 
-    Each task varies by another log-normal of sigma `jitter`, and is lost with probability `dropout` at some moment of
-    its time; 6 to 10 % were lost in Gboard (Bonawitz et al. 2019, arXiv:1902.01046, section 9). With `diurnal` s > 0
-    the share of devices that are idle, charging and on an unmetered network swings by a factor of (1 + s) / (1 - s)
-    within a day, half of them on average: 0.6 is the factor of 4 seen there.
+    The time of each task varies by another log-normal of sigma `jitter`. A task is lost with probability `dropout` at a
+    uniform moment of its time; 6 to 10 % were lost in Gboard (Bonawitz et al. 2019, arXiv:1902.01046, section 9). With
+    `diurnal` s > 0 the share of devices that are idle, charging and on an unmetered network is 1/2 on average and
+    varies by a factor of (1 + s) / (1 - s) within a day: 0.6 is the factor of 4 observed there.
     """
 
     @lru_cache(maxsize=1 << 17)
@@ -42,25 +43,26 @@ def fleet(
         return Speed(samples_per_second * compute, down_mbps * down, up_mbps * up)
 
     def trips(loads: list[Load], rng: np.random.Generator) -> list[Trip]:
-        slower = [math.exp(jitter * z) for z in rng.standard_normal(len(loads))]
-        return [trip(load, speed(load.client), dropout, rng, each) for load, each in zip(loads, slower, strict=True)]
+        factors = [math.exp(jitter * z) for z in rng.standard_normal(len(loads))]
+        pairs = zip(loads, factors, strict=True)
+        return [trip(load, speed(load.client), dropout, rng, factor) for load, factor in pairs]
 
-    def rested(client: int, seconds: float) -> bool:
-        """Whether a device lies on its charger: it is midnight at second 0, and every hour is drawn anew."""
+    def charging(client: int, seconds: float) -> bool:
+        """Tell whether a device is on its charger, drawn anew for every hour; second 0 is midnight."""
         if not diurnal:
             return True
         share = (1 + diurnal * math.cos(2 * math.pi * seconds / DAY)) / 2
         return bool(generator(seed, "device night", client, int(seconds // 3600)).random() < share)
 
     def attributes(client: int, seconds: float) -> Mapping[str, float | bool]:
-        rests = rested(client, seconds)
+        charges = charging(client, seconds)
         battery, memory = generator(seed, "device", client).random(2).tolist()
         return {
-            "idle": rests,
-            "charging": rests,
-            "unmetered": rests,
-            "battery": 1.0 if rests else battery,
+            "idle": charges,
+            "charging": charges,
+            "unmetered": charges,
+            "battery": 1.0 if charges else battery,
             "memory": 1000.0 * 2 ** round(3 * memory),
         }
 
-    return Devices(trips, rested, attributes)
+    return Devices(trips, reachable=charging, attributes=attributes)

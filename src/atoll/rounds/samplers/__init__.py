@@ -1,1 +1,1 @@
-"""How clients are picked."""
+"""Samplers: how the clients of a round are chosen, one file for each."""

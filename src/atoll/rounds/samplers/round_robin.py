@@ -6,15 +6,15 @@ from itertools import islice
 
 import numpy as np
 
-from atoll.core.coordinator import Pick, Population, Sampler
+from atoll.core.sampler import Pick, Population, Sampler
 
 
 def round_robin() -> Sampler:
-    """Ask clients in turn: attempt a starts at client a * num and skips who is not free; nothing is random."""
+    """Choose clients in turn: attempt a starts at client a * num and skips those that are not free; not random."""
 
     def sample(rng: np.random.Generator, num: int, population: Population) -> list[Pick]:
-        start, all_of_them = population.attempt * num, population.num_clients
-        turn = ((start + step) % all_of_them for step in range(all_of_them))
-        return [Pick(client) for client in islice(filter(population.free, turn), num)]
+        start, num_clients = population.attempt * num, population.num_clients
+        in_turn = ((start + step) % num_clients for step in range(num_clients))
+        return [Pick(client) for client in islice(filter(population.free, in_turn), num)]
 
-    return Sampler(sample, scheme="in turn")
+    return Sampler(sample=sample, scheme="in turn")
