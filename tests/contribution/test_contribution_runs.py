@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import assert_same_end, timeless
+from members import every
 from torch import nn
 from torch.func import functional_call
 
@@ -22,7 +23,7 @@ from atoll.core.attack import Attack, Knowledge
 from atoll.core.contribution import Contribution, Game
 from atoll.core.errors import PlanError
 from atoll.core.messages import SERVER, Broadcast, Task, Update
-from atoll.core.parts import Part, members
+from atoll.core.parts import Part, examples
 from atoll.core.plan import Plan
 from atoll.engine.inline import inline
 from atoll.report.contribution_picture import contribution_picture
@@ -43,6 +44,8 @@ BASE: dict[str, Any] = {
 
 
 def plan_with(contribution: Any, **changes: Any) -> Plan:
+    if isinstance(contribution, str):
+        contribution = Part(contribution, **examples("contribution", contribution)[0])
     return Plan(**{**BASE, "contribution": contribution, **changes})
 
 
@@ -174,7 +177,7 @@ def weightless() -> Attack:
     return Attack(update=update)
 
 
-@pytest.mark.parametrize("name", members("contribution"))
+@pytest.mark.parametrize("name", every("contribution"))
 def test_who_has_no_weight_adds_nothing(name: str) -> None:
     result = run(plan_with(name, attack=Part(weightless), attackers={"clients": [3]}))
     assert result.contribution[3] == pytest.approx(0.0, abs=1e-5)
@@ -193,8 +196,8 @@ def test_the_order_of_training_does_not_matter() -> None:
     job, updates, clients = first_round(plan_with("shapley"))
     scores = Trainer(job).own_scores
     order = [3, 1, 4, 0, 2]
-    for name in members("contribution"):
-        how: Contribution = Part(name).build("contribution")
+    for name in every("contribution"):
+        how: Contribution = Part(name, **examples("contribution", name)[0]).build("contribution")
         one = shares_of(job, how, before(job), clients, updates, scores)
         other = shares_of(job, how, before(job), [clients[i] for i in order], updates.rows(torch.tensor(order)), scores)
         assert other.clients == pytest.approx(one.clients, abs=1e-6) and other.evaluations == one.evaluations
@@ -260,14 +263,14 @@ def test_sampled_shares_are_close_to_exact_and_cost_less(
 
 
 @pytest.mark.parametrize("attack", ["label_flip", "free_rider"])
-@pytest.mark.parametrize("name", members("contribution"))
+@pytest.mark.parametrize("name", every("contribution"))
 def test_bad_clients_come_out_lowest(name: str, attack: str) -> None:
     plan = plan_with(name, rounds=3, partition={"num_clients": 6}, attack=attack, attackers={"clients": [2, 5]})
     totals = run(plan).contribution
     assert set(sorted(totals, key=lambda client: totals[client])[:2]) == {2, 5}
 
 
-@pytest.mark.parametrize("name", members("contribution"))
+@pytest.mark.parametrize("name", every("contribution"))
 def test_resume_and_workers_change_nothing(name: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"rounds": 4, "partition": {"num_clients": 8}, "policy": {"size": 4}}
     plan = plan_with(name, **settings, evaluation={"clients_every": 1})

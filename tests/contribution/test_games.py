@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from members import every
 
 from atoll.core.contribution import Coalition, Game
 from atoll.core.errors import PlanError
-from atoll.core.parts import Part, members
+from atoll.core.parts import Part, examples
 
 SHAPLEYS = ("shapley", "tmc_shapley", "gtg_shapley")
 NEVER_CUT: dict[str, dict[str, Any]] = {
@@ -34,6 +35,7 @@ def games(most: int = 5) -> st.SearchStrategy[list[float]]:
 
 
 def shared(name: str, game: Game, **options: Any) -> np.ndarray:
+    options = {**examples("contribution", name)[0], **options}
     found: np.ndarray = Part(name, **options).build("contribution").values(game, np.random.default_rng(0))
     return found
 
@@ -73,7 +75,7 @@ def test_who_adds_the_same_to_everybody_gets_the_same(values: list[float], data:
     assert found[one] == pytest.approx(found[other], abs=1e-9)
 
 
-@pytest.mark.parametrize("name", members("contribution"))
+@pytest.mark.parametrize("name", every("contribution"))
 @given(values=games(), data=st.data())
 def test_who_adds_nothing_gets_nothing(name: str, values: list[float], data: st.DataObject) -> None:
     game = game_of(values)

@@ -17,6 +17,8 @@ from atoll.data.index import Array, Clients, Partition, class_labels, dealt, gen
 PURPOSE = 107
 MAX_SWEEPS = 100
 
+EXAMPLE = {"classes_per_client": 5}
+
 
 def classes(dataset: Dataset, *, num_clients: Clients = 10, seed: Seed = 0, classes_per_client: Count = 2) -> Partition:
     """Give every client samples of exactly `classes_per_client` classes (Li et al. 2022, arXiv:2102.02079, "#C = k").

@@ -10,7 +10,7 @@ from atoll.core.parts import Part, members
 from atoll.data.dataset import Dataset
 from atoll.data.index import Clients, Partition
 
-EXAMPLE = {"parts": [{"name": "dirichlet", "alpha": 0.1}, "rotation"]}
+EXAMPLE = {"parts": ["shards", "noise"]}
 
 
 def mixture(dataset: Dataset, *, parts: list[Part], num_clients: Clients | None = None, seed: Seed = 0) -> Partition:
