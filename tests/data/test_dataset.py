@@ -74,7 +74,7 @@ def with_value(value: float) -> np.ndarray[Any, Any]:
         ({"tokens": True, "train_x": np.full((6, 4), -1)}, "cannot be negative: the smallest is -1"),
         ({"num_classes": 1}, "num_classes must be at least 2: got 1"),
         ({"class_names": ("a", "b")}, "2 class_names for 3 classes"),
-        ({"owners": np.zeros(5, dtype=int)}, "owners are 6 whole numbers, one a training sample: got int64 (5,)"),
+        ({"owners": np.zeros(5, dtype=int)}, "owners are 6 whole numbers, one for each training sample: got int64 (5,)"),
         ({"owners": np.full(6, 2), "owner_names": ("a", "b")}, "owners must be in 0..1"),
     ],
 )

@@ -48,7 +48,7 @@ def test_those_who_join_come_after_the_others() -> None:
 
 
 def test_drawn_checks_what_was_drawn() -> None:
-    with pytest.raises(PlanError, match=r"draw\(1\) gave shape \(3,\); it must give 2 indices"):
+    with pytest.raises(PlanError, match=r"draw\(1\) returned shape \(3,\); it must return samples_per_client = 2"):
         drawn(2, 2, lambda _: np.arange(3)).indices(1)
 
 

@@ -317,7 +317,7 @@ def test_quantity_keeps_what_an_earlier_skew_changed() -> None:
         (brightness, {"gain": 1.5}, "gain must be in .0, 1., got 1.5"),
         (brightness, {"offset": "much"}, "offset must be a number in .0, 1000., got the text 'much'"),
         (styles, {"num_groups": 1}, "num_groups must be at least 2, got 1"),
-        (styles, {"num_groups": 13}, "12 clients cannot fall into 13 groups: lower num_groups"),
+        (styles, {"num_groups": 13}, "12 clients cannot form 13 groups: lower num_groups"),
         (label_swap, {"num_classes_swapped": 1}, "num_classes_swapped must be at least 2, got 1"),
         (label_swap, {"num_classes_swapped": 11}, "digits has 10 classes: lower it"),
         (
@@ -337,7 +337,7 @@ def test_bad_options_are_refused(skew: Skew, options: dict[str, Any], message: s
 def test_groups_use_every_renaming_there_is_and_no_more() -> None:
     data = same_picture(np.eye(4), num_samples=1200)
     assert len(set(renamings(data, num_groups=6))) == 6
-    with pytest.raises(PlanError, match=r"7 groups cannot .* exchange 2 of the 4 labels .* lower num_groups"):
+    with pytest.raises(PlanError, match=r"fewer than 7 ways to exchange 2 of the 4 labels .* lower num_groups"):
         held(data, label_swap, seed=0, num_groups=7)
 
 
