@@ -55,7 +55,7 @@ def too_short() -> Attack:
 
 @pytest.mark.parametrize("attack", ["not_finite", {"name": "not_finite", "value": "inf"}, too_short])
 @pytest.mark.parametrize("name", EVERY)
-def test_what_is_no_number_or_has_another_shape_is_rejected_and_counted(name: str, attack: Any) -> None:
+def test_updates_not_finite_or_of_wrong_shape_are_rejected_and_counted(name: str, attack: Any) -> None:
     result = run(plan_of(**EVERY[name], attack=attack, attackers={"clients": (2, 5)}))
     assert [row["clients"] for row in result.history] == [10, 10, 10]
     assert [row["rejected"] for row in result.history] == [2, 4, 6]
@@ -98,7 +98,7 @@ def test_a_cohort_of_bad_clients_only_does_not_end_the_run() -> None:
 
 
 @pytest.mark.parametrize("name", ["centered_clipping", "bucketing", "median_of_means", "fltrust", "nnm"])
-def test_a_run_resumes_with_what_the_rule_and_the_clients_remember(name: str, tmp_path: Path) -> None:
+def test_a_resumed_run_restores_the_memory_of_rule_and_clients(name: str, tmp_path: Path) -> None:
     changes = {**EVERY[name], "uplink": [{"name": "momentum", "beta": 0.5}]}
     changes |= {"attack": "alie", "attackers": {"num": 2}}
     whole = run(plan_of(**changes, rounds=6))
@@ -142,7 +142,7 @@ def test_a_nested_rule_is_written_in_a_plan_file() -> None:
     assert plan.replace({"aggregator.rule.f": 1}).aggregator.options["rule"] == {"name": "trimmed_mean", "f": 1}
 
 
-def test_white_box_attackers_see_what_the_server_will_do() -> None:
+def test_white_box_attackers_know_the_aggregate() -> None:
     """Also what the rule remembers: centered clipping goes on from the last aggregate."""
     promised: list[Tensor] = []
 

@@ -38,7 +38,7 @@ def test_unknown_clients_are_named(client: int) -> None:
                 method(client)
 
 
-def test_those_who_join_come_after_the_others() -> None:
+def test_joined_clients_follow_those_of_the_first_partition() -> None:
     first = dealt(np.array([5, 3, 1, 0]), np.array([0, 1, 4]))
     partition = joined(first, drawn(2, 2, lambda client: np.array([4, client])))
     assert [partition.indices(c).tolist() for c in range(4)] == [[5], [3, 1, 0], [4, 0], [4, 1]]

@@ -51,7 +51,7 @@ def colours(dataset: Dataset) -> Dataset:
 
 
 def same_picture(picture: Any, num_samples: int = 120) -> Dataset:
-    """One picture again and again, so that whatever differs between samples was made by a skew."""
+    """Repeat one image, so that every difference between samples is made by a skew."""
     x = np.tile(np.asarray(picture, dtype=np.float32), (num_samples, 1, 1, 1))
     y = np.arange(num_samples) % 4
     return Dataset(name="same", train_x=x, train_y=y, test_x=x, test_y=y, num_classes=4)
@@ -126,14 +126,16 @@ def test_a_skew_changes_one_thing(skew: Skew) -> None:
 
 
 @every_skew
-def test_samples_of_nobody_stay_as_they_are(skew: Skew) -> None:
+def test_samples_without_a_client_are_not_changed(skew: Skew) -> None:
     owners = np.arange(DIGITS.num_train) % 5
     data = replace(DIGITS, owners=owners)
     partition = skew(data, natural(data, num_clients=4, seed=0), seed=0)
-    nobody = np.setdiff1d(np.arange(data.num_train), np.concatenate([partition.indices(c) for c in range(4)]))
+    unowned = np.setdiff1d(np.arange(data.num_train), np.concatenate([partition.indices(c) for c in range(4)]))
     now = partition.dataset or data
-    assert len(nobody) > 200
-    assert (now.train_x[nobody] == data.train_x[nobody]).all() and (now.train_y[nobody] == data.train_y[nobody]).all()
+    assert len(unowned) > 200
+    assert (now.train_x[unowned] == data.train_x[unowned]).all() and (
+        now.train_y[unowned] == data.train_y[unowned]
+    ).all()
 
 
 @every_skew
@@ -297,7 +299,7 @@ def test_quantity_keeps_the_mix_of_labels_in_expectation() -> None:
     assert np.abs(mix(quantity(DIGITS, dealt, seed=0, exponent=0.5)) - mix(dealt)).max() > 0.02
 
 
-def test_quantity_leaves_nobody_empty() -> None:
+def test_quantity_leaves_no_client_empty() -> None:
     assert held(DIGITS, quantity, seed=0, exponent=80.0)[0].sizes().min() == 1
 
 
