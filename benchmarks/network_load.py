@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -32,9 +33,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.core.messages import Payload
 from atoll.core.wire import pack
+from atoll.network.protocol import endpoints
 from atoll.network.protocol.identity import Stamp, client_id, public_bytes, session_request, sign
 from atoll.network.protocol.messages import (
-    TOLD_HEADER,
     Challenge,
     Delivery,
     Hello,
@@ -60,7 +61,7 @@ every = 0
 """
 
 
-class Light:
+class RawClient:
     """One client: its key, its connection and its update."""
 
     def __init__(self, number: int, port: int, tls: ssl.SSLContext, vector: np.ndarray) -> None:
@@ -76,13 +77,13 @@ class Light:
         self._in, self._out = await asyncio.open_connection(
             "127.0.0.1", self._port, ssl=self._tls, server_hostname="localhost", limit=1 << 18
         )
-        nonce = msgspec.json.decode(await self._post("/v1/challenge", Challenge(self.id)), type=Nonce).nonce
+        nonce = msgspec.json.decode(await self._post(endpoints.CHALLENGE, Challenge(self.id)), type=Nonce).nonce
         hello = Hello(self.id, nonce, self.key.sign(session_request(self.id, nonce)))
-        self._epoch = msgspec.json.decode(await self._post("/v1/session", hello), type=Welcome).epoch
+        self._epoch = msgspec.json.decode(await self._post(endpoints.SESSION, hello), type=Welcome).epoch
 
     async def poll(self, wait: float) -> Orders:
         """Ask for work."""
-        return msgspec.json.decode(await self._post("/v1/poll", Poll(600, wait)), type=Orders)
+        return msgspec.json.decode(await self._post(endpoints.POLL, Poll(600, wait)), type=Orders)
 
     def prepare(self, order: Order) -> None:
         """Make and sign the update, which clients do on machines of their own."""
@@ -93,17 +94,17 @@ class Light:
         told = Delivery(msgspec.msgpack.encode(manifest), 600, 0.5, 600.0, bytes(64))
         text = update_text("load", order.attempt, order.version, manifest.name(), told)
         told = msgspec.structs.replace(told, signature=self.key.sign(text))
-        header = {TOLD_HEADER: msgspec.json.encode(told).decode()}
-        path = f"/v1/runs/load/tasks/{order.attempt}/update"
+        header = {endpoints.METADATA_HEADER: msgspec.json.encode(told).decode()}
+        path = endpoints.PUT_UPDATE.url(run="load", attempt=order.attempt)
         self._update = self._head("PUT", path, data, header), data
 
     async def deliver(self) -> None:
         """Send the update."""
         await self._answer(*self._update)
 
-    async def _post(self, path: str, message: msgspec.Struct) -> bytes:
+    async def _post(self, endpoint: endpoints.Endpoint[Any, Any], message: msgspec.Struct) -> bytes:
         body = msgspec.json.encode(message)
-        return await self._answer(self._head("POST", path, body, {}), body)
+        return await self._answer(self._head(endpoint.method, endpoint.path, body, {}), body)
 
     def _head(self, method: str, path: str, body: bytes, more: dict[str, str]) -> bytes:
         headers = {"host": "localhost", "content-length": str(len(body)), "atoll-protocol": "1", **more}
@@ -143,15 +144,15 @@ def cpu(pid: int) -> float:
 
 
 async def drive(
-    clients: list[Light], server: subprocess.Popen[bytes], rounds: int, watch: Callable[[], None]
+    clients: list[RawClient], server: subprocess.Popen[bytes], rounds: int, watch: Callable[[], None]
 ) -> dict[str, float]:
     """Connect everybody, wait, then let them deliver round after round; `watch` is called before the first."""
     found = {"MB before they come": memory(server.pid)}
     began = time.perf_counter()
-    gate = asyncio.Semaphore(50)
+    authenticator = asyncio.Semaphore(50)
 
-    async def connect(client: Light) -> None:
-        async with gate:
+    async def connect(client: RawClient) -> None:
+        async with authenticator:
             await client.connect()
 
     *rest, last = clients
@@ -163,11 +164,11 @@ async def drive(
     times: list[tuple[float, float]] = []
     orders = {last: await last.poll(0.0), **dict(zip(rest, await asyncio.gather(*waiting), strict=True))}
 
-    async def ordered(client: Light) -> None:
+    async def ordered(client: RawClient) -> None:
         while not orders[client].orders:
             orders[client] = await client.poll(25.0)
 
-    async def deliver(client: Light) -> None:
+    async def deliver(client: RawClient) -> None:
         await client.deliver()
         orders[client] = await client.poll(25.0)
 
@@ -244,12 +245,12 @@ def main() -> None:
         )
         tls = ssl.create_default_context(cafile=home / "certs" / "ca.pem")
         vector = np.random.default_rng(0).standard_normal(199_210).astype(np.float32)
-        clients = [Light(number, port, tls, vector) for number in range(told.clients)]
+        clients = [RawClient(number, port, tls, vector) for number in range(told.clients)]
         store = Store(f"sqlite:///{home}/store.db")
-        with store.change() as book:
+        with store.write() as tables:
             for client in clients:
-                book.add_client(client.id, f"client {client.number}", public_bytes(client.key))
-                book.approve(client.id)
+                tables.add_client(client.id, f"client {client.number}", public_bytes(client.key))
+                tables.approve(client.id)
         store.close()
         command = [
             "serve",

@@ -219,7 +219,7 @@ def schemes(n: int = 50, length: int = 199_215) -> None:
     for name, part in cases.items():
         how = part.build("secagg.schemes")
         found = []
-        took = least(lambda how=how, found=found: found.append(how.play(asked, scheme.here)), 2)
+        took = least(lambda how=how, found=found: found.append(how.simulate(asked, scheme.in_this_process)), 2)
         assert (found[0].total_L == vector * np.uint32(n)).all(), "the sum is not the sum"
         print(f"| {name} | {took / n * 1e3:.1f} | {found[0].bytes_up / n / length / 4:.2f}x |", flush=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from atoll import events
     from atoll.api import Result, resume, run
     from atoll.core.errors import AtollError
     from atoll.core.parts import Part
@@ -12,17 +13,33 @@ if TYPE_CHECKING:
     from atoll.data.dataset import Dataset
     from atoll.network.client.app import ClientApp
     from atoll.network.protocol.agreement import Floors
+    from atoll.train.array_work import Fitted, array_work
 
-__all__ = ["AtollError", "ClientApp", "Dataset", "Floors", "Part", "Plan", "Result", "resume", "run"]
+__all__ = [
+    "AtollError",
+    "ClientApp",
+    "Dataset",
+    "Fitted",
+    "Floors",
+    "Part",
+    "Plan",
+    "Result",
+    "array_work",
+    "events",
+    "resume",
+    "run",
+]
 
 _HOMES = {
     "AtollError": "atoll.core.errors",
     "ClientApp": "atoll.network.client.app",
     "Dataset": "atoll.data.dataset",
+    "Fitted": "atoll.train.array_work",
     "Floors": "atoll.network.protocol.agreement",
     "Part": "atoll.core.parts",
     "Plan": "atoll.core.plan",
     "Result": "atoll.api",
+    "array_work": "atoll.train.array_work",
     "resume": "atoll.api",
     "run": "atoll.api",
 }
@@ -30,8 +47,10 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import on first use, so that `import atoll` costs nothing."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'atoll' has no attribute '{name}'")
     import importlib
 
+    if name == "events":
+        return importlib.import_module("atoll.events")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'atoll' has no attribute '{name}'")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -4,36 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from atoll.commit.coordinator import build_coordinator
-from atoll.commit.guard import Guard, guarded
-from atoll.commit.rehearsal import rehearse_round, rehearse_training
-from atoll.commit.run_state import Round, RunState, why_stop
-from atoll.core.coordinator import Reason
+from atoll.commit.parts import RunParts, build_parts, open_ledger
+from atoll.commit.rehearsal import rehearse_training
+from atoll.commit.run_state import RunState
+from atoll.core.coordinator import Coordinator, Reason
 from atoll.core.errors import AtollError, RunError
+from atoll.core.events import Reader, RunEnded, RunStarted, SetupStep, publish
 from atoll.core.params import load
 from atoll.core.parts import Part
 from atoll.core.plan import Plan
 from atoll.data.heterogeneity import label_counts
-from atoll.engine.base import Engine, unheard
+from atoll.engine.base import Engine
 from atoll.engine.build import build_engine
 from atoll.privacy.ledger import NAME as LEDGER
-from atoll.privacy.ledger import Ledger
-from atoll.report.progress import Bar, NullWatcher, Watcher, summary
+from atoll.report.progress import Bar, summary
 from atoll.report.reading import model_text
-from atoll.report.record import RunDirectory, plain, written_plan
-from atoll.report.run_files import confusion_info, run_info, run_result
+from atoll.report.record import RunDirectory, written_plan
+from atoll.report.writer import Checkpoints, RunWriter, run_info
 from atoll.simulation.devices import build_devices
 from atoll.simulation.driver import Simulation
 from atoll.train.federation import Federation, build_federation
-from atoll.train.job import Job, build_job, build_model
-from atoll.train.own_models import PARAMS
+from atoll.train.job import Job, build_model, final_model
 
 if TYPE_CHECKING:
     import pandas
@@ -120,7 +119,8 @@ def run(
     *,
     out: str | Path | None = None,
     resume: bool = False,
-    progress: bool | Watcher = False,
+    progress: bool = False,
+    watch: Sequence[Reader] = (),
     checkpoint_seconds: float = 10.0,
     report: bool = True,
 ) -> Result:
@@ -128,16 +128,20 @@ def run(
 
     With `out` everything is written to that directory as the run goes, and a page about it at the end unless `report`
     is False; `resume=True` continues a run that was stopped there, to the same bits as if it had never been.
-    `progress=True` shows a bar.
+    `progress=True` shows a bar. Each callable of `watch` is given every event of the run (`atoll.events`), after it was
+    written down; one that raises is warned about and not called again.
     """
-    watcher: Watcher = (Bar() if progress else NullWatcher()) if isinstance(progress, bool) else progress
     directory = _directory(plan, out, resume)
+    bar = Bar() if progress else None
+    read = publish([*([bar] if bar else []), *watch])
     try:
-        result = _run(plan, directory, watcher, checkpoint_seconds)
+        result = _run(plan, directory, read, checkpoint_seconds)
         if directory is not None and report and result.reason != Reason.INTERRUPTED:
             _report(directory)
         return result
     except BaseException as error:
+        if bar is not None:
+            bar.end()
         if directory is not None:
             directory.log(f"ends with an error: {type(error).__name__}: {error}")
             _forget_if_nothing_ran(directory)
@@ -147,13 +151,15 @@ def run(
             directory.close()
 
 
-def resume(path: str | Path, plan: Plan | None = None, *, progress: bool | Watcher = False) -> Result:
+def resume(
+    path: str | Path, plan: Plan | None = None, *, progress: bool = False, watch: Sequence[Reader] = ()
+) -> Result:
     """Go on with a run that was stopped, to the same bits as if it had never been.
 
     The plan is that of the directory unless given. It must be given where it holds functions of a script, which no
     file can hold; it may also say that the run goes on for more rounds.
     """
-    return run(plan or written_plan(Path(path)), out=path, resume=True, progress=progress)
+    return run(plan or written_plan(Path(path)), out=path, resume=True, progress=progress, watch=watch)
 
 
 def _report(directory: RunDirectory) -> None:
@@ -192,80 +198,92 @@ def _forget_if_nothing_ran(directory: RunDirectory) -> None:
             directory.path.rmdir()  # it stays if it holds anything else
 
 
-def _run(plan: Plan, directory: RunDirectory | None, watcher: Watcher, checkpoint_seconds: float) -> Result:
+def _run(plan: Plan, directory: RunDirectory | None, read: Reader, checkpoint_seconds: float) -> Result:
     federation, devices = build_federation(plan), build_devices(plan)
-    coordinator = build_coordinator(plan, federation)
-    ledger = _ledger(plan, directory)
-    job = build_job(plan, federation, secret=ledger.secret if ledger else None)
-    guard = None
-    if plan.privacy is not None:
-        job, coordinator, guard = guarded(plan, job, coordinator, ledger or Ledger(job.secret))
-        if ledger is None and directory is not None:
-            guard.ledger = Ledger.begin(job.secret, plan.identity(), directory.path / LEDGER)
-    identity = plan.identity() + (f" {guard.ledger.fingerprint}" if guard else "")
-    state, history, engine_part = _where_it_stands(plan, directory, identity)
-    if guard is not None and state is not None:
-        guard.ledger.check(state.coordinator.attempt)
-    rehearse_round(plan, job, coordinator)
-    rehearse_training(job)
-    started = time.perf_counter()
-    tell = getattr(watcher, "preparing", unheard)  # a user's own watcher need not have it
-    engine = build_engine(engine_part, job, coordinator, state.coordinator.version if state else 0, tell)
-    setup_seconds = time.perf_counter() - started
+    described = directory.read_json("run.json") if directory is not None else None
+    ledger = open_ledger(
+        plan,
+        directory.path / LEDGER if directory is not None else None,
+        begun=described is not None,
+        fingerprint=described.get("privacy", {}).get("ledger") if described is not None else None,
+    )
+    identity = plan.identity() + (f" {ledger.fingerprint}" if ledger else "")
+    state, history, engine_part = _where_it_stands(plan, directory, identity, described)
+    if ledger is not None and state is not None:
+        ledger.check(state.coordinator.attempt)
+    version, setup_seconds = state.coordinator.version if state else 0, 0.0
+
+    def tell(text: str) -> None:
+        read(SetupStep(text=text))
+
+    def engine(job: Job, coordinator: Coordinator) -> Engine:
+        nonlocal setup_seconds
+        rehearse_training(job)
+        started = time.perf_counter()
+        made = build_engine(engine_part, job, coordinator, version, tell)
+        setup_seconds = time.perf_counter() - started
+        return made
+
+    parts = build_parts(plan, federation, ledger, engine)
     try:
-        if directory is not None:
-            _describe(directory, plan, job, engine, setup_seconds, guard)
-            round_now = state.coordinator.version if state else 0
-            title = _title(plan, job, engine)
-            directory.log(
-                f"begins after round {round_now} of {plan.rounds}: {title}; set-up took {setup_seconds:.1f} s"
-            )
-        simulation = Simulation(plan, engine, coordinator, state, devices, guard)
-        if history:
-            simulation.last_row, simulation.reason = history[-1], why_stop(plan.stop, history[-1])
-        recorder = _Recorder(directory, identity, simulation.state, history, checkpoint_seconds)
-        watcher.begin(_title(plan, job, engine), simulation.state.coordinator.version, plan.rounds)
-        try:
-            cohort = coordinator.policy.goal(coordinator.num_clients)
-            for done in simulation.rounds(lambda clients: watcher.clients(clients, cohort)):
-                recorder.record(simulation.state, done)
-                watcher.round(done.row)
-        except KeyboardInterrupt:
-            recorder.rewind()
-            recorder.save()
-            simulation.reason = Reason.INTERRUPTED
-        finally:
-            watcher.end()
-        reason = str(simulation.reason)
-        recorder.finish(reason)
-        shared, models = _models(plan, job, recorder.state)
-        if directory is not None and simulation.reason is not Reason.INTERRUPTED:
-            directory.save_model(_tensors(shared, models))
+        writer = RunWriter(directory, history)
+        if described is None:
+            info = run_info(
+                parts, name=plan.name, setup_seconds=setup_seconds, num_train=federation.dataset.num_train
+            )  # who holds what is what privacy hides
+            writer.describe(info, partition_counts(federation) if plan.privacy is None else None)
+        simulation = Simulation(parts, state, devices, history[-1] if history else None)
+        checkpoints = Checkpoints(writer, identity, simulation.state, checkpoint_seconds)
+        started = RunStarted(title=_title(parts), version=version, rounds=plan.rounds, setup_seconds=setup_seconds)
+        writer(started)
+        read(started)
+        reason = _simulate(simulation, writer, checkpoints, read)
+        shared, models = _models(plan, parts.job, checkpoints.state)
+        checkpoints.save()
+        writer.finish(
+            str(reason), checkpoints.state, None if reason is Reason.INTERRUPTED else _tensors(shared, models)
+        )
+        ended = RunEnded(reason=str(reason), version=checkpoints.state.coordinator.version)
+        writer(ended)
+        read(ended)
         return Result(
             plan=plan,
             shared=shared,
             models=models,
-            params_D=recorder.state.params_D,
+            params_D=checkpoints.state.params_D,
             history=history,
-            reason=reason,
-            engine=engine.describe(),
-            contribution=recorder.state.contribution,
+            reason=str(reason),
+            engine=parts.engine.describe(),
+            contribution=checkpoints.state.contribution,
             path=directory.path if directory else None,
         )
     finally:
-        engine.close()
+        parts.engine.close()
+
+
+def _simulate(simulation: Simulation, writer: RunWriter, checkpoints: Checkpoints, read: Reader) -> Reason:
+    """Run the rounds, write them down, and return why they ended; Ctrl-C ends them with a checkpoint."""
+    try:
+        for events in simulation.rounds(read):
+            for event in events:
+                writer(event)
+            checkpoints.record(simulation.state)
+            for event in events:
+                read(event)
+    except KeyboardInterrupt:
+        checkpoints.rewind()
+        return Reason.INTERRUPTED
+    assert simulation.reason is not None
+    return simulation.reason
 
 
 def _models(plan: Plan, job: Job, state: RunState) -> tuple[nn.Module | None, dict[int, nn.Module]]:
-    """The model that all share, or those that clients keep."""
-    if not job.kinds:
-        return load(build_model(plan, job.federation), job.spec, state.params_D).eval(), {}
-    models: dict[int, nn.Module] = {}
-    for client, memory in sorted(state.clients.items()):
-        number = client % len(job.kinds)
-        fresh = build_model(plan, job.federation, plan.models[number] if plan.models else None)
-        models[client] = load(fresh, job.kinds[number].spec, memory[PARAMS]).eval()
-    return None, models
+    """Return the model that all share, or those that clients keep."""
+    if job.work.own_model is not None:
+        makers = [partial(build_model, plan, job.federation, part) for part in plan.models or (plan.model,)]
+        kept = sorted(state.clients.items())
+        return None, {client: job.work.own_model(job, makers, client, memory).eval() for client, memory in kept}
+    return load(final_model(plan, job), job.spec, state.params_D).eval(), {}
 
 
 def _tensors(shared: nn.Module | None, models: Mapping[int, nn.Module]) -> dict[str, Tensor]:
@@ -278,120 +296,18 @@ def _tensors(shared: nn.Module | None, models: Mapping[int, nn.Module]) -> dict[
     }
 
 
-class _Recorder:
-    """Keeps the run directory in step with the run."""
-
-    def __init__(
-        self,
-        directory: RunDirectory | None,
-        identity: str,
-        state: RunState,
-        history: list[dict[str, Any]],
-        checkpoint_seconds: float,
-    ) -> None:
-        self.directory, self.identity, self.state, self.history = directory, identity, state, history
-        self._every, self._saved_at = checkpoint_seconds, time.monotonic()
-        self._confusion: dict[str, Any] | None = None
-
-    def record(self, state: RunState, done: Round) -> None:
-        """Write down a round, or more about the last one, and now and then a checkpoint.
-
-        The state comes last: whatever interrupts this, no checkpoint is ahead of what was written about its rounds.
-        """
-        again = bool(self.history) and self.history[-1]["round"] == done.row["round"]
-        if again:
-            self.history.pop()
-        if self.directory is not None:
-            if again:
-                self.directory.keep_rows(done.row["round"] - 1)
-            self.directory.add_row(done.row)
-            if done.scores_C2 is not None:
-                accuracy_C, loss_C = plain(done.scores_C2.T)
-                scores = {"round": done.row["round"], "clients": done.clients, "accuracy": accuracy_C, "loss": loss_C}
-                self.directory.write_json("clients.json", scores)
-        self._confusion = confusion_info(done) or self._confusion
-        self.history.append(done.row)
-        self.state = state
-        if time.monotonic() - self._saved_at >= self._every:
-            self.save()
-
-    def rewind(self) -> None:
-        """Drop what was written of a round whose state was not kept yet when something interrupted."""
-        version = self.state.coordinator.version
-        self.history[:] = [row for row in self.history if row["round"] <= version]
-        if self.directory is not None:
-            self.directory.keep_rows(version)
-
-    def save(self) -> None:
-        """Write a checkpoint of the last recorded round."""
-        if self.directory is not None:
-            if self._confusion is not None:
-                self.directory.write_json("confusion.json", self._confusion)
-            self.directory.save(self.state, self.identity)
-            self._saved_at = time.monotonic()
-
-    def finish(self, reason: str) -> None:
-        """Write the end of the run."""
-        if self.directory is None:
-            return
-        self.save()
-        summary = run_result(reason, self.history, self.state.contribution)
-        self.directory.write_json("result.json", summary)
-        self.directory.log(f"ends after round {summary['rounds']}: {reason}")
-
-
-def _ledger(plan: Plan, directory: RunDirectory | None) -> Ledger | None:
-    """The privacy ledger of a run that goes on; None for a run that begins."""
-    if plan.privacy is None or directory is None:
-        return None
-    path = directory.path / LEDGER
-    began = directory.read_json("run.json")
-    if not path.exists() and began is not None:
-        raise RunError(
-            f"{path} is gone: without its privacy ledger nobody knows what the run has spent, so that it cannot go on; "
-            "restore it, or start another run, whose budget adds to what this one has spent"
-        )
-    if not path.exists():
-        return None
-    ledger = Ledger.read(path, plan.identity())
-    if began is not None:
-        ledger.check_owner(began.get("privacy", {}).get("ledger"))
-    return ledger
-
-
 def _where_it_stands(
-    plan: Plan, directory: RunDirectory | None, identity: str
+    plan: Plan, directory: RunDirectory | None, identity: str, described: Mapping[str, Any] | None
 ) -> tuple[RunState | None, list[dict[str, Any]], Part]:
-    """The state, the metrics and the engine to go on with; a run keeps the engine that it began with."""
+    """Return the state, the metrics and the engine to go on with; a run keeps the engine that it began with."""
     if directory is None:
         return None, [], plan.engine
     state = directory.load(identity)
     history = directory.keep_rows(state.coordinator.version if state else 0)
-    info = directory.read_json("run.json")
-    part = Part.of(info["engine"]) if info else plan.engine
-    if info and "workers" in plan.engine.options and part.name == "processes":
+    part = Part.of(described["engine"]) if described else plan.engine
+    if described and "workers" in plan.engine.options and part.name == "processes":
         part = Part(part.name, **part.options, workers=plan.engine.options["workers"])
     return state, history, part
-
-
-def _describe(
-    directory: RunDirectory, plan: Plan, job: Job, engine: Engine, setup_seconds: float, guard: Guard | None
-) -> None:
-    """Write what is known before the first round: the choice of engine above all."""
-    info = run_info(
-        plan,
-        job,
-        engine,
-        guard,
-        name=plan.name,
-        setup_seconds=setup_seconds,
-        num_train=job.federation.dataset.num_train,
-    )
-    if directory.read_json("run.json") is None:
-        picture = partition_counts(job.federation)
-        if picture is not None and guard is None:  # who holds what is what privacy hides
-            directory.write_json("partition.json", picture)
-        directory.write_json("run.json", info)  # last: where it is, all is
 
 
 def partition_counts(federation: Federation, most: int = SHOWN_CLIENTS) -> dict[str, Any] | None:
@@ -409,7 +325,8 @@ def partition_counts(federation: Federation, most: int = SHOWN_CLIENTS) -> dict[
     }
 
 
-def _title(plan: Plan, job: Job, engine: Engine) -> str:
+def _title(parts: RunParts) -> str:
+    plan, job, engine = parts.plan, parts.job, parts.engine
     settings = engine.describe()
     how, stack = str(settings["name"]), settings.get("stack", 1)
     if engine.num_workers:

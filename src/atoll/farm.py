@@ -18,9 +18,9 @@ import torch
 from atoll.api import run
 from atoll.core.coordinator import Reason
 from atoll.core.errors import AtollError, PlanError
+from atoll.core.events import Event, RoundCommitted, RunStarted
 from atoll.core.plan import Plan
 from atoll.engine.processes import end_with_parent
-from atoll.report.progress import NullWatcher
 
 
 class Cell(NamedTuple):
@@ -106,25 +106,19 @@ def _heard(pipe: Connection, worker: BaseProcess) -> dict[str, Any]:
         return {"why": why, "refused": False}
 
 
-class _Teller(NullWatcher):
-    """Tells the parent of rounds as they are done."""
+class _Teller:
+    """Tells the parent of rounds as they are done; rounds from before count too."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe, self._done = pipe, 0
 
-    def begin(self, title: str, done: int, rounds: int) -> None:
-        """Rounds from before count too."""
-        self._done = done
-        self._tell(done)
-
-    def round(self, row: dict[str, Any]) -> None:
-        """One more, unless it is the last one measured again."""
-        self._tell(row["round"] - self._done)
-        self._done = row["round"]
-
-    def _tell(self, num: int) -> None:
-        if num:
-            self._pipe.send_bytes(msgspec.json.encode({"rounds": num}))
+    def __call__(self, event: Event) -> None:
+        """Tell of a round, unless it is the last one measured again."""
+        if isinstance(event, RunStarted | RoundCommitted):
+            done = event.version if isinstance(event, RunStarted) else int(event.row["round"])
+            if done > self._done:
+                self._pipe.send_bytes(msgspec.json.encode({"rounds": done - self._done}))
+            self._done = done
 
 
 def _work(cell: Cell, pipe: Connection, others: list[Connection]) -> None:
@@ -138,7 +132,7 @@ def _work(cell: Cell, pipe: Connection, others: list[Connection]) -> None:
     why, refused = "", False
     try:
         resume = (cell.path / "plan.toml").exists()
-        result = run(cell.plan, out=cell.path, resume=resume, progress=_Teller(pipe), report=False)
+        result = run(cell.plan, out=cell.path, resume=resume, watch=[_Teller(pipe)], report=False)
         if result.reason == Reason.INTERRUPTED:
             os._exit(0)  # the parent knows
     except KeyboardInterrupt:

@@ -14,7 +14,7 @@ import pytest
 from atoll.cli.main import main
 
 
-class Said(NamedTuple):
+class RawResponse(NamedTuple):
     """What a command left behind."""
 
     code: int
@@ -22,17 +22,17 @@ class Said(NamedTuple):
     err: str
 
 
-Command = Callable[..., Said]
+Command = Callable[..., RawResponse]
 
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Command:
     """Run `atoll ...` as a process of its own; -P keeps the working directory off the path, as when installed."""
 
-    def call(*argv: str | Path) -> Said:
+    def call(*argv: str | Path) -> RawResponse:
         command = [sys.executable, "-P", "-m", "atoll.cli.main", *map(str, argv)]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-        return Said(done.returncode, done.stdout, done.stderr)
+        return RawResponse(done.returncode, done.stdout, done.stderr)
 
     return call
 
@@ -43,14 +43,14 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     monkeypatch.chdir(tmp_path)
     before = signal.getsignal(signal.SIGTERM)
 
-    def call(*argv: str | Path) -> Said:
+    def call(*argv: str | Path) -> RawResponse:
         monkeypatch.setattr(sys, "argv", ["atoll", *map(str, argv)])
         code = 0
         try:
             main()
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        return Said(code, *capsys.readouterr())
+        return RawResponse(code, *capsys.readouterr())
 
     yield call
     signal.signal(signal.SIGTERM, before)

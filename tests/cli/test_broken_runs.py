@@ -20,6 +20,7 @@ from helpers import assert_same_end, rows
 
 from atoll import Plan, run
 from atoll.core.errors import RunError
+from atoll.core.events import ClientReported, Event, RoundCommitted
 
 Cli = Callable[..., Any]
 
@@ -113,25 +114,18 @@ class Interrupted:
     def __init__(self, moment: str, number: int) -> None:
         self.moment, self.number, self.rounds = moment, number, 0
 
-    def begin(self, title: str, done: int, rounds: int) -> None:
-        pass
-
-    def clients(self, done: int, total: int) -> None:
-        if self.moment == "clients" and self.rounds == self.number:
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, ClientReported) and self.moment == "clients" and self.rounds == self.number:
             raise KeyboardInterrupt
-
-    def round(self, row: dict[str, Any]) -> None:
-        self.rounds = row["round"]
-        if self.moment == "round" and self.rounds == self.number:
-            raise KeyboardInterrupt
-
-    def end(self) -> None:
-        pass
+        if isinstance(event, RoundCommitted):
+            self.rounds = event.row["round"]
+            if self.moment == "round" and self.rounds == self.number:
+                raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("moment", ["clients", "round"])
 def test_an_interrupted_run_keeps_all_its_rounds(whole: Path, tmp_path: Path, moment: str) -> None:
-    stopped = run(plan(), out=tmp_path / "run", progress=Interrupted(moment, 7))
+    stopped = run(plan(), out=tmp_path / "run", watch=[Interrupted(moment, 7)])
     assert stopped.reason == "interrupted"
     assert [row["round"] for row in stopped.history] == list(range(1, 8))
     assert rows(tmp_path / "run") == rows(whole)[:7]
@@ -146,7 +140,7 @@ def test_a_longer_run_that_is_stopped_remembers_how_long(tmp_path: Path) -> None
     """`--resume DIR --rounds 9`, stopped, then `--resume DIR`: it goes on to 9."""
     path = tmp_path / "run"
     run(plan(3), out=path)
-    run(plan(9), out=path, resume=True, progress=Interrupted("round", 5))
+    run(plan(9), out=path, resume=True, watch=[Interrupted("round", 5)])
     kept = Plan.from_toml((path / "plan.toml").read_text())
     assert kept.rounds == 9
     assert len(run(kept, out=path, resume=True).history) == 9
@@ -229,7 +223,7 @@ def no_file_above(num_bytes: int) -> Iterator[None]:
 
 def test_no_room_for_the_next_line_of_metrics(cli: Cli, whole: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
-    run(plan(), out=path, progress=Interrupted("round", 4))
+    run(plan(), out=path, watch=[Interrupted("round", 4)])
     checkpoint = (path / "checkpoint.safetensors").read_bytes()
     size = (path / "metrics.jsonl").stat().st_size
     line = size // 4
@@ -245,7 +239,7 @@ def test_no_room_for_the_next_line_of_metrics(cli: Cli, whole: Path, tmp_path: P
 
 def test_no_room_for_the_next_checkpoint(cli: Cli, whole: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
-    run(plan(), out=path, progress=Interrupted("round", 4))
+    run(plan(), out=path, watch=[Interrupted("round", 4)])
     checkpoint = (path / "checkpoint.safetensors").read_bytes()
     (path / "metrics.jsonl").write_text("")  # so that the limit strikes the checkpoint first
     with no_file_above(len(checkpoint) - 100), pytest.raises(RunError, match="File too large"):
@@ -258,7 +252,7 @@ def test_no_room_for_the_next_checkpoint(cli: Cli, whole: Path, tmp_path: Path) 
 
 def test_no_room_for_the_model_at_the_end(cli: Cli, whole: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
-    run(plan(), out=path, progress=Interrupted("round", ROUNDS))
+    run(plan(), out=path, watch=[Interrupted("round", ROUNDS)])
     with no_file_above(2000):  # the model has 2,744 bytes
         said = cli("run", "-q", "--resume", "run")
     one_line(said, 5, "File too large")
@@ -280,7 +274,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk(cli: Cli, whole: Path, small_disk: Path) -> None:
     path = small_disk / "run"
-    run(plan(), out=path, progress=Interrupted("round", 4))
+    run(plan(), out=path, watch=[Interrupted("round", 4)])
     checkpoint = (path / "checkpoint.safetensors").read_bytes()
     hog = small_disk / "hog"
     with pytest.raises(OSError, match="No space left"), hog.open("wb", buffering=0) as file:

@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ledger.telling import RUN, SERVER, digest, public, told, written
 
-from atoll.network.client.home import Server
+from atoll.network.client.home import EnrolledServer
 
 LINES, HEADS = written(told())
 
@@ -90,7 +90,7 @@ def test_in_a_clients_home_the_key_is_known(cli: Any, run: Path, tmp_path: Path)
     (home / "runs").mkdir(parents=True)
     run.rename(home / "runs" / RUN)
     for key, says in ((SERVER, "signed by server"), (Ed25519PrivateKey.generate(), "record 0 was changed")):
-        server = Server(url="https://x", server_key=public(key), client="ab" * 16, name="north")
+        server = EnrolledServer(url="https://x", server_key=public(key), client="ab" * 16, name="north")
         (home / "server.json").write_bytes(msgspec.json.encode(server))
         said = cli("ledger", "verify", home / "runs" / RUN)
         assert says in said.out + said.err and "compare it" not in said.out

@@ -13,23 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from network.operated import enrol, operated
+from network.in_process_server import enrol, operated
 
-from atoll.network.server.operations import Hub
+from atoll.network.server.operations import Operations
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
+def operations(tmp_path: Path) -> Iterator[Operations]:
     """A server whose home is where commands look for it."""
-    with operated(tmp_path / "atoll-server") as hub:
-        yield hub
+    with operated(tmp_path / "atoll-server") as operations:
+        yield operations
 
 
-def test_a_client_is_let_in_and_shut_out(cli: Any, hub: Hub) -> None:
+def test_a_client_is_let_in_and_shut_out(cli: Any, operations: Operations) -> None:
     token = cli("clients", "token", "--hours", "1").out.strip()
-    id = enrol(hub, "north", token)
+    id = enrol(operations, "north", token)
     told = json.loads(cli("clients", "token", "--format", "json").out)
-    enrol(hub, "south", told["token"])
+    enrol(operations, "south", told["token"])
     said = cli("clients", "approve", "south", id)
     assert said.code == 0 and said.out == f"south is client 0\n{id} is client 1\n"
     assert cli("clients", "revoke", "south").out == ""
@@ -42,34 +42,34 @@ def test_a_client_is_let_in_and_shut_out(cli: Any, hub: Hub) -> None:
     assert cli("clients", "approve", "north", "--samples", "0").code == 2
     assert cli("clients", "approve", "north", "--samples", "600").out == "north is client 1\n"
     assert cli("clients", "list").out.splitlines()[1].split()[3:5] == ["-", "600"]
-    assert hub.conductor.roll.agreed == {1: 600}
+    assert operations.driver.presence.agreed_samples == {1: 600}
 
 
-def test_runs_are_begun_shown_and_ended(cli: Any, hub: Hub, tmp_path: Path) -> None:
+def test_runs_are_begun_shown_and_ended(cli: Any, operations: Operations, tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text('rounds = 9\nalgorithm = "fedprox"\n')
     assert cli("runs", "add", "plan.toml", "--name", "one", "--set", "algorithm.mu=0.5").code == 0
-    assert hub.conductor.runs["one"].plan.algorithm.options == {"mu": 0.5}
+    assert operations.driver.runs["one"].plan.algorithm.options == {"mu": 0.5}
     said = cli("status").out
-    assert f", key {hub.server_key.hex()}\n" in said and "0 approved: 0 online" in said
+    assert f", key {operations.server_key.hex()}\n" in said and "0 approved: 0 online" in said
     header, row = (line.split() for line in said.splitlines()[-2:])
     assert header[:3] == ["run", "status", "round"]
     assert row == ["one", "running", "0", "of", "9", "0", "ready", "0", "of", "0", "0", "s", "-", "-"]
     assert cli("runs", "stop", "one").code == 0
     assert json.loads(cli("runs", "list", "--format", "json").out)[0]["status"] == "interrupted"
     assert "interrupted" in cli("runs", "list").out
-    (hub.conductor.home / ".room").mkdir()  # in the way of what is tried every second: it does not recover
-    hub.conductor.trouble("no room is left")
+    (operations.driver.home / ".room").mkdir()  # in the way of what is tried every second: it does not recover
+    operations.driver.set_read_only("no room is left")
     assert "READ-ONLY: no room is left" in cli("status").out
     assert json.loads(cli("status", "--format", "json").out)["server"]["read_only"] is True
 
 
-def test_what_a_server_refuses_is_one_line(cli: Any, hub: Hub) -> None:
+def test_what_a_server_refuses_is_one_line(cli: Any, operations: Operations) -> None:
     Path("plan.toml").write_text("rounds = 9")
     for argv, says in (
         (["clients", "approve", "nobody"], "no client nobody"),
         (["runs", "stop", "../x"], "there is no run '../x'"),
         (["runs", "add", "plan.toml", "--name", "UP"], "small letters"),
-        (["runs", "add", "network.operated:operated", "--name", "x"], "atoll.Plan"),
+        (["runs", "add", "network.in_process_server:operated", "--name", "x"], "atoll.Plan"),
         (["clients", "token", "--hours", "-1"], "seconds"),
     ):
         said = cli(*argv)
@@ -107,7 +107,7 @@ def test_a_server_that_is_not_there_is_said(cli: Any, tmp_path: Path) -> None:
     assert "no server answers" in cli("status", "--admin", "nonsense").err
 
 
-def test_stop_returns_when_the_server_is_gone(cli: Any, hub: Hub) -> None:
+def test_stop_returns_when_the_server_is_gone(cli: Any, operations: Operations) -> None:
     began = time.monotonic()
     assert cli("stop").code == 0
     assert time.monotonic() - began < 10

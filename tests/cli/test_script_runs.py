@@ -32,21 +32,19 @@ SCRIPT = (
     + """
 import sys
 import atoll
-from watching import StopAfterThree
+from watching import stop_after_three
 
 plan = atoll.Plan(model=small, rounds=5, policy={"size": 3}, engine="inline", evaluation={"clients_every": 1})
 resume = "resume" in sys.argv
-print((atoll.resume("run", plan) if resume else atoll.run(plan, out="run", progress=StopAfterThree())).reason)
+print((atoll.resume("run", plan) if resume else atoll.run(plan, out="run", watch=[stop_after_three])).reason)
 """
 )
 WATCHING = """
-class StopAfterThree:
-    def begin(self, title, done, rounds): pass
-    def clients(self, done, total): pass
-    def end(self): pass
-    def round(self, row):
-        if row["round"] == 3:
-            raise KeyboardInterrupt
+from atoll.events import RoundCommitted
+
+def stop_after_three(event):
+    if isinstance(event, RoundCommitted) and event.row["round"] == 3:
+        raise KeyboardInterrupt
 """
 
 
@@ -62,7 +60,7 @@ def test_a_run_from_python_goes_on_from_the_command_line(cli: Shell, tmp_path: P
     (tmp_path / "parts.py").write_text(PARTS)
     names: dict[str, Any] = {}
     exec(WATCHING, names)
-    stopped = atoll.run(plan_of("parts:small"), out=tmp_path / "run", progress=names["StopAfterThree"]())
+    stopped = atoll.run(plan_of("parts:small"), out=tmp_path / "run", watch=[names["stop_after_three"]])
     assert stopped.reason == "interrupted" and len(stopped.history) == 3
     said = cli("run", "--resume", "run", "-q")
     assert said.code == 0 and said.out.startswith("all rounds done after 5 rounds"), said.err
@@ -172,27 +170,9 @@ def test_measuring_is_not_silent_on_a_pipe(cli: Shell) -> None:
     assert steps[:3] == ["curvature", "gradients", "steps to the minimum of all samples"] and steps[-1] == "drift"
 
 
-class Heard:
-    """A watcher that notes what takes long before the first round."""
-
-    def __init__(self) -> None:
-        self.heard: list[str] = []
-
-    def preparing(self, what: str) -> None:
-        self.heard.append(what)
-
-    def begin(self, title: str, done: int, rounds: int) -> None:
-        self.heard.append("begin")
-
-    def clients(self, done: int, total: int) -> None: ...
-
-    def round(self, row: dict[str, Any]) -> None: ...
-
-    def end(self) -> None: ...
-
-
 def test_compiling_is_told_before_the_first_round() -> None:
-    watcher = Heard()
+    heard: list[atoll.events.Event] = []
     engine = {"name": "vectorised", "stack": 2, "compile": True}
-    atoll.run(atoll.Plan(rounds=0, engine=engine), progress=watcher)
-    assert watcher.heard == [COMPILING, "begin"]
+    atoll.run(atoll.Plan(rounds=0, engine=engine), watch=[heard.append])
+    assert heard[0] == atoll.events.SetupStep(text=COMPILING)
+    assert [type(event).__name__ for event in heard[1:]] == ["RunStarted", "RunEnded"]

@@ -15,9 +15,11 @@ from scipy.stats import binom, chisquare
 from atoll.core.coordinator import Begin, Coordinator, CoordinatorState, Policy, Send
 from atoll.core.errors import PlanError
 from atoll.core.parts import Part, members
+from atoll.core.plan import Plan
 from atoll.core.sampler import Pick, Population, Sampler
 from atoll.core.seeds import generator
 from atoll.rounds.drawing import draw_weighted
+from atoll.simulation.dry_run import dry_run
 
 VARIANTS = [
     Part("uniform", replacement=True),
@@ -247,4 +249,4 @@ def test_impossible_options_are_refused(part: Part, says: str) -> None:
 
 def test_fewer_candidates_than_picks_are_refused() -> None:
     with pytest.raises(PlanError, match="set it to at least 3"):
-        built(Part("power_of_choice", candidates=2)).sample(generator(0, "test"), 3, people())
+        dry_run(Plan(sampler={"name": "power_of_choice", "candidates": 2}, policy={"size": 3}))

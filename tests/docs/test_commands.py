@@ -14,7 +14,7 @@ import pytest
 import typer.main
 from docs.reading import PAGES, ROOT, Command, blocks, commands_in, inline_commands
 from docs.typing_in import Reader
-from network.nursery import Nursery, nursery
+from network.fork_server import ForkServer, fork_server
 
 import atoll
 from atoll.cli.main import app
@@ -29,13 +29,13 @@ PLACEHOLDER = re.compile(r"\b[A-Z]{2,}\b|\.\.\.|·")
 
 
 @pytest.fixture(scope="module")
-def processes() -> Iterator[Nursery]:
-    with nursery() as started:
+def processes() -> Iterator[ForkServer]:
+    with fork_server() as started:
         yield started
 
 
 @pytest.fixture(params=["digits", pytest.param("mnist", marks=pytest.mark.slow)])
-def reader(request: pytest.FixtureRequest, tmp_path: Path, processes: Nursery) -> Iterator[Reader]:
+def reader(request: pytest.FixtureRequest, tmp_path: Path, processes: ForkServer) -> Iterator[Reader]:
     """Somebody with the small data that come with Atoll, or with what the text says."""
     made = Reader(tmp_path, processes, small=request.param == "digits")
     yield made

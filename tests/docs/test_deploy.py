@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from network.federation import free_port, until
-from network.nursery import Child, Nursery, nursery
+from network.fork_server import ForkedProcess, ForkServer, fork_server
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "examples" / "hospitals" / "deploy"
@@ -19,23 +19,23 @@ SECONDS = 300.0
 
 
 @pytest.fixture(scope="module")
-def processes() -> Iterator[Nursery]:
-    with nursery() as started:
+def processes() -> Iterator[ForkServer]:
+    with fork_server() as started:
         yield started
 
 
 class Machine:
     """A machine whose paths are directories of a test, and whose hosts are this one."""
 
-    def __init__(self, root: Path, processes: Nursery, paths: dict[str, str]) -> None:
+    def __init__(self, root: Path, processes: ForkServer, paths: dict[str, str]) -> None:
         self.root, self.processes, self.port = root, processes, free_port()
         self.paths = {before: str(root / after) for before, after in paths.items()}
-        self.started: list[Child] = []
+        self.started: list[ForkedProcess] = []
         for name in ("hospital.py", "plan.toml"):  # MNIST is downloaded: digits come with Atoll
             text = (DEPLOY.parent / name).read_text()
             (root / name).write_text(re.sub(r"\bmnist\b", "digits", text))
 
-    def start(self, command: str, **changes: str) -> Child:
+    def start(self, command: str, **changes: str) -> ForkedProcess:
         """Start `atoll` with these arguments, with every path, host and port of the file put in its place."""
         paths = {**self.paths, **{before: str(self.root / after) for before, after in changes.items()}}
         for before, after in paths.items():
@@ -84,7 +84,7 @@ def compose() -> tuple[dict[str, str], list[str]]:
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_compose_file(processes: Nursery, tmp_path: Path) -> None:
+def test_the_commands_of_the_compose_file(processes: ForkServer, tmp_path: Path) -> None:
     services, comment = compose()
     assert set(services) == {"server", "hospital-a", "hospital-b"}
     machine = Machine(tmp_path, processes, {"/home/atoll/server": "server", "/certs": "certs", "/work": "."})
@@ -119,7 +119,7 @@ def unit(name: str) -> tuple[str, str]:
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_units(processes: Nursery, tmp_path: Path) -> None:
+def test_the_commands_of_the_units(processes: ForkServer, tmp_path: Path) -> None:
     serving, status = unit("server")
     joining, enrolling = unit("client")
     paths = {

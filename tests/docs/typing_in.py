@@ -12,7 +12,7 @@ from pathlib import Path
 
 from docs.reading import ROOT, Block, Command, blocks, commands_in
 from network.federation import free_port, until
-from network.nursery import Child, Nursery
+from network.fork_server import ForkedProcess, ForkServer
 
 from atoll.core.errors import PlanError
 from atoll.core.plan import Plan
@@ -34,9 +34,9 @@ SECONDS = 300.0
 class Reader:
     """Types in commands. The operator and the first hospital sit at `directory`, the second in a directory below."""
 
-    def __init__(self, directory: Path, nursery: Nursery, *, small: bool) -> None:
-        self.directory, self.nursery, self.small = directory, nursery, small
-        self.port, self.started = free_port(), list[Child]()
+    def __init__(self, directory: Path, fork_server: ForkServer, *, small: bool) -> None:
+        self.directory, self.fork_server, self.small = directory, fork_server, small
+        self.port, self.started = free_port(), list[ForkedProcess]()
         self.printed: dict[str, str] = {}
         """The last output of each command, such as `clients token`."""
         self._num = 0
@@ -61,7 +61,7 @@ class Reader:
     def type(self, command: Command) -> str:
         """Run a command as it stands in the text; what it printed."""
         words = shlex.split(command.text)[1:]
-        name = " ".join(words[: 2 if words[0] in ("clients", "runs", "data", "privacy", "ledger") else 1])
+        name = " ".join(words[: 2 if words[0] in ("clients", "runs", "data", "plan", "privacy", "ledger") else 1])
         if name.startswith("ledger"):
             self.wait_for_the_end()
         for letter in "ab" if name in AT_EACH_CLIENT else "a":
@@ -94,7 +94,7 @@ class Reader:
         words += ["--port", str(self.port)] if name == "serve" else []
         self._num += 1
         out = self.directory / f"{self._num:02} {name}.out"
-        child = self.nursery.start(words, out, place)
+        child = self.fork_server.start(words, out, place)
         if name in GOES_ON:
             self.started.append(child)
             until(lambda: name != "serve" or "serving" in child.said or child.code is not None, SECONDS, name)
@@ -131,5 +131,5 @@ class Reader:
         """MNIST is downloaded, so that the digits that come with Atoll take its place in a `small` reading."""
         return re.sub(r"\bmnist\b", "digits", text) if self.small else text
 
-    def _fallen(self) -> list[Child]:
+    def _fallen(self) -> list[ForkedProcess]:
         return [child for child in self.started if child.code is not None]

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from atoll.core.events import Event, RoundCommitted, RunStarted
+
 
 class Farm:
     """The test's side: start runs, one at a time, and hear what they say."""
@@ -105,20 +107,14 @@ class Teller:
             if done == self._rounds:
                 signal.pause()  # it is not to escape its alarm by coming to its end
 
-    def begin(self, title: str, done: int, rounds: int) -> None:
-        say(f"begin {done}")
-        self._rounds = rounds
-        self._reach(done)
-
-    def clients(self, done: int, total: int) -> None:
-        pass
-
-    def round(self, row: dict[str, Any]) -> None:
-        say(f"round {row['round']} {time.perf_counter() - self._started}")
-        self._reach(row["round"])
-
-    def end(self) -> None:
-        pass
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, RunStarted):
+            say(f"begin {event.version}")
+            self._rounds = event.rounds
+            self._reach(event.version)
+        elif isinstance(event, RoundCommitted):
+            say(f"round {event.row['round']} {time.perf_counter() - self._started}")
+            self._reach(event.row["round"])
 
 
 def say(text: str) -> None:
@@ -170,7 +166,7 @@ def _do(plan: dict[str, Any], out: str | None, stop_at: int, with_signal: int, d
         _stop_at(stop_at, path, with_signal)
     resume = path is not None and (path / "plan.toml").exists()
     try:
-        result = run(Plan.read(plan), out=path, resume=resume, progress=Teller(die), checkpoint_seconds=0)
+        result = run(Plan.read(plan), out=path, resume=resume, watch=[Teller(die)], checkpoint_seconds=0)
     except AtollError as error:
         say(f"error {error}")
         return error.exit_code

@@ -95,7 +95,7 @@ def test_chains_that_make_no_sense_are_refused(digits_plan: Plan) -> None:
     for changes, advice in (
         ({"uplink": ["delta"]}, "leave delta out"),
         ({"downlink": [*QUANTISED, "delta"]}, "put delta first"),
-        ({"downlink": ["delta", {"name": "top_k", "error_feedback": True}]}, "leave it out"),
+        ({"downlink": ["delta", {"name": "top_k", "error_feedback": True}]}, "leave error_feedback out"),
     ):
         with pytest.raises(PlanError, match=advice):
             run(digits_plan.replace(changes))

@@ -97,6 +97,14 @@ def test_an_attempt_with_too_many_lost_is_abandoned_and_the_next_one_goes_on() -
     assert last["bytes_up"] > 6 * 9 * 2600  # what the abandoned ones cost counts
 
 
+@pytest.mark.parametrize("scheme", ["additive", "ckks"])
+def test_a_sum_of_two_is_opened_only_if_the_plan_says_so(scheme: str) -> None:
+    plan = PLAN.replace({"partition.num_clients": 4, "rounds": 6, "secagg": {"scheme": scheme, "lost": 0.4}})
+    for settings, fewest in (({}, 3), ({"secagg.min_survivors": 2}, 2)):
+        history = run(plan.replace(settings)).history
+        assert min(row["clients"] for row in history) == fewest
+
+
 def test_who_has_nan_refuses_to_add_it() -> None:
     plan = PLAN.replace({"attack": "not_finite", "attackers": {"num": 2}, "secagg": LOSSY | {"lost": 0.0}})
     result = run(plan)
@@ -137,7 +145,7 @@ def test_clients_that_protect_themselves_may_add_in_secret(name: str, options: d
     assert "train_loss" not in masked.history[-1]
 
 
-def testgroups_of_let_a_robust_rule_see_sums() -> None:
+def test_groups_of_let_a_robust_rule_see_sums() -> None:
     """Two of twenty send large nonsense: it drowns the mean, and the median of the groups' means hardly moves."""
     plan = Plan(
         rounds=6,
@@ -155,7 +163,7 @@ def testgroups_of_let_a_robust_rule_see_sums() -> None:
     assert held.history[-1]["clients"] == 20
 
 
-def testgroups_of_are_drawn_anew_each_round_and_leave_nobody_out() -> None:
+def test_groups_of_are_drawn_anew_each_round_and_leave_nobody_out() -> None:
     from atoll.commit.secure_sum import groups_of
     from atoll.core.messages import Task
     from atoll.train.job import build_job
@@ -173,14 +181,15 @@ def testgroups_of_are_drawn_anew_each_round_and_leave_nobody_out() -> None:
         ({"aggregator": "median"}, "secagg.groups"),
         ({"aggregator": {"name": "krum", "f": 2}, "secagg.groups": 4}, "2f \\+ 3"),
         ({"aggregator": "majority", "server.lr": 0.01}, "secagg.groups"),
-        ({"secagg.groups": 7}, "hides nothing"),
-        ({"secagg.groups": 5}, "at least 3 clients"),
+        ({"secagg.groups": 7}, "leaves 1 of 12 clients"),
+        ({"secagg.groups": 5}, "fewer than 3"),
+        ({"secagg.scheme": "additive", "secagg.groups": 6}, "fewer than 3"),
         ({"uplink": ["quantise"]}, "quantise does not survive addition"),
         ({"policy": {"name": "buffered", "concurrency": 6, "size": 3}, "devices": "fleet"}, "cohort"),
-        ({"sampler": "importance"}, "uniform"),
+        ({"sampler": "importance"}, "each client's norm"),
         ({"detection": "distance"}, "hides"),
         ({"contribution": "leave_one_out", "server.samples": 50}, "hides"),
-        ({"evaluation.clients_every": 1}, "clients_every = 0"),
+        ({"evaluation.clients_every": 1}, "hides"),
         ({"algorithm": "feddf", "public": {"name": "held_out", "fraction": 0.1}}, "leave secagg out"),
         ({"sampler": "poisson", "privacy": {"name": "central", **NOISE}}, "privacy distributed"),
         ({"sampler": "round_robin", "privacy": {"name": "distributed", **NOISE}, "secagg.groups": 3}, "leave secagg"),

@@ -135,7 +135,7 @@ class Torch:
 
     def __init__(self, plan: Plan, kind: str) -> None:
         self.job = build_job(plan)
-        jobs = self.job.kinds or (self.job,)
+        jobs = self.job.architectures or (self.job,)
         self.model = net("hashed dropout" if kind == "dropout" else kind)
         self.first_D = jobs[0].first_D.clone()
         self.buffers = plan.local.buffers == "average"
@@ -164,7 +164,7 @@ class Torch:
         return torch.cat([tensor.detach().reshape(-1) for tensor in [*self.model.parameters(), *stats]]).clone()
 
     def batches(self, client: int, number: int) -> list[Tensor]:
-        job = self.job.kinds[0] if self.job.kinds else self.job
+        job = self.job.architectures[0] if self.job.architectures else self.job
         return [torch.from_numpy(np.asarray(b)) for b in client_batches(job, Task(client, number, number))]
 
     def seed(self, purpose: str, client: int, number: int, step: int) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from network.federation import certificates
-from network.nursery import Nursery, nursery
+from network.fork_server import ForkServer, fork_server
 
 
 @pytest.fixture(scope="session")
@@ -38,9 +38,9 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def processes() -> Iterator[Nursery]:
+def processes() -> Iterator[ForkServer]:
     """Starts commands of Atoll as processes, quickly; none outlives the tests."""
-    with nursery() as started:
+    with fork_server() as started:
         yield started
 
 

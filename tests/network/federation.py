@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from network.apps import NUMBER, PLAN
-from network.nursery import Child, Nursery
+from network.fork_server import ForkedProcess, ForkServer
 
 from atoll import Plan, run
 from atoll.cli.join import enrol
@@ -25,6 +25,7 @@ from atoll.ledger.audit import Findings, audit
 from atoll.network.client.home import RunHome
 from atoll.network.protocol.identity import load_key, public_bytes
 from atoll.network.protocol.operator import Address, ask, read_token
+from atoll.network.protocol.operator_endpoints import ENDPOINTS
 from atoll.network.server.certs import make_certificates
 
 RUN = "law"
@@ -71,30 +72,36 @@ def until(done: Callable[[], Any], seconds: float, what: str | Callable[[], str]
 class Federation:
     """A server and its clients, in one directory. Nothing of it outlives `with federation(...)`."""
 
-    def __init__(self, root: Path, nursery: Nursery, certs: Path, store: str | None) -> None:
+    def __init__(self, root: Path, fork_server: ForkServer, certs: Path, store: str | None) -> None:
         root.mkdir(parents=True, exist_ok=True)
-        self.root, self.nursery, self.certs, self.store = root, nursery, certs, store
+        self.root, self.fork_server, self.certs, self.store = root, fork_server, certs, store
         self.port, self.admin_port = free_port(), free_port()
         self.home, self.url = root / "server", f"https://localhost:{self.port}"
-        self.server: Child | None = None
-        self.clients: dict[int, Child] = {}
+        self.server: ForkedProcess | None = None
+        self.clients: dict[int, ForkedProcess] = {}
         self.env: dict[str, str] = {}
         """What the server finds in its environment beside what tests have in theirs."""
-        self._all: list[Child] = []
+        self._all: list[ForkedProcess] = []
 
     def write(self, plan: Plan) -> None:
         """Say what is served, and what clients' samples are dealt by."""
         (self.root / "plan.toml").write_text(plan.to_toml())
 
     def serve(
-        self, *options: str, plan: bool = True, ready: bool = True, die_at: int = 0, in_background: bool = False
-    ) -> Child:
+        self,
+        *options: str,
+        plan: bool = True,
+        ready: bool = True,
+        die_at: int = 0,
+        in_background: bool = False,
+        max_files: int = 0,
+    ) -> ForkedProcess:
         """Start the server, or start it again, with the plan or without; wait until it is `ready` to answer."""
         argv = ["serve", *(["plan.toml", "--name", RUN] if plan else []), "--home", str(self.home)]
         argv += ["--host", "localhost", "--port", str(self.port), "--admin-port", str(self.admin_port)]
         argv += ["--cert", str(self.certs / "server.pem"), "--key", str(self.certs / "server.key"), *options]
         argv += ["--store", self.store] if self.store else []
-        self.server = self._start(argv, "server.out", self.env, die_at, in_background)
+        self.server = self._start(argv, "server.out", self.env, die_at, in_background, max_files)
         if ready:
             self.ready()
         return self.server
@@ -114,8 +121,10 @@ class Federation:
 
     def operate(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """What the server answers to its operator."""
+        endpoint = next(each for each in ENDPOINTS if (each.method, each.path) == (method, path))
         token = read_token(self.home / "operator.token")
-        return ask(Address(f"http://127.0.0.1:{self.admin_port}", token), method, path, body)
+        known: dict[str, Any] = ask(Address(f"http://127.0.0.1:{self.admin_port}", token), endpoint, body)
+        return known
 
     def health(self) -> tuple[int, str]:
         """What a watchman sees."""
@@ -143,7 +152,7 @@ class Federation:
         once: bool = True,
         die_at: int = 0,
         in_background: bool = False,
-    ) -> Child:
+    ) -> ForkedProcess:
         """Start a client, or start it again."""
         name = home or f"c{number}"
         argv = ["join", "--home", str(self.root / name), "--app", app, *(["--once"] if once else []), *options]
@@ -176,7 +185,7 @@ class Federation:
         end = time.monotonic() + seconds
         assert self.server is not None
         for child in (self.server, *self.clients.values()):
-            code = self.nursery.wait(child.pid, max(0.0, end - time.monotonic()))
+            code = self.fork_server.wait(child.pid, max(0.0, end - time.monotonic()))
             assert code == 0, f"{code} after {seconds} s\n{self.said()}"
 
     def run_to_end(self, num_clients: int, seconds: float = 60.0, *options: str) -> None:
@@ -237,17 +246,25 @@ class Federation:
             child.wait(30)
 
     def _start(
-        self, argv: list[str], out: str, env: dict[str, str], die_at: int = 0, in_background: bool = False
-    ) -> Child:
-        child = self.nursery.start(argv, self.root / out, self.root, env, die_at, in_background)
+        self,
+        argv: list[str],
+        out: str,
+        env: dict[str, str],
+        die_at: int = 0,
+        in_background: bool = False,
+        max_files: int = 0,
+    ) -> ForkedProcess:
+        child = self.fork_server.start(argv, self.root / out, self.root, env, die_at, in_background, max_files)
         self._all.append(child)
         return child
 
 
 @contextlib.contextmanager
-def federation(root: Path, nursery: Nursery, certs: Path, plan: Plan, store: str | None = None) -> Iterator[Federation]:
+def federation(
+    root: Path, fork_server: ForkServer, certs: Path, plan: Plan, store: str | None = None
+) -> Iterator[Federation]:
     """A federation for this plan, of which nothing runs yet."""
-    made = Federation(root, nursery, certs, store)
+    made = Federation(root, fork_server, certs, store)
     made.write(plan)
     try:
         yield made

@@ -47,7 +47,7 @@ def _serving(port: int, handle: Streams, tls: ssl.SSLContext | None) -> Iterator
         thread.join()
 
 
-class Cable:
+class CuttableProxy:
     """Bytes go through as they are, until it is cut; then there is nobody at the other end."""
 
     def __init__(self, target: int) -> None:
@@ -58,7 +58,7 @@ class Cable:
         self.num_opened = 0
 
     @contextlib.contextmanager
-    def laid(self) -> Iterator[Cable]:
+    def laid(self) -> Iterator[CuttableProxy]:
         """Let bytes through while the block runs."""
         with _serving(self.port, self._handle, None) as self._loop:
             yield self
@@ -93,7 +93,7 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
     writer.transport.abort()
 
 
-class Gremlin:
+class FaultyProxy:
     """Reads every request and answer, with the server's own certificate: loses some of both, and repeats requests.
 
     What becomes of requests is drawn from a deck, which is shuffled anew when it is used up: a request is lost, or its
@@ -109,7 +109,7 @@ class Gremlin:
         self.captured: list[bytes] = []
 
     @contextlib.contextmanager
-    def between(self) -> Iterator[Gremlin]:
+    def between(self) -> Iterator[FaultyProxy]:
         """Do harm while the block runs."""
         with _serving(self.port, self._handle, tls_context(self._certs / "server.pem", self._certs / "server.key")):
             yield self

@@ -10,22 +10,23 @@ from typing import Any
 
 import httpx2
 import pytest
-from network.operated import enrol, operated
+from network.in_process_server import enrol, operated
 
 from atoll.core.errors import RunError
 from atoll.network.protocol.operator import operator_token, read_token
-from atoll.network.server.admin import COMMANDS, open_admin
-from atoll.network.server.operations import Hub
+from atoll.network.protocol.operator_endpoints import ENDPOINTS
+from atoll.network.server.admin import open_admin
+from atoll.network.server.operations import Operations
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with operated(tmp_path / "home") as hub:
-        yield hub
+def operations(tmp_path: Path) -> Iterator[Operations]:
+    with operated(tmp_path / "home") as operations:
+        yield operations
 
 
 @pytest.fixture
-def admin(hub: Hub, tmp_path: Path) -> Iterator[httpx2.Client]:
+def admin(operations: Operations, tmp_path: Path) -> Iterator[httpx2.Client]:
     """A connection of the operator."""
     url = json.loads((tmp_path / "home" / "admin.json").read_text())["url"]
     token = (tmp_path / "home" / "operator.token").read_text().strip()
@@ -38,11 +39,11 @@ def told(response: Any, status: int = 200) -> Any:
     return response.json()
 
 
-def test_an_operator_lets_clients_in_and_out(hub: Hub, admin: httpx2.Client) -> None:
+def test_an_operator_lets_clients_in_and_out(operations: Operations, admin: httpx2.Client) -> None:
     ids = {}
     for name in ("b", "a"):
         token = told(admin.post("/clients/token", json={"seconds": 60}))["token"]
-        ids[name] = enrol(hub, name, token)
+        ids[name] = enrol(operations, name, token)
     assert [row["status"] for row in told(admin.get("/clients"))["clients"]] == ["pending", "pending"]
     assert told(admin.post("/clients/approve", json={"names": ["b", ids["a"]]})) == {"numbers": [0, 1]}
     told(admin.post("/clients/revoke", json={"names": ["b"]}))
@@ -52,10 +53,10 @@ def test_an_operator_lets_clients_in_and_out(hub: Hub, admin: httpx2.Client) -> 
     assert "no client c" in told(admin.post("/clients/approve", json={"names": ["a", "c"]}), 400)["error"]
 
 
-def test_an_operator_begins_and_ends_runs(hub: Hub, admin: httpx2.Client) -> None:
+def test_an_operator_begins_and_ends_runs(operations: Operations, admin: httpx2.Client) -> None:
     plan = {"rounds": 7, "name": "study: one", "algorithm": {"name": "fedprox", "mu": 0.1}}
     told(admin.post("/runs", json={"run": "one", "plan": plan}))
-    run = hub.conductor.runs["one"]
+    run = operations.driver.runs["one"]
     assert run.plan.rounds == 7 and run.plan.algorithm.options == {"mu": 0.1}
     assert told(admin.get("/status"))["runs"][0]["rounds"] == 7
     assert "already" in told(admin.post("/runs", json={"run": "one", "plan": plan}), 400)["error"]
@@ -86,7 +87,7 @@ def test_what_makes_no_sense_is_refused(admin: httpx2.Client, path: str, body: A
     assert says in told(admin.post(path, json=body), 400)["error"]
 
 
-def test_nobody_else_is_obeyed(hub: Hub, admin: httpx2.Client) -> None:
+def test_nobody_else_is_obeyed(operations: Operations, admin: httpx2.Client) -> None:
     token = admin.headers["authorization"]
     for shown in (
         "",
@@ -97,21 +98,21 @@ def test_nobody_else_is_obeyed(hub: Hub, admin: httpx2.Client) -> None:
         token.upper(),
         "Bearer \xff",
     ):
-        for each in COMMANDS:
+        for each in (each for each in ENDPOINTS if not each.public):
             path = each.path.replace("{run}", "one")
             answer = admin.request(each.method, path, headers={"authorization": shown.encode("latin-1")})
             assert "operator's token" in told(answer, 401)["error"]
     assert admin.get("/health").text == "ok"
 
 
-def test_anybody_may_ask_whether_all_is_well(hub: Hub, admin: httpx2.Client) -> None:
+def test_anybody_may_ask_whether_all_is_well(operations: Operations, admin: httpx2.Client) -> None:
     del admin.headers["authorization"]
-    enrol(hub, "hospital-of-secrets", hub.token(60))
+    enrol(operations, "hospital-of-secrets", operations.token(60))
     assert (admin.get("/health").status_code, admin.get("/health").text) == (200, "ok")
-    (hub.conductor.home / ".room").mkdir()  # in the way of what is tried every second: it does not recover
-    hub.conductor.trouble("no room is left in /srv: free some")
+    (operations.driver.home / ".room").mkdir()  # in the way of what is tried every second: it does not recover
+    operations.driver.set_read_only("no room is left in /srv: free some")
     assert (admin.get("/health").status_code, admin.get("/health").text) == (503, "no room is left in /srv: free some")
-    hub.metrics.committed("one", 3, 0.1)
+    operations.metrics.committed("one", 3, 0.1)
     answer = admin.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=")
     assert 'atoll_round{run="one"} 3.0' in answer.text and "hospital" not in answer.text
@@ -141,9 +142,9 @@ def test_the_token_is_made_once_and_kept_private(tmp_path: Path) -> None:
         read_token(tmp_path / "nothing")
 
 
-def test_the_address_is_this_machine_and_free(hub: Hub, tmp_path: Path) -> None:
+def test_the_address_is_this_machine_and_free(operations: Operations, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="certificate"):
-        open_admin(hub, tmp_path, 0, host="0.0.0.0")
+        open_admin(operations, tmp_path, 0, host="0.0.0.0")
     url = json.loads((tmp_path / "home" / "admin.json").read_text())["url"]
     with pytest.raises(RunError, match="another port"):
-        open_admin(hub, tmp_path, int(url.rpartition(":")[2]))
+        open_admin(operations, tmp_path, int(url.rpartition(":")[2]))

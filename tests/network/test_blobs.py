@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 from network.federation import RUN, federation, free_port, simulated, until
-from network.nursery import Nursery
+from network.fork_server import ForkServer
 
 from atoll import Plan
 from atoll.core.errors import RunError
 from atoll.core.messages import Task
-from atoll.network.protocol.blobs import Blobs, Bucket, Disk, StoreAway, place_of
+from atoll.network.protocol.blobs import Blobs, Bucket, Disk, StoreAway, blobs_at
 from atoll.network.protocol.objects import CHUNK, ObjectError, Objects, manifest_of
-from atoll.network.server.uploads import SHORT, Pack, TooMuch, Uploads
+from atoll.network.server.uploads import SHORT, UpdatePack, Uploads, UploadTooLarge
 
 KINDS = ["disk", "local", "memory", pytest.param("s3", marks=pytest.mark.slow)]
 
@@ -61,7 +61,7 @@ def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Blobs:
         return Disk(tmp_path / "blobs")
     store = pytest.importorskip("obstore.store")
     if request.param == "s3":
-        return place_of(tmp_path, f"{request.getfixturevalue('s3')}/{os.urandom(8).hex()}")("run", "objects")
+        return blobs_at(tmp_path, f"{request.getfixturevalue('s3')}/{os.urandom(8).hex()}")("run", "objects")
     made = store.MemoryStore() if request.param == "memory" else store.LocalStore(tmp_path)
     return Bucket(made, "run/objects")
 
@@ -109,9 +109,9 @@ def test_of_one_client_few_short_chunks_and_few_bytes_are_kept(tmp_path: Path) -
     with ThreadPoolExecutor(8) as pool:  # at once, and none slips through
 
         def put(number: int) -> bool:
-            with contextlib.suppress(TooMuch):
+            with contextlib.suppress(UploadTooLarge):
                 data = number.to_bytes(3, "big")
-                uploads.put(task, hashlib.sha256(data).digest(), data, 1 << 20)
+                uploads.put_chunk(task, hashlib.sha256(data).digest(), data, 1 << 20)
                 return True
             return False
 
@@ -120,45 +120,45 @@ def test_of_one_client_few_short_chunks_and_few_bytes_are_kept(tmp_path: Path) -
     other = Task(4, 0, 7)
     for number in range(3):
         data = bytes([number]) * CHUNK
-        uploads.put(other, hashlib.sha256(data).digest(), data, 3 * CHUNK)
+        uploads.put_chunk(other, hashlib.sha256(data).digest(), data, 3 * CHUNK)
     for data, why in ((bytes([9]) * CHUNK, "more was sent"), (b"", "but the last of an object")):
-        with pytest.raises(TooMuch, match=why):
-            uploads.put(other, hashlib.sha256(data).digest(), data, 3 * CHUNK)
-    uploads.keep_tasks(4, (task,))
-    assert uploads.kept(4) == [] and len(uploads.kept(3)) == SHORT
+        with pytest.raises(UploadTooLarge, match=why):
+            uploads.put_chunk(other, hashlib.sha256(data).digest(), data, 3 * CHUNK)
+    uploads.drop_other_tasks(4, (task,))
+    assert uploads.stored_sizes(4) == [] and len(uploads.stored_sizes(3)) == SHORT
 
 
 def test_uploads_lie_anywhere(blobs: Blobs) -> None:
     uploads, task, data = Uploads(blobs), Task(3, 0, 7), os.urandom(CHUNK) + b"rest"
     manifest = manifest_of(data)
     first, rest = manifest.chunks
-    assert uploads.missing(task, manifest) == [first, rest] and uploads.kept(3) == []
-    uploads.put(task, first, data[:CHUNK], 2 * CHUNK)
-    uploads.put(task, first, data[:CHUNK], 2 * CHUNK)
-    assert uploads.missing(task, manifest) == [rest] and uploads.kept(3) == [CHUNK]
+    assert uploads.missing(task, manifest) == [first, rest] and uploads.stored_sizes(3) == []
+    uploads.put_chunk(task, first, data[:CHUNK], 2 * CHUNK)
+    uploads.put_chunk(task, first, data[:CHUNK], 2 * CHUNK)
+    assert uploads.missing(task, manifest) == [rest] and uploads.stored_sizes(3) == [CHUNK]
     with pytest.raises(ObjectError, match="1 chunks are missing"):
-        uploads.whole(task, manifest)
+        uploads.complete_chunks(task, manifest)
     again = Uploads(blobs)  # another process
-    assert again.kept(3) == [CHUNK]
-    again.put(task, rest, b"rest", 2 * CHUNK)
-    assert b"".join(again.whole(task, manifest)) == b"".join(again.read(task, manifest)) == data
+    assert again.stored_sizes(3) == [CHUNK]
+    again.put_chunk(task, rest, b"rest", 2 * CHUNK)
+    assert b"".join(again.complete_chunks(task, manifest)) == b"".join(again.read(task, manifest)) == data
     blobs.put(f"7/3-{rest.hex()}", b"lies")
     with pytest.raises(ObjectError, match="was changed"):
         b"".join(again.read(task, manifest))
     other = Task(4, 0, 8)
-    again.put(other, rest, b"rest", 2 * CHUNK)
-    again.drop((task,))
-    assert blobs.sizes("") == {f"8/4-{rest.hex()}": 4} and again.kept(3) == []
+    again.put_chunk(other, rest, b"rest", 2 * CHUNK)
+    again.drop_tasks((task,))
+    assert blobs.sizes("") == {f"8/4-{rest.hex()}": 4} and again.stored_sizes(3) == []
     blobs.put("stray/file", b"")
-    assert Uploads(blobs).kept(4) == [4]
-    again.keep_only({9})
-    assert blobs.sizes("") == {} and again.kept(4) == []
+    assert Uploads(blobs).stored_sizes(4) == [4]
+    again.drop_other_attempts({9})
+    assert blobs.sizes("") == {} and again.stored_sizes(4) == []
 
 
 def test_small_updates_are_written_together(blobs: Blobs) -> None:
     uploads, tasks = Uploads(blobs), [Task(client, 0, attempt) for client, attempt in ((1, 5), (2, 5), (3, 6))]
     data = [os.urandom(100 * task.client) for task in tasks]
-    pack = Pack(uploads)
+    pack = UpdatePack(uploads)
     spots = [pack.add(task, each) for task, each in zip(tasks, data, strict=True)]
     assert blobs.sizes("") == {}
     pack.write()
@@ -167,17 +167,17 @@ def test_small_updates_are_written_together(blobs: Blobs) -> None:
         assert b"".join(uploads.read(task, manifest_of(each), spot)) == each
     with pytest.raises(ObjectError, match="was changed"):
         b"".join(uploads.read(tasks[1], manifest_of(data[1]), spots[0]))
-    uploads.drop(tasks[:1])
-    uploads.keep_only({6})
+    uploads.drop_tasks(tasks[:1])
+    uploads.drop_other_attempts({6})
     assert list(blobs.sizes("")) == [name]
     again = Uploads(blobs)  # another process
-    again.recall(tasks[2], spots[2])
-    again.keep_only({6})
+    again.restore(tasks[2], spots[2])
+    again.drop_other_attempts({6})
     assert list(blobs.sizes("")) == [name]
-    again.drop(tasks)
+    again.drop_tasks(tasks)
     assert blobs.sizes("") == {}
     pack.write()
-    Uploads(blobs).keep_only({5, 6})  # nobody needs it
+    Uploads(blobs).drop_other_attempts({5, 6})  # nobody needs it
     assert blobs.sizes("") == {}
 
 
@@ -192,11 +192,11 @@ def test_a_directory_never_shows_half_a_file(tmp_path: Path) -> None:
 
 def test_addresses(tmp_path: Path) -> None:
     for url in (None, str(tmp_path / "there"), f"file://{tmp_path}/there"):
-        place_of(tmp_path / "home", url)("run", "objects").put("a", b"1")
+        blobs_at(tmp_path / "home", url)("run", "objects").put("a", b"1")
         there = tmp_path / "home" / "runs" if url is None else tmp_path / "there"
         assert (there / "run" / "objects" / "a").read_bytes() == b"1"
     with pytest.raises(RunError, match=r"one of s3://, gs://, az://, got 'ftp://there'"):
-        place_of(tmp_path, "ftp://there")
+        blobs_at(tmp_path, "ftp://there")
 
 
 def test_a_store_that_does_not_serve_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +207,7 @@ def test_a_store_that_does_not_serve_is_named(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
     with pytest.raises(StoreAway, match="the object store of --objects does not serve"):
-        place_of(tmp_path, "s3://bucket")
+        blobs_at(tmp_path, "s3://bucket")
 
 
 PLAN = Plan(seed=4, rounds=2, partition={"name": "iid", "num_clients": 2}, local={"steps": 2})
@@ -215,7 +215,7 @@ PLAN = Plan(seed=4, rounds=2, partition={"name": "iid", "num_clients": 2}, local
 
 @pytest.mark.slow
 def test_a_federation_whose_models_lie_in_an_object_store(
-    processes: Nursery, certs: Path, s3: str, tmp_path: Path
+    processes: ForkServer, certs: Path, s3: str, tmp_path: Path
 ) -> None:
     with federation(tmp_path / "f", processes, certs, PLAN) as made:
         made.env = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
@@ -223,6 +223,6 @@ def test_a_federation_whose_models_lie_in_an_object_store(
         assert made.model() == simulated(PLAN, tmp_path / "alone")
         assert made.audited().rounds == 2
         assert not (made.directory() / "objects").exists() and not (made.directory() / "uploads").exists()
-        place = place_of(tmp_path, f"{s3}/ours")
+        place = blobs_at(tmp_path, f"{s3}/ours")
         assert place(RUN, "uploads").sizes("") == {}
         assert {name.split("/")[0] for name in place(RUN, "objects").sizes("")} == {"chunks", "manifests"}

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from network.small_server import SmallServer, serving
+from network.scripted_server import ScriptedServer, serving
 
 from atoll.core.downlink import Downlink
 from atoll.core.errors import RunError
@@ -23,10 +23,10 @@ from atoll.core.transform import Encoding
 from atoll.core.wire import pack
 from atoll.ledger import chain
 from atoll.network.client.app import ClientApp
-from atoll.network.client.client import Client, Voice
+from atoll.network.client.client import Client, Console
 from atoll.network.client.connection import Connection
-from atoll.network.client.home import Home, RunHome, Server
-from atoll.network.client.task import Work, agree
+from atoll.network.client.home import EnrolledServer, Home, RunHome
+from atoll.network.client.task import AgreedRun, agree
 from atoll.network.protocol.agreement import Floors, plan_for_clients
 from atoll.network.protocol.identity import public_bytes
 from atoll.network.protocol.messages import News, Order, Ref, RunInfo
@@ -46,7 +46,7 @@ class One:
     """A server and one client of it."""
 
     def __init__(self, path: Path, plan: Plan = PLAN, floors: Floors | None = None, **app: Any) -> None:
-        self.server = SmallServer(path)
+        self.server = ScriptedServer(path)
         self.floors, self.plan = floors, plan
         self.app = ClientApp(**{"train_x": X, "train_y": Y, "num_classes": 2, "attributes": dict, **app})
         self.said: list[str] = []
@@ -58,14 +58,14 @@ class One:
         self.begin(info or info_of(self.plan))
         with serving(self.server) as url:
             home = Home.make(self.path / "home")
-            with Connection(url, home.key, patient=False) as connection:
+            with Connection(url, home.key, keep_trying=False) as connection:
                 client = connection.enrol(self.server.token(), "hospital")
             self.server.approve_all()
-            home.enrolled(Server(url, public_bytes(self.server.key), client, "hospital"))
+            home.enrolled(EnrolledServer(url, public_bytes(self.server.key), client, "hospital"))
             with Connection(url, home.key, say=self.said.append) as connection:
-                voice = Voice(lambda text: None, self.said.append)
+                console = Console(lambda text: None, self.said.append)
                 self.home = home
-                yield Client(self.app, home, connection, voice, self.floors, sleep=self.slept.append)
+                yield Client(self.app, home, connection, console, self.floors, sleep=self.slept.append)
 
     def begin(self, info: RunInfo) -> None:
         """Begin a run, and its ledger, from a model of ones."""
@@ -85,7 +85,7 @@ class One:
         self.server.orders[0] = [msgspec.structs.replace(Order(run, attempt, version, ref), **changes)]
 
     @cached_property
-    def work(self) -> Work:
+    def work(self) -> AgreedRun:
         """What a willing client would make of the plan."""
         return agree(
             self.app, Floors(min_survivors=2), info_of(self.plan), 0, RunHome(self.path / "willing"), bytes(32)
@@ -99,7 +99,7 @@ def test_what_a_version_is_made_of_is_what_the_plan_says(tmp_path: Path) -> None
     one = One(tmp_path, floors=Floors(min_cohort=3))
     with one.joined(info_of(PLAN, cohort=5)) as client:  # whatever the server says: one report is enough for the plan
         one.order()
-        client.turn()
+        client.step()
     assert one.reasons() == ["a version is made of 1 clients, this client asks for at least 3"]
 
 
@@ -125,7 +125,7 @@ def test_a_plan_that_is_weaker_than_the_floors_is_refused(
     with one.joined() as client:
         for attempt in range(3):
             one.order(attempt)
-            client.turn()
+            client.step()
     assert len(one.server.refusals) == 3 and says in one.reasons()[0]
     assert sum(says in text for text in one.said) == 1  # its owner is told once
     assert not one.server.deliveries and one.home.runs() == []
@@ -137,7 +137,7 @@ def test_a_plan_that_meets_the_floors_is_worked_for(tmp_path: Path) -> None:
     one = One(tmp_path, PLAN.replace({"policy.min_reports": 5}), floors)
     with one.joined() as client:
         one.order()
-        client.turn()
+        client.step()
     assert not one.server.refusals and len(one.server.deliveries) == 1
 
 
@@ -145,7 +145,7 @@ def test_a_client_reckons_epsilon_itself(tmp_path: Path) -> None:
     one = One(tmp_path, PLAN.replace({"privacy": {**PRIVATE, "sigma": 0.5}}), Floors(max_epsilon=3.0))
     with one.joined(info_of(one.plan, epsilon=0.1)) as client:  # the server lies
         one.order()
-        client.turn()
+        client.step()
     assert "may spend epsilon" in one.reasons()[0] and not one.server.deliveries
 
 
@@ -154,7 +154,7 @@ def test_a_client_stops_when_its_privacy_is_spent(tmp_path: Path) -> None:
     with one.joined() as client:
         for attempt in (0, 1, 60):  # more than the plan's rounds
             one.order(attempt)
-            client.turn()
+            client.step()
     assert len(one.server.deliveries) == 2
     assert "would bring epsilon to" in one.reasons()[0]
 
@@ -163,7 +163,7 @@ def test_a_plan_cannot_fill_the_memory(tmp_path: Path) -> None:
     one = One(tmp_path)
     with one.joined(info_of(PLAN.replace({"model.hidden": 60_000}))) as client:  # 14 GB, said to be small
         one.order()
-        client.turn()
+        client.step()
     assert "this client allows 4,294,967,296" in one.reasons()[0]
 
 
@@ -181,13 +181,15 @@ def test_a_plan_cannot_fill_the_memory(tmp_path: Path) -> None:
         ({"sampler": "os:getcwd", "privacy": PRIVATE}, "no code is sent"),
         ({"policy": {"name": "cohort", "size": "os:getcwd"}, "privacy": PRIVATE}, "numbers and names"),
         ({"unheard_of": 1}, "unknown key"),
+        ({"secagg": {}, "sampler": "weighted"}, "could let one outweigh all others"),
+        ({"privacy": PRIVATE, "algorithm": "qffl"}, "which is not protected"),
     ],
 )
 def test_code_and_other_strange_things_in_a_plan_are_refused(tmp_path: Path, plain: dict[str, Any], says: str) -> None:
     one = One(tmp_path)
     with one.joined(info_of(PLAN, plan={**plan_for_clients(PLAN), **plain})) as client:
         one.order()
-        client.turn()
+        client.step()
     assert says in one.reasons()[0]
 
 
@@ -196,7 +198,7 @@ def test_what_only_the_server_runs_is_never_built_by_a_client(tmp_path: Path) ->
     one = One(tmp_path)
     with one.joined(info_of(PLAN, plan={**plan_for_clients(PLAN), **own, "server": {"samples": 5}})) as client:
         one.order()
-        client.turn()
+        client.step()
     assert not one.server.refusals and len(one.server.deliveries) == 1
 
 
@@ -205,10 +207,10 @@ def test_a_device_is_looked_at_again_before_work_begins(tmp_path: Path) -> None:
     one = One(tmp_path, PLAN.replace({"eligibility.min_battery": 0.5}), attributes=lambda: dict(battery))
     with one.joined() as client:
         one.order()
-        client.turn()
+        client.step()
         battery["battery"] = 0.1
         one.order(1)
-        client.turn()
+        client.step()
     assert len(one.server.deliveries) == 1
     assert [poll.attributes for poll in one.server.polls] == [{"battery": 0.9}, {"battery": 0.1}]
     assert one.reasons() == ["this device may not be asked now: battery is 0.1, the rule asks for at least 0.5"]
@@ -218,8 +220,8 @@ def test_a_client_rests_outside_its_hours(tmp_path: Path) -> None:
     hour = time.localtime().tm_hour
     one = One(tmp_path, PLAN, Floors(hours=[(hour + 2) % 24, (hour + 3) % 24]))
     with one.joined() as client:
-        client.turn()
-        client.turn()
+        client.step()
+        client.step()
     assert not one.server.polls and one.slept == [60.0, 60.0]
     assert one.said == ["resting: outside the hours of the floors"]
 
@@ -228,13 +230,13 @@ def test_an_attempt_is_answered_once_and_attempts_count_on(tmp_path: Path) -> No
     one = One(tmp_path)
     with one.joined() as client:
         one.order(5)
-        client.turn()
+        client.step()
         one.order(5, version=1)  # the same attempt on another version
-        client.turn()
+        client.step()
         one.order(3)
-        client.turn()
+        client.step()
         one.order(6)
-        client.turn()
+        client.step()
     assert [attempt for _, attempt, _ in one.server.deliveries] == [5, 6]
     assert [("done on another model" in each, "is not after 5" in each) for each in one.reasons()] == [
         (True, False),
@@ -246,11 +248,11 @@ def test_a_plan_that_changes_is_refused_also_after_a_restart(tmp_path: Path) -> 
     one = One(tmp_path)
     with one.joined() as client:
         one.order()
-        client.turn()
+        client.step()
         one.server.infos["run"] = info_of(PLAN.replace({"local.lr": 0.5}))
-        client._works.clear()  # as after a restart
+        client._agreed_runs.clear()  # as after a restart
         one.order(1)
-        client.turn()
+        client.step()
     assert "another plan than it had before" in one.reasons()[0] and len(one.server.deliveries) == 1
 
 
@@ -267,11 +269,11 @@ def test_models_of_another_shape_or_of_rubbish_are_refused(tmp_path: Path) -> No
             ]
         ):
             one.order(attempt, attempt, model=one.server.put(data))
-            client.turn()
+            client.step()
         one.order(9, 9, model=Ref("0" * 64, 1 << 40))
-        client.turn()
+        client.step()
         one.order(10, 10)
-        client.turn()
+        client.step()
     says = ["has (", "torch.float64", "not a payload", "are due in this run", "are due in this run"]
     assert len(one.reasons()) == 5
     assert all(word in reason for word, reason in zip(says, one.reasons(), strict=True))
@@ -282,7 +284,7 @@ def test_training_that_fails_is_told(tmp_path: Path) -> None:
     one = One(tmp_path, PLAN.replace({"local.lr": 1e30}))
     with one.joined() as client:
         one.order()
-        client.turn()
+        client.step()
     assert "NaN or Inf" in one.reasons()[0]
 
 
@@ -291,7 +293,7 @@ def test_a_run_that_is_no_name_ends_the_client(tmp_path: Path) -> None:
     with one.joined() as client:
         one.order(run="../../etc")
         with pytest.raises(RunError, match="no name"):
-            client.turn()
+            client.step()
 
 
 LIES: dict[str, tuple[Callable[[One], None], str]] = {
@@ -322,19 +324,19 @@ def test_a_false_ledger_ends_the_client(tmp_path: Path, lie: str) -> None:
         one.server.infos["run"] = info_of(PLAN)
         one.order()
         with pytest.raises(RunError, match=says):
-            client.turn()
-    assert one.home.run("run").lines() == []
+            client.step()
+    assert one.home.run("run").ledger_lines() == []
 
 
 def test_a_ledger_that_is_rewritten_later_is_noticed(tmp_path: Path) -> None:
     one = One(tmp_path)
     with one.joined() as client:
         one.order()
-        client.turn()
+        client.step()
         one.server.commit("run", one.ones, [(3, "f" * 64)])  # of somebody else: none of this client's business
         one.order(1, 1)
-        client.turn()
-        assert len(one.home.run("run").lines()) == 4
+        client.step()
+        assert len(one.home.run("run").ledger_lines()) == 4
         one.server.counted.clear()
         one.server.announced.clear()
         one.begin(info_of(PLAN))
@@ -342,8 +344,8 @@ def test_a_ledger_that_is_rewritten_later_is_noticed(tmp_path: Path) -> None:
             one.server.commit("run", one.ones)
         one.order(2, 4)
         with pytest.raises(RunError, match="does not follow"):
-            client.turn()
-    assert len(one.home.run("run").lines()) == 4
+            client.step()
+    assert len(one.home.run("run").ledger_lines()) == 4
 
 
 class Sender:
@@ -384,8 +386,10 @@ def test_what_a_client_hears_is_what_the_server_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, downlink: list[Any]
 ) -> None:
     one, heard = One(tmp_path, PLAN.replace({"downlink": downlink})), list[torch.Tensor]()
-    made = Work.made
-    monkeypatch.setattr(Work, "made", lambda self, order, sent: heard.append(sent.vector()) or made(self, order, sent))
+    train = AgreedRun.train
+    monkeypatch.setattr(
+        AgreedRun, "train", lambda self, order, sent: heard.append(sent.vector()) or train(self, order, sent)
+    )
     with one.joined() as client:
         work = one.work
         sender, rng = Sender(one, work.job.downlink, work.layout), torch.Generator().manual_seed(0)
@@ -400,7 +404,7 @@ def test_what_a_client_hears_is_what_the_server_said(
                 3,
                 6,
             ):  # these are missed: the news of two versions lead on from the first, not the second
-                client.turn()
+                client.step()
     turns = [0, 1, 2, 4, 5, 7]
     assert len(heard) == 6 and all(torch.equal(each, said[turn]) for each, turn in zip(heard, turns, strict=True))
     fetched = [turn for turn in turns if any(path.endswith(models[turn]) for _, path, _ in one.server.log)]

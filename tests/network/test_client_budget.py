@@ -15,7 +15,7 @@ from network.test_client_agreement import PLAN, PRIVATE, One, info_of
 from atoll.core.errors import RunError
 from atoll.core.messages import Task, Update
 from atoll.network.client.budget import Budget, Cost, Overspent
-from atoll.network.client.client import Client, Voice
+from atoll.network.client.client import Client, Console
 from atoll.network.client.consent import asked_for, every_run
 from atoll.network.protocol.agreement import Floors
 from atoll.network.protocol.messages import Order
@@ -31,7 +31,7 @@ def work_for(one: One, client: Client, *runs: str, attempts: int = 3) -> list[st
         one.begin(info_of(one.plan, run=run))
         for attempt in range(attempts):
             one.order(attempt, run=run)
-            client.turn()
+            client.step()
     return one.reasons()
 
 
@@ -66,7 +66,7 @@ def test_a_run_that_was_agreed_to_stops_when_another_has_spent_the_rest(tmp_path
         for attempt in (1, 2, 3, 4, 5):
             for run in ("run", "second"):
                 one.order(attempt, run=run)
-                client.turn()
+                client.step()
     charged = Budget(tmp_path / "home" / "budget.jsonl", "", "")._read()
     epsilon, _ = spent_together([as_event(cost.event) for cost in charged.values()], 1e-5)
     assert 1.7 < epsilon <= 1.8
@@ -150,10 +150,10 @@ def test_what_was_agreed_to_holds_when_the_client_is_started_again(tmp_path: Pat
     one = One(tmp_path)
     with one.joined() as client:
         work_for(one, client, "run", attempts=1)
-        voice = Voice(lambda text: None, one.said.append)
-        again = Client(one.app, one.home, client._connection, voice, consent=asked_for(["other"]))
+        console = Console(lambda text: None, one.said.append)
+        again = Client(one.app, one.home, client._connection, console, consent=asked_for(["other"]))
         one.order(1, run="run")
-        again.turn()
+        again.step()
     assert len(one.server.deliveries) == 2
     assert not one.reasons()
 
@@ -169,7 +169,7 @@ def test_epsilons_that_mean_nothing_are_refused(tmp_path: Path, privacy: dict[st
     one = One(tmp_path, PLAN.replace({"privacy": privacy}), Floors(max_epsilon=5.0))
     with one.joined(info_of(one.plan, num_clients=20)) as client:
         one.server.orders[0] = [Order("run", 0, 0, one.server.put(b"nothing"))]
-        client.turn()
+        client.step()
     assert says in one.reasons()[0]
 
 

@@ -17,11 +17,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
-from network.small_server import CUT_AFTER, CUT_BEFORE, SmallServer, serving
+from network.scripted_server import CUT_AFTER, CUT_BEFORE, ScriptedServer, serving
 
 from atoll.core.errors import RunError
 from atoll.network.client.connection import LONGEST_PAUSE, Connection, Declined, tls_context
 from atoll.network.protocol.blobs import Disk
+from atoll.network.protocol.endpoints import POLL
 from atoll.network.protocol.identity import public_bytes
 from atoll.network.protocol.messages import About, Missing, Order, Orders, Poll, Problem, Ref, RunInfo
 from atoll.network.protocol.objects import CHUNK, ObjectError, Objects, manifest_of
@@ -33,14 +34,14 @@ WITH_TASK = Order("run", 0, 0, Ref("0" * 64, 0))
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> SmallServer:
-    made = SmallServer(tmp_path)
+def server(tmp_path: Path) -> ScriptedServer:
+    made = ScriptedServer(tmp_path)
     made.add_run(RunInfo("run", {}, "", 1, 1, 0, 1), torch.zeros(1))
     return made
 
 
 @pytest.fixture
-def url(server: SmallServer) -> Iterator[str]:
+def url(server: ScriptedServer) -> Iterator[str]:
     with serving(server) as address:
         yield address
 
@@ -58,20 +59,20 @@ class Sleeps(list[float]):
         self.work()
 
 
-def enrolled(server: SmallServer, url: str, **options: Any) -> Connection:
+def enrolled(server: ScriptedServer, url: str, **options: Any) -> Connection:
     """A client that is in."""
     key = Ed25519PrivateKey.generate()
-    with Connection(url, key, options.get("tls"), patient=False) as connection:
+    with Connection(url, key, options.get("tls"), keep_trying=False) as connection:
         connection.enrol(server.token(str(len(server.log))), f"client {len(server.log)}")
     server.approve_all()
     return Connection(url, key, **{"sleep": Sleeps(), "say": lambda text: None, **options})
 
 
 def poll(connection: Connection) -> Orders:
-    return connection.ask("POST", "/v1/poll", Orders, Poll(1, 0.0))
+    return connection.ask(POLL, Poll(1, 0.0))
 
 
-def test_a_client_waits_for_approval_and_says_so_once(server: SmallServer, url: str) -> None:
+def test_a_client_waits_for_approval_and_says_so_once(server: ScriptedServer, url: str) -> None:
     said: list[str] = []
     sleeps = Sleeps(lambda: server.approve_all() if len(sleeps) == 5 else None)
     with Connection(url, Ed25519PrivateKey.generate(), sleep=sleeps, say=said.append) as connection:
@@ -81,21 +82,21 @@ def test_a_client_waits_for_approval_and_says_so_once(server: SmallServer, url: 
     assert len(said) == 1 and "not approved" in said[0]
 
 
-def test_who_is_unknown_or_shut_out_is_told_so(server: SmallServer, url: str) -> None:
+def test_who_is_unknown_or_shut_out_is_told_so(server: ScriptedServer, url: str) -> None:
     with Connection(url, Ed25519PrivateKey.generate()) as stranger, pytest.raises(RunError, match="enrol it"):
         stranger.welcome()
     with enrolled(server, url) as connection:
         poll(connection)
-        with server.store.change() as book:
-            book.revoke(connection.client)
-        server.gate.forget()
+        with server.store.write() as tables:
+            tables.revoke(connection.client)
+        server.authenticator.clear_cache()
         with pytest.raises(RunError, match="shut out"):
             poll(connection)
     with Connection(url, Ed25519PrivateKey.generate()) as stranger, pytest.raises(RunError, match="token"):
         stranger.enrol("guess", "name")
 
 
-def test_the_first_of_two_processes_with_one_key_ends(server: SmallServer, url: str) -> None:
+def test_the_first_of_two_processes_with_one_key_ends(server: ScriptedServer, url: str) -> None:
     with enrolled(server, url) as first, Connection(url, first._key) as second:
         poll(first)
         poll(second)
@@ -104,7 +105,7 @@ def test_the_first_of_two_processes_with_one_key_ends(server: SmallServer, url: 
         poll(second)
 
 
-def test_a_server_that_was_started_anew_gets_a_new_session_at_once(server: SmallServer, url: str) -> None:
+def test_a_server_that_was_started_anew_gets_a_new_session_at_once(server: ScriptedServer, url: str) -> None:
     sleeps = Sleeps()
     with enrolled(server, url, sleep=sleeps) as connection:
         for _ in range(5):
@@ -113,7 +114,7 @@ def test_a_server_that_was_started_anew_gets_a_new_session_at_once(server: Small
     assert sleeps == []
 
 
-def test_a_server_that_was_away_for_long_gets_a_new_session_at_once(server: SmallServer, url: str) -> None:
+def test_a_server_that_was_away_for_long_gets_a_new_session_at_once(server: ScriptedServer, url: str) -> None:
     sleeps = Sleeps()
     with enrolled(server, url, sleep=sleeps) as connection:
         poll(connection)
@@ -124,7 +125,7 @@ def test_a_server_that_was_away_for_long_gets_a_new_session_at_once(server: Smal
     assert len(sleeps) == 8  # none for the session
 
 
-def test_who_is_always_to_begin_anew_does_so_with_pauses(server: SmallServer, url: str) -> None:
+def test_who_is_always_to_begin_anew_does_so_with_pauses(server: ScriptedServer, url: str) -> None:
     sleeps = Sleeps()
     with enrolled(server, url, sleep=sleeps) as connection:
         answers: list[Any] = [(401, Problem("there is no such session: begin one"))] * 5
@@ -133,7 +134,7 @@ def test_who_is_always_to_begin_anew_does_so_with_pauses(server: SmallServer, ur
     assert len(sleeps) == 4
 
 
-def test_a_request_that_was_doubled_is_made_again(server: SmallServer, url: str) -> None:
+def test_a_request_that_was_doubled_is_made_again(server: ScriptedServer, url: str) -> None:
     with enrolled(server, url) as connection:
         poll(connection)
         answers = iter([(409, Problem("this request was made before: count on", 0.0)), None])
@@ -141,7 +142,7 @@ def test_a_request_that_was_doubled_is_made_again(server: SmallServer, url: str)
         assert poll(connection) == Orders(open=1, spread=0.0)
 
 
-def test_pauses_grow_to_a_minute_and_no_further(server: SmallServer, url: str) -> None:
+def test_pauses_grow_to_a_minute_and_no_further(server: ScriptedServer, url: str) -> None:
     sleeps, said = Sleeps(most=500), list[str]()
     with enrolled(server, url, sleep=sleeps, say=said.append) as connection:
         poll(connection)
@@ -155,7 +156,7 @@ def test_pauses_grow_to_a_minute_and_no_further(server: SmallServer, url: str) -
     assert len(said) == 200  # each time something else
 
 
-def test_what_does_not_pass_is_not_tried_for_ever(server: SmallServer, url: str) -> None:
+def test_what_does_not_pass_is_not_tried_for_ever(server: ScriptedServer, url: str) -> None:
     with enrolled(server, url) as connection:
         poll(connection)
         for status in (400, 404, 410, 413):
@@ -171,7 +172,7 @@ def test_what_does_not_pass_is_not_tried_for_ever(server: SmallServer, url: str)
             poll(connection)
 
 
-def test_another_server_and_another_protocol_are_refused(server: SmallServer, url: str) -> None:
+def test_another_server_and_another_protocol_are_refused(server: ScriptedServer, url: str) -> None:
     with enrolled(server, url, server_key=bytes(32)) as connection, pytest.raises(RunError, match="another key"):
         poll(connection)
     server.trouble = lambda method, path: About((2, 3), public_bytes(server.key), 0)
@@ -181,9 +182,21 @@ def test_another_server_and_another_protocol_are_refused(server: SmallServer, ur
 
 @pytest.mark.parametrize("ahead", [-100_000, 100_000])
 def test_a_wrong_clock_does_no_harm(tmp_path: Path, ahead: float) -> None:
-    server = SmallServer(tmp_path, lambda: time.time() + ahead)
+    server = ScriptedServer(tmp_path, lambda: time.time() + ahead)
     with serving(server) as url, enrolled(server, url) as connection:
         assert poll(connection) == Orders(spread=0.0)
+
+
+@pytest.mark.parametrize("step", [-7200.0, 7200.0])
+def test_a_clock_that_is_set_ends_no_session(
+    server: ScriptedServer, url: str, monkeypatch: pytest.MonkeyPatch, step: float
+) -> None:
+    wall = time.time
+    with enrolled(server, url) as connection:
+        poll(connection)
+        monkeypatch.setattr(time, "time", lambda: wall() + step)
+        poll(connection)
+    assert [status for _, path, status in server.log if path == "/v1/poll"] == [200, 200]
 
 
 def test_addresses_without_tls_are_of_this_machine() -> None:
@@ -192,7 +205,7 @@ def test_addresses_without_tls_are_of_this_machine() -> None:
             Connection(url, Ed25519PrivateKey.generate())
 
 
-def test_tls_is_checked_by_the_authority_that_was_given(tmp_path: Path, server: SmallServer) -> None:
+def test_tls_is_checked_by_the_authority_that_was_given(tmp_path: Path, server: ScriptedServer) -> None:
     now = datetime.datetime.now(datetime.UTC)
     for name in ("good", "other"):
         make_certificates(tmp_path / name, ["127.0.0.1"], now)
@@ -202,7 +215,7 @@ def test_tls_is_checked_by_the_authority_that_was_given(tmp_path: Path, server: 
             poll(connection)
         for authority in (tmp_path / "other/ca.pem", None):
             with (
-                Connection(url, Ed25519PrivateKey.generate(), tls_context(authority), patient=False) as connection,
+                Connection(url, Ed25519PrivateKey.generate(), tls_context(authority), keep_trying=False) as connection,
                 pytest.raises(RunError, match="CERTIFICATE_VERIFY_FAILED"),
             ):
                 connection.about()
@@ -210,7 +223,7 @@ def test_tls_is_checked_by_the_authority_that_was_given(tmp_path: Path, server: 
         tls_context(tmp_path / "no.pem")
 
 
-def test_a_client_has_a_certificate_where_the_server_asks_for_one(tmp_path: Path, server: SmallServer) -> None:
+def test_a_client_has_a_certificate_where_the_server_asks_for_one(tmp_path: Path, server: ScriptedServer) -> None:
     now = datetime.datetime.now(datetime.UTC)
     make_certificates(tmp_path, ["127.0.0.1"], now)
     key, name = generate_private_key(SECP256R1()), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "client")])
@@ -236,13 +249,15 @@ def test_a_client_has_a_certificate_where_the_server_asks_for_one(tmp_path: Path
         ) as connection:
             poll(connection)
         with (
-            Connection(url, Ed25519PrivateKey.generate(), tls_context(tmp_path / "ca.pem"), patient=False) as nobody,
+            Connection(
+                url, Ed25519PrivateKey.generate(), tls_context(tmp_path / "ca.pem"), keep_trying=False
+            ) as nobody,
             pytest.raises(RunError, match="cannot be reached"),
         ):
             nobody.about()
 
 
-def chunk_requests(server: SmallServer, method: str) -> list[str]:
+def chunk_requests(server: ScriptedServer, method: str) -> list[str]:
     return [
         path.rpartition("/")[2]
         for verb, path, status in server.log
@@ -258,7 +273,7 @@ def kill(seconds: float) -> None:
     raise Killed
 
 
-def test_a_download_goes_on_where_it_was_interrupted(tmp_path: Path, server: SmallServer, url: str) -> None:
+def test_a_download_goes_on_where_it_was_interrupted(tmp_path: Path, server: ScriptedServer, url: str) -> None:
     ref = server.put(DATA)
     with enrolled(server, url, sleep=kill) as connection:
         server.trouble = lambda method, path: CUT_AFTER if path.endswith("/3") else None
@@ -271,7 +286,7 @@ def test_a_download_goes_on_where_it_was_interrupted(tmp_path: Path, server: Sma
     assert chunk_requests(server, "GET") == ["3", "4", "5"]
 
 
-def test_equal_chunks_travel_once(tmp_path: Path, server: SmallServer, url: str) -> None:
+def test_equal_chunks_travel_once(tmp_path: Path, server: ScriptedServer, url: str) -> None:
     ref = server.put(bytes(7 * CHUNK))
     with enrolled(server, url) as connection:
         connection.download("run", ref, Objects(Disk(tmp_path / "here")))
@@ -279,7 +294,7 @@ def test_equal_chunks_travel_once(tmp_path: Path, server: SmallServer, url: str)
     assert chunk_requests(server, "GET") == ["0"]
 
 
-def test_an_upload_sends_only_what_is_missing(tmp_path: Path, server: SmallServer, url: str) -> None:
+def test_an_upload_sends_only_what_is_missing(tmp_path: Path, server: ScriptedServer, url: str) -> None:
     manifest = manifest_of(DATA)
     names = [digest.hex() for digest in manifest.chunks]
     with enrolled(server, url) as connection:
@@ -299,7 +314,7 @@ def test_an_upload_sends_only_what_is_missing(tmp_path: Path, server: SmallServe
             connection.upload("run", 0, DATA)
 
 
-def test_objects_that_are_not_what_was_said_are_not_kept(tmp_path: Path, server: SmallServer, url: str) -> None:
+def test_objects_that_are_not_what_was_said_are_not_kept(tmp_path: Path, server: ScriptedServer, url: str) -> None:
     ref, other = server.put(DATA), server.put(b"another object")
     lies: list[tuple[Ref, Callable[[str, str], Any], str]] = [
         (ref, lambda m, p: msgspec.msgpack.encode(server.objects.manifest(other.name)), "another object"),

@@ -14,18 +14,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from atoll.core.errors import DataError, DiskFull, PlanError, RunError
 from atoll.ledger import chain
 from atoll.network.client.app import ClientApp, device_attributes
-from atoll.network.client.home import Home, Pending, RunHome, Server
+from atoll.network.client.home import EnrolledServer, Home, PendingUpdate, RunHome
 from atoll.network.protocol.messages import Delivery, RunInfo
 from atoll.network.protocol.objects import manifest_of
 
-SERVER = Server("https://atoll.example", bytes(32), "0" * 32, "hospital")
+SERVER = EnrolledServer("https://atoll.example", bytes(32), "0" * 32, "hospital")
 INFO = RunInfo("run", {"rounds": 3, "seed": 1}, "hash", 3, 3, 100, 10)
 
 
 def keep(home: RunHome, attempt: int, state: dict[str, torch.Tensor], data: bytes = b"update") -> None:
     manifest = manifest_of(data)
     told = Delivery(msgspec.msgpack.encode(manifest), 10, 0.5, 10.0, bytes(64))
-    home.keep(Pending(attempt, 0, "0" * 64, "1" * 64, manifest.name(), told), [data], state)
+    home.save_update(PendingUpdate(attempt, 0, "0" * 64, "1" * 64, manifest.name(), told), [data], state)
 
 
 @pytest.fixture
@@ -66,28 +66,33 @@ def test_two_processes_cannot_share_a_home(tmp_path: Path) -> None:
 
 
 def test_what_counted_is_remembered_and_nothing_else(home: RunHome) -> None:
-    assert home.state() == (-1, {}) and home.pending() is None and home.newest() == (-1, -1)
+    assert home.state() == (-1, {}) and home.pending() is None and home.last_trained() == (-1, -1)
     keep(home, 0, {"a": torch.ones(2)})
-    home.settle(None)
-    assert home.state() == (-1, {}) and home.newest()[0] == 0
-    home.settle(0)
+    home.confirm_update(None)
+    assert home.state() == (-1, {}) and home.last_trained()[0] == 0
+    home.confirm_update(0)
     attempt, state = home.state()
-    assert attempt == 0 and torch.equal(state["a"], torch.ones(2)) and home.pending() is None and home.newest()[0] == 0
+    assert (
+        attempt == 0
+        and torch.equal(state["a"], torch.ones(2))
+        and home.pending() is None
+        and home.last_trained()[0] == 0
+    )
     keep(home, 4, {"a": torch.zeros(2)}, b"second")
     keep(home, 5, {}, b"third")
-    home.settle(4)  # the server is behind: that one is gone
+    home.confirm_update(4)  # the server is behind: that one is gone
     again = RunHome(home.path)
     found = again.pending()
-    assert again.state()[0] == 0 and found is not None and found.attempt == 5 and again.newest()[0] == 5
-    assert len(again.sent) == 3
+    assert again.state()[0] == 0 and found is not None and found.attempt == 5 and again.last_trained()[0] == 5
+    assert len(again.sent_objects) == 3
     assert bytes(again.update()) == b"third" and found.object == manifest_of(b"third").name()
 
 
 def test_broadcasts_are_remembered_with_their_version(home: RunHome) -> None:
-    assert home.known() is None
+    assert home.last_broadcast() is None
     whole = torch.arange(10.0)
-    home.keep_known(7, whole[::2])  # a view of something larger
-    found = home.known()
+    home.save_broadcast(7, whole[::2])  # a view of something larger
+    found = home.last_broadcast()
     assert found is not None and found[0] == 7 and torch.equal(found[1], whole[::2])
 
 
@@ -95,33 +100,33 @@ def test_a_line_that_was_cut_off_was_never_there(home: RunHome) -> None:
     key = Ed25519PrivateKey.generate()
     first, head = chain.start({}, key)
     second, last = chain.add(head, "commit", {}, key)
-    home.add_lines([first, second], last)
+    home.add_ledger_lines([first, second], last)
     keep(home, 0, {})
     for name in ("ledger.jsonl", "sent.jsonl"):
         with (home.path / name).open("ab") as file:
             file.write(b'{"half a li')
     again = RunHome(home.path)
-    assert again.lines() == [first, second] and again.head == last and again.sent == home.sent
+    assert again.ledger_lines() == [first, second] and again.head == last and again.sent_objects == home.sent_objects
     third, end = chain.add(last, "commit", {}, key)
-    again.add_lines([third], end)
-    assert chain.verify(RunHome(home.path).lines()) is None
+    again.add_ledger_lines([third], end)
+    assert chain.verify(RunHome(home.path).ledger_lines()) is None
 
 
 def test_lines_that_a_loss_of_power_spoilt_are_had_again(home: RunHome) -> None:
     key = Ed25519PrivateKey.generate()
     first, head = chain.start({}, key)
-    home.add_lines([first], head)
+    home.add_ledger_lines([first], head)
     with (home.path / "ledger.jsonl").open("ab") as file:
         file.write(bytes(100) + b"\n{}\n")
     again = RunHome(home.path)
-    assert again.lines() == [first] and again.head == head
+    assert again.ledger_lines() == [first] and again.head == head
 
 
 def test_a_run_may_become_longer_but_not_another(home: RunHome) -> None:
-    home.agreed(INFO)
-    home.agreed(msgspec.structs.replace(INFO, plan={"rounds": 9, "seed": 1}, num_clients=5))
+    home.save_info(INFO)
+    home.save_info(msgspec.structs.replace(INFO, plan={"rounds": 9, "seed": 1}, num_clients=5))
     with pytest.raises(PlanError, match="another plan"):
-        home.agreed(msgspec.structs.replace(INFO, plan={"rounds": 3, "seed": 2}))
+        home.save_info(msgspec.structs.replace(INFO, plan={"rounds": 3, "seed": 2}))
 
 
 def test_damage_is_named(home: RunHome) -> None:
@@ -142,11 +147,11 @@ def test_a_full_disk_leaves_everything_as_it_was(home: RunHome, monkeypatch: pyt
     with pytest.raises(DiskFull, match="free some"):
         keep(home, 1, {}, b"more")
     with pytest.raises(DiskFull):
-        home.keep_known(1, torch.ones(3))
+        home.save_broadcast(1, torch.ones(3))
     monkeypatch.undo()
     assert {path: path.read_bytes() for path in before} == before
     keep(home, 1, {}, b"more")
-    assert RunHome(home.path).newest()[0] == 1
+    assert RunHome(home.path).last_trained()[0] == 1
 
 
 def test_a_device_tells_what_its_system_tells(tmp_path: Path) -> None:
@@ -174,8 +179,8 @@ def test_a_device_tells_what_its_system_tells(tmp_path: Path) -> None:
 def test_an_app_checks_its_samples_at_once_and_its_attributes_when_asked() -> None:
     x, y = torch.zeros(2, 3).numpy(), torch.tensor([0, 1]).numpy()
     app = ClientApp(train_x=x, train_y=y, num_classes=2, attributes=lambda: {"idle": x[0, 0] == 0, "battery": y[1]})
-    assert app.told() == {"idle": True, "battery": 1.0} and type(app.told()["idle"]) is bool
+    assert app.current_attributes() == {"idle": True, "battery": 1.0} and type(app.current_attributes()["idle"]) is bool
     with pytest.raises(DataError, match="attributes failed with ZeroDivisionError"):
-        ClientApp(train_x=x, train_y=y, num_classes=2, attributes=lambda: {"idle": 1 / 0}).told()
+        ClientApp(train_x=x, train_y=y, num_classes=2, attributes=lambda: {"idle": 1 / 0}).current_attributes()
     with pytest.raises(DataError, match="labels must be in"):
         ClientApp(train_x=torch.zeros(2, 3).numpy(), train_y=torch.tensor([0, 7]).numpy(), num_classes=2)

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from network.test_client_adding import PLAN, Sum
+from network.test_client_secure_session import PLAN, Sum
 
 from atoll.core.errors import RunError
 from atoll.core.messages import Task
@@ -34,11 +34,11 @@ class Spy(Sum):
     def __init__(self, path: Path, plan: Plan, floors: Floors, *, peers_given: bool) -> None:
         super().__init__(path, plan)
         self.tasks = self.tasks[:1]
-        self.victim = self.world.clients[0]
+        self.victim = self.scripted.clients[0]
         self.victim._floors = floors
-        self.victim._given = dict(self.keys) if peers_given else None
-        self.world.homes[0].peers({str(number): key for number, key in self.keys.items()})  # from honest times
-        self.world.clients[1:] = []
+        self.victim._given_peers = dict(self.keys) if peers_given else None
+        self.scripted.homes[0].peers({str(number): key for number, key in self.keys.items()})  # from honest times
+        self.scripted.clients[1:] = []
         self.fakes = {number: Ed25519PrivateKey.generate() for number in (1, 2)}
 
     def train(self) -> None:
@@ -114,7 +114,7 @@ SPIED: dict[str, tuple[Floors, bool, str]] = {
 def test_a_plan_that_trusts_the_server_lets_nobody_read_an_update(tmp_path: Path, kind: str) -> None:
     floors, peers_given, says = SPIED[kind]
     spy = Spy(tmp_path, CURIOUS, floors, peers_given=peers_given)
-    with spy.world.stack:
+    with spy.scripted.stack:
         spy.train()
         total = spy.read()
         if total is not None:
@@ -124,7 +124,7 @@ def test_a_plan_that_trusts_the_server_lets_nobody_read_an_update(tmp_path: Path
 
 def test_an_invitation_cannot_say_that_the_server_is_trusted(tmp_path: Path) -> None:
     spy = Spy(tmp_path, PLAN, Floors(), peers_given=False)
-    with spy.world.stack:
+    with spy.scripted.stack:
         spy.train()
         config = msgspec.structs.replace(spy.cohort().config, mode="curious")
         with pytest.raises(RunError, match="do not trust this server"):

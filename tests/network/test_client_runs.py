@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from network.small_server import CUT_AFTER, CUT_BEFORE
-from network.world import RUN, SMALL, Deaths, World, simulated
+from network.scripted_federation import RUN, SMALL, RandomCrashes, ScriptedFederation, simulated
+from network.scripted_server import CUT_AFTER, CUT_BEFORE
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -42,77 +42,77 @@ FAST = ("feedback", "local noise", "own buffers")
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in PLANS])
 def test_clients_train_as_a_simulation_does_to_the_bit(tmp_path: Path, name: str) -> None:
     plan = SMALL.replace(PLANS[name])
-    world = World(tmp_path / "world", plan)
-    with world.stack:
-        found_D = world.result()
-    assert torch.equal(found_D, simulated(plan, world.federation))
+    scripted = ScriptedFederation(tmp_path / "world", plan)
+    with scripted.stack:
+        found_D = scripted.result()
+    assert torch.equal(found_D, simulated(plan, scripted.federation))
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 40))])
 def test_clients_that_are_killed_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     plan = SMALL.replace({"algorithm": "scaffold", "uplink": [{"name": "top_k", "fraction": 0.1}], "rounds": 4})
-    world = World(tmp_path / "world", plan)
-    deaths = Deaths(world, seed, 0.08)
-    with world.stack:
+    scripted = ScriptedFederation(tmp_path / "world", plan)
+    deaths = RandomCrashes(scripted, seed, 0.08)
+    with scripted.stack:
         deaths.watch(monkeypatch)
-        found_D = world.result()
+        found_D = scripted.result()
     monkeypatch.undo()
     assert deaths.num > 3
-    assert torch.equal(found_D, simulated(plan, world.federation))
-    assert all(len(names) == 1 for names in world.server.objects_of.values())
+    assert torch.equal(found_D, simulated(plan, scripted.federation))
+    assert all(len(names) == 1 for names in scripted.server.objects_of.values())
 
 
 def test_an_update_is_never_made_twice_with_other_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = SMALL.replace({"privacy": {**LOCAL, "test_noise": False, "sigma": 1.0}})
-    world = World(tmp_path / "world", plan)
-    deaths = Deaths(world, 5, 0.1)
-    with world.stack:
+    scripted = ScriptedFederation(tmp_path / "world", plan)
+    deaths = RandomCrashes(scripted, 5, 0.1)
+    with scripted.stack:
         deaths.watch(monkeypatch)
-        world.result()
+        scripted.result()
     monkeypatch.undo()
     assert deaths.num > 3
-    assert [len(names) for names in world.server.objects_of.values()] == [1] * 9
-    assert len({name for names in world.server.objects_of.values() for name in names}) == 9
-    told = [told for _, told in world.server.deliveries.values()]
+    assert [len(names) for names in scripted.server.objects_of.values()] == [1] * 9
+    assert len({name for names in scripted.server.objects_of.values() for name in names}) == 9
+    told = [told for _, told in scripted.server.deliveries.values()]
     assert {(each.num_samples, each.loss, each.weight) for each in told} == {(1, 0.0, 1.0)}  # nothing unprotected
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))])
 def test_lost_answers_and_a_server_in_trouble_change_nothing(tmp_path: Path, seed: int) -> None:
-    world, rng = World(tmp_path / "world", SMALL), random.Random(seed)
+    scripted, rng = ScriptedFederation(tmp_path / "world", SMALL), random.Random(seed)
     kinds = [CUT_BEFORE, CUT_AFTER, 500, 502, 503, 429, (503, Problem("full", 3.0)), b"rubbish"]
 
     def trouble(method: str, path: str) -> Any:
         if rng.random() < 0.03:
-            world.server.restart()
+            scripted.server.restart()
         return rng.choice(kinds) if rng.random() < 0.3 and "/objects/" not in path else None
 
-    with world.stack:
-        world.server.trouble = trouble
-        found_D = world.result()
-    assert torch.equal(found_D, simulated(SMALL, world.federation))
-    assert all(len(names) == 1 for names in world.server.objects_of.values())
-    assert sum(status != 200 for _, _, status in world.server.log) > 10
+    with scripted.stack:
+        scripted.server.trouble = trouble
+        found_D = scripted.result()
+    assert torch.equal(found_D, simulated(SMALL, scripted.federation))
+    assert all(len(names) == 1 for names in scripted.server.objects_of.values())
+    assert sum(status != 200 for _, _, status in scripted.server.log) > 10
 
 
 def test_clients_keep_receipts_and_take_leave(tmp_path: Path) -> None:
-    world = World(tmp_path / "world", SMALL)
-    with world.stack:
-        found_D = world.result()
-        world.server.end(RUN, found_D)
-        world.server.ended = (RUN, "../elsewhere", "another")
-        world.start(1)  # it was away when the run ended
-        assert [client.turn() for client in world.clients] == [True] * 3
-    for number, home in enumerate(world.homes):
+    scripted = ScriptedFederation(tmp_path / "world", SMALL)
+    with scripted.stack:
+        found_D = scripted.result()
+        scripted.server.end(RUN, found_D)
+        scripted.server.ended = (RUN, "../elsewhere", "another")
+        scripted.start(1)  # it was away when the run ended
+        assert [client.step() for client in scripted.clients] == [True] * 3
+    for number, home in enumerate(scripted.homes):
         assert torch.equal(taken(home), found_D)
-        lines = home.run(RUN).lines()
-        assert lines == world.server.ledgers[RUN]
-        assert chain.verify(lines, public_bytes(world.server.key)) is None
+        lines = home.run(RUN).ledger_lines()
+        assert lines == scripted.server.ledgers[RUN]
+        assert chain.verify(lines, public_bytes(scripted.server.key)) is None
         assert home.unfinished() == [] and home.runs() == [RUN]
         assert not [path for path in (home.path / "runs" / RUN / "objects").rglob("*") if path.is_file()]
-        sent = [each for each in world.server.deliveries if each[2] == number]
+        sent = [each for each in scripted.server.deliveries if each[2] == number]
         assert len(sent) == 3
-    assert world.said.count(f"{RUN}: version 2 counts this client's update") == 3
+    assert scripted.said.count(f"{RUN}: version 2 counts this client's update") == 3
 
 
 def taken(home: Home) -> Tensor:
@@ -124,47 +124,47 @@ def taken(home: Home) -> Tensor:
 
 
 def test_a_model_that_the_ledger_does_not_name_is_not_taken(tmp_path: Path) -> None:
-    world = World(tmp_path / "world", SMALL)
-    with world.stack:
-        found_D = world.result()
-        world.server.end(RUN, found_D)
-        other = world.server.put(pack(Payload(found_D + 1)))
-        world.server.infos[RUN] = msgspec.structs.replace(world.server.infos[RUN], model=other)
+    scripted = ScriptedFederation(tmp_path / "world", SMALL)
+    with scripted.stack:
+        found_D = scripted.result()
+        scripted.server.end(RUN, found_D)
+        other = scripted.server.put(pack(Payload(found_D + 1)))
+        scripted.server.infos[RUN] = msgspec.structs.replace(scripted.server.infos[RUN], model=other)
         with pytest.raises(RunError, match="another model than its ledger says"):
-            world.clients[0].turn()
-        home = world.homes[0]
+            scripted.clients[0].step()
+        home = scripted.homes[0]
         assert home.unfinished() == [RUN] and not (home.path / "runs" / RUN / "model.safetensors").exists()
 
 
 def test_a_model_that_a_client_cannot_use_is_left_there(tmp_path: Path) -> None:
-    world = World(tmp_path / "world", SMALL)
-    with world.stack:
-        found_D = world.result()
-        world.server.end(RUN, found_D[1:])
-        assert world.clients[0].turn()
-        assert world.homes[0].unfinished() == []
-    assert [text for text in world.said if "its model was left there: the last model has (681,)" in text]
+    scripted = ScriptedFederation(tmp_path / "world", SMALL)
+    with scripted.stack:
+        found_D = scripted.result()
+        scripted.server.end(RUN, found_D[1:])
+        assert scripted.clients[0].step()
+        assert scripted.homes[0].unfinished() == []
+    assert [text for text in scripted.said if "its model was left there: the last model has (681,)" in text]
 
 
 def test_a_run_that_the_server_has_given_up_is_not_over(tmp_path: Path) -> None:
-    world = World(tmp_path / "world", SMALL)
-    with world.stack:
-        found_D = world.result()
-        world.server.ended = (RUN,)
+    scripted = ScriptedFederation(tmp_path / "world", SMALL)
+    with scripted.stack:
+        found_D = scripted.result()
+        scripted.server.ended = (RUN,)
         for _ in range(2):
-            assert world.clients[0].turn()
-        assert world.homes[0].unfinished() == [RUN]
-        world.server.end(RUN, found_D)
-        assert world.clients[0].turn()
-        assert world.homes[0].unfinished() == [] and torch.equal(taken(world.homes[0]), found_D)
-    assert len([text for text in world.said if "given it up" in text]) == 1
+            assert scripted.clients[0].step()
+        assert scripted.homes[0].unfinished() == [RUN]
+        scripted.server.end(RUN, found_D)
+        assert scripted.clients[0].step()
+        assert scripted.homes[0].unfinished() == [] and torch.equal(taken(scripted.homes[0]), found_D)
+    assert len([text for text in scripted.said if "given it up" in text]) == 1
 
 
 def test_a_run_without_a_ledger_is_not_over(tmp_path: Path) -> None:
-    world = World(tmp_path / "world", SMALL)
-    with world.stack:
-        world.homes[0].run(RUN).agreed(world.server.infos[RUN])
-        world.server.ledgers[RUN] = []
-        world.server.ended = (RUN,)
-        assert world.clients[0].turn()
-        assert world.homes[0].unfinished() == [RUN]
+    scripted = ScriptedFederation(tmp_path / "world", SMALL)
+    with scripted.stack:
+        scripted.homes[0].run(RUN).save_info(scripted.server.infos[RUN])
+        scripted.server.ledgers[RUN] = []
+        scripted.server.ended = (RUN,)
+        assert scripted.clients[0].step()
+        assert scripted.homes[0].unfinished() == [RUN]

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from network.test_client_adding import PLAN, Sum
-from network.world import RUN
+from network.scripted_federation import RUN
+from network.test_client_secure_session import PLAN, Sum
 
 from atoll.ledger import chain
-from atoll.network.client.home import OVER, Home, Pending, RunHome, Server
+from atoll.network.client.home import ENDED_SESSION, EnrolledServer, Home, PendingUpdate, RunHome
 from atoll.network.client.secure_session import longest_silence
 from atoll.network.protocol.blobs import Disk
 from atoll.network.protocol.messages import Delivery, Order
@@ -41,16 +41,16 @@ def readable(directory: Path) -> list[str]:
 def test_files_are_private_whatever_the_umask_and_the_directory(tmp_path: Path, open_umask: None) -> None:
     (tmp_path / "home").mkdir(mode=0o777)
     home = Home.make(tmp_path / "home")
-    home.enrolled(Server("https://localhost", bytes(32), "0" * 32, "hospital"))
+    home.enrolled(EnrolledServer("https://localhost", bytes(32), "0" * 32, "hospital"))
     home.peers({"0": bytes(32)})
     run = home.run("run")
     told = Delivery(b"", 1, 0.0, 1.0, bytes(64))
     (run.path / "sent.jsonl").touch(0o666)  # of an older version, which relied on the directory
-    run.keep(Pending(0, 0, "m", "p", "o", told), [b"update"], {"memory": torch.ones(2)})
-    run.keep_known(0, torch.ones(2))
-    run.keep_receipt(told)
-    run.add_lines(["{}"], chain.EMPTY)
-    run.keep_talk(0, OVER)
+    run.save_update(PendingUpdate(0, 0, "m", "p", "o", told), [b"update"], {"memory": torch.ones(2)})
+    run.save_broadcast(0, torch.ones(2))
+    run.save_receipt(told)
+    run.add_ledger_lines(["{}"], chain.EMPTY)
+    run.save_session(0, ENDED_SESSION)
     run.objects.put(b"chunk")
     assert readable(home.path) == []
     home.close()
@@ -71,47 +71,47 @@ class Half(Sum):
             state, _ = machine.handle(state, answer)
         state, out = machine.handle(state, Close(state.phase))
         self.exchange(list(out))
-        home = self.world.clients[0]._works[RUN].home
-        talk = home.talk(0)
-        assert talk is not None and len(load(talk.state, ClientState).own_secret) == 32
+        home = self.scripted.clients[0]._agreed_runs[RUN].home
+        session = home.session(0)
+        assert session is not None and len(load(session.state, ClientState).own_secret) == 32
         return home
 
     def go_on(self) -> None:
         """Ask client 0 again, for the next attempt."""
         self.server.orders[0] = [Order(RUN, 1, 0, self.model)]
-        self.world.clients[0].turn()
+        self.scripted.clients[0].step()
 
 
 def abandoned(half: Half) -> None:
     half.server.note(RUN, chain.ABANDON, {"attempt": 0, "why": "too few updates", "rejected": []})
-    half.world.clients[0]._read_ledger(RUN, half.world.clients[0]._works[RUN].home)
+    half.scripted.clients[0]._read_ledger(RUN, half.scripted.clients[0]._agreed_runs[RUN].home)
 
 
 def ended(half: Half) -> None:
     half.server.end(RUN, half.sent.params_D)
-    half.world.clients[0].turn()
+    half.scripted.clients[0].step()
 
 
 def silent(half: Half) -> None:
-    client, silence = half.world.clients[0], longest_silence(half.server.infos[RUN].plan)
-    os.utime(client._works[RUN].home.path / "talks/0", (0.0, 0.0))  # whatever the clock of the day says
-    client.turn()
-    talk = client._works[RUN].home.talk(0)
-    assert talk is not None and talk.state
+    client, silence = half.scripted.clients[0], longest_silence(half.server.infos[RUN].plan)
+    os.utime(client._agreed_runs[RUN].home.path / "talks/0", (0.0, 0.0))  # whatever the clock of the day says
+    client.step()
+    session = client._agreed_runs[RUN].home.session(0)
+    assert session is not None and session.state
     client._now = lambda: time.monotonic() + silence + 1
-    client.turn()
+    client.step()
 
 
 @pytest.mark.parametrize("over", [abandoned, ended, silent])
 def test_secrets_of_a_session_that_is_over_are_gone(tmp_path: Path, over: Callable[[Half], None]) -> None:
     half = Half(tmp_path, PLAN)
-    with half.world.stack:
+    with half.scripted.stack:
         home = half.stop_half_way()
-        half.world.clients[0].turn()
-        talk = home.talk(0)
-        assert talk is not None and talk.state  # it may still go on
+        half.scripted.clients[0].step()
+        session = home.session(0)
+        assert session is not None and session.state  # it may still go on
         over(half)
-        assert home.talk(0) == OVER
+        assert home.session(0) == ENDED_SESSION
         half.server.ended = ()
         found = half.exchange([half.post(half.invite())])  # and is not begun a second time
         assert found == [] and "its secrets are gone" in half.refusal()
@@ -119,7 +119,7 @@ def test_secrets_of_a_session_that_is_over_are_gone(tmp_path: Path, over: Callab
 
 def test_secrets_are_gone_once_the_next_update_is_made(tmp_path: Path) -> None:
     half = Half(tmp_path, PLAN)
-    with half.world.stack:
+    with half.scripted.stack:
         home = half.stop_half_way()
         half.go_on()
         assert home.pending().attempt == 1 and list((home.path / "talks").iterdir()) == []  # type: ignore[union-attr]
@@ -127,11 +127,11 @@ def test_secrets_are_gone_once_the_next_update_is_made(tmp_path: Path) -> None:
 
 def test_a_session_that_goes_on_outlives_a_restart(tmp_path: Path) -> None:
     half = Half(tmp_path, PLAN)
-    with half.world.stack:
+    with half.scripted.stack:
         home = half.stop_half_way()
-        before = home.talk(0)
-        half.world.homes[0].close()
-        half.world.homes[0] = Home.open(half.world.path / "client-0")
-        half.world.start(0)
-        half.world.clients[0].turn()
-        assert home.talk(0) == before
+        before = home.session(0)
+        half.scripted.homes[0].close()
+        half.scripted.homes[0] = Home.open(half.scripted.path / "client-0")
+        half.scripted.start(0)
+        half.scripted.clients[0].step()
+        assert home.session(0) == before

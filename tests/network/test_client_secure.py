@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from network.federation import Federation, federation, simulated
-from network.nursery import Nursery
+from network.fork_server import ForkServer
 
 from atoll import Plan
 
@@ -35,7 +35,7 @@ FAST = ("shared-noise",)
 
 
 @pytest.fixture(scope="module")
-def shared(processes: Nursery, certs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+def shared(processes: ForkServer, certs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     with federation(tmp_path_factory.mktemp("secure"), processes, certs, BASE) as made:
         made.serve("--clients", str(NUM), plan=False)
         made.enrol(NUM)
@@ -55,7 +55,7 @@ def test_a_sum_over_the_network_is_that_of_a_simulation(shared: Federation, name
 
 
 @pytest.mark.slow
-def test_clients_that_are_killed_in_sessions_lose_nothing(processes: Nursery, certs: Path, tmp_path: Path) -> None:
+def test_clients_that_are_killed_in_sessions_lose_nothing(processes: ForkServer, certs: Path, tmp_path: Path) -> None:
     plan, rng = BASE.replace({"rounds": 15, "algorithm": "scaffold"}), random.Random(3)
     with federation(tmp_path / "killed", processes, certs, plan) as made:
         made.serve("--clients", str(NUM), "--once")

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 import torch
 from ledger.telling import SERVER, public, told, written
-from network.small_server import SmallServer
+from network.scripted_federation import RUN, SMALL, ScriptedFederation
+from network.scripted_server import ScriptedServer
 from network.test_client_agreement import PLAN, One
-from network.world import RUN, SMALL, World
 
 from atoll.core.errors import DiskFull, RunError
 from atoll.core.messages import Payload
@@ -43,7 +43,7 @@ def test_a_model_that_the_ledger_does_not_name_is_not_trained_on(tmp_path: Path)
         one.order()
         send(one, forged(one))
         with pytest.raises(RunError, match="its ledger says that everybody was sent"):
-            client.turn()
+            client.step()
     assert not one.server.deliveries
 
 
@@ -52,7 +52,7 @@ def test_a_broadcast_of_other_parameters_than_the_version_has_is_not_trained_on(
     with one.joined() as client:
         one.order(model=forged(one))  # the ledger says that this was sent, of the version that is made of ones
         with pytest.raises(RunError, match="other parameters than its ledger names"):
-            client.turn()
+            client.step()
     assert not one.server.deliveries
 
 
@@ -61,11 +61,11 @@ def test_a_forged_model_is_noticed_whatever_the_downlink(tmp_path: Path, downlin
     one = One(tmp_path, PLAN.replace({"downlink": downlink}))
     with one.joined() as client:
         one.order(0)
-        client.turn()
+        client.step()
         one.order(1, 1)
         send(one, forged(one))
         with pytest.raises(RunError, match="its ledger says that everybody was sent"):
-            client.turn()
+            client.step()
     assert len(one.server.deliveries) == 1
 
 
@@ -75,7 +75,7 @@ def test_a_client_that_is_shown_no_records_does_not_work(tmp_path: Path) -> None
         one.order()
         one.server.ledgers["run"] = []
         with pytest.raises(RunError, match="no record that version 0 was sent"):
-            client.turn()
+            client.step()
         assert not one.server.deliveries
 
 
@@ -83,24 +83,24 @@ def test_records_that_stop_coming_are_missed(tmp_path: Path) -> None:
     one = One(tmp_path)
     with one.joined() as client:
         one.order()
-        client.turn()
+        client.step()
         shown = one.server.ledgers["run"]
         one.server.ledgers["run"] = shown[:]
         one.order(1, 1)
         one.server.ledgers["run"] = shown  # versions go on, the ledger does not
         with pytest.raises(RunError, match="no record that version 1 was sent"):
-            client.turn()
+            client.step()
 
 
 def test_no_version_is_sent_in_two_forms(tmp_path: Path) -> None:
     one = One(tmp_path)
     with one.joined() as client:
         one.order()
-        client.turn()
+        client.step()
         one.server.note("run", chain.BROADCAST, {"version": 0, "object": forged(one).name})
         one.order(1, 1)
         with pytest.raises(RunError, match="sends version 0 a second time"):
-            client.turn()
+            client.step()
 
 
 def test_a_run_does_not_go_back(tmp_path: Path) -> None:
@@ -108,29 +108,29 @@ def test_a_run_does_not_go_back(tmp_path: Path) -> None:
     with one.joined() as client:
         for attempt in range(2):
             one.order(attempt, attempt)
-            client.turn()
+            client.step()
         model = one.server.put(pack(Payload(one.ones)))
         one.server.orders[0] = [Order("run", 2, 0, model)]  # which was sent, and is what the ledger says
         with pytest.raises(RunError, match="goes back from version 1 to 0"):
-            client.turn()
+            client.step()
 
 
 def test_a_fork_is_seen_in_what_others_have_signed(tmp_path: Path) -> None:
     """Two clients that are sent two models under two ledgers: neither can be counted for the other."""
-    world = World(tmp_path / "world", SMALL)
-    server = world.server
-    with world.stack:
-        first_D = _first(world)
+    scripted = ScriptedFederation(tmp_path / "world", SMALL)
+    server = scripted.server
+    with scripted.stack:
+        first_D = _first(scripted)
         mine, other = (server.put(pack(Payload(each))) for each in (first_D, first_D + 1))
         fork = _fork(server, other.name, first_D + 1)
         server.broadcast(RUN, mine.name)
         server.orders[0] = [Order(RUN, 0, 0, mine)]
         while not server.deliveries:
-            world.clients[0].turn()
+            scripted.clients[0].step()
         server.orders[1] = [Order(RUN, 0, 0, other)]
         shown, server.ledgers[RUN] = server.ledgers[RUN], fork
         while len(server.deliveries) < 2:
-            world.clients[1].turn()
+            scripted.clients[1].step()
         server.ledgers[RUN] = shown
         server.commit(RUN, first_D)  # counts both, in the ledger of client 0
         found = audit(server.ledgers[RUN], public_bytes(server.key))
@@ -138,14 +138,14 @@ def test_a_fork_is_seen_in_what_others_have_signed(tmp_path: Path) -> None:
         server.broadcast(RUN, mine.name)
         server.orders[0] = [Order(RUN, 1, 1, mine)]
         with pytest.raises(RunError, match="counts client 1 for work on something else than was sent"):
-            world.clients[0].turn()
+            scripted.clients[0].step()
 
 
-def _first(world: World) -> torch.Tensor:
-    return build_job(world.plan, world.federation).first_D
+def _first(scripted: ScriptedFederation) -> torch.Tensor:
+    return build_job(scripted.plan, scripted.federation).first_D
 
 
-def _fork(server: SmallServer, name: str, params_D: torch.Tensor) -> list[str]:
+def _fork(server: ScriptedServer, name: str, params_D: torch.Tensor) -> list[str]:
     """Another ledger of the same run, from other parameters, signed by the same server."""
     ledger, head, versions = server.ledgers[RUN], server.heads[RUN], server.versions[RUN]
     server.add_run(server.infos[RUN], params_D)
@@ -160,76 +160,76 @@ def test_an_update_that_was_acknowledged_is_in_the_ledger(tmp_path: Path) -> Non
     one = One(tmp_path)
     with one.joined() as client:
         one.order()
-        client.turn()
+        client.step()
         one.server.counted.update(one.server.deliveries)  # the version is made without it, and says nothing of it
         one.order(1, 1)
         with pytest.raises(RunError, match="neither counts nor rejects the update of client 0 in attempt 0"):
-            client.turn()
+            client.step()
 
 
 def test_a_client_is_not_counted_under_another_key(tmp_path: Path) -> None:
     one = One(tmp_path)
     with one.joined() as client:
         one.order()
-        client.turn()
+        client.step()
         [(name, _)] = one.server.deliveries.values()
         one.server.counted.update(one.server.deliveries)
         one.server.commit("run", one.ones, [(0, name)])  # signed by somebody whom the server made up
         one.order(1, 1)
         with pytest.raises(RunError, match="counts client 0, which is this one, under another key"):
-            client.turn()
+            client.step()
 
 
 def test_an_update_may_be_rejected_or_its_attempt_abandoned(tmp_path: Path) -> None:
     one = One(tmp_path)
     with one.joined() as client:
         one.order()
-        client.turn()
+        client.step()
         one.server.counted.update(one.server.deliveries)
         rejected = [{"client": 0, "attempt": 0, "why": "left out"}]
         one.server.commit("run", one.ones, rejected=rejected, attempt=0)
         one.order(1, 1)
-        client.turn()
+        client.step()
         one.server.note("run", chain.ABANDON, {"attempt": 1, "why": "too few updates", "rejected": []})
         one.server.counted.update(one.server.deliveries)
         one.server.attempts["run"] = 1
         one.order(2, 1)
-        client.turn()
+        client.step()
     assert len(one.server.deliveries) == 3 and not one.server.refusals
 
 
 def test_receipts_outlive_a_restart(tmp_path: Path) -> None:
-    world = World(tmp_path / "world", SMALL)
-    server = world.server
-    with world.stack:
-        first_D = _first(world)
+    scripted = ScriptedFederation(tmp_path / "world", SMALL)
+    server = scripted.server
+    with scripted.stack:
+        first_D = _first(scripted)
         model = server.put(pack(Payload(first_D)))
         server.broadcast(RUN, model.name)
         server.orders[0] = [Order(RUN, 0, 0, model)]
         while not server.deliveries:
-            world.clients[0].turn()
-        world.homes[0].close()
-        world.homes[0] = Home.open(world.path / "client-0")
-        world.start(0)
+            scripted.clients[0].step()
+        scripted.homes[0].close()
+        scripted.homes[0] = Home.open(scripted.path / "client-0")
+        scripted.start(0)
         server.counted.update(server.deliveries)
         server.commit(RUN, first_D)
         server.broadcast(RUN, model.name)
         server.orders[0] = [Order(RUN, 1, 1, model)]
         with pytest.raises(RunError, match="neither counts nor rejects the update of client 0 in attempt 0"):
-            world.clients[0].turn()
+            scripted.clients[0].step()
 
 
 def test_what_counted_is_what_the_ledger_says(tmp_path: Path) -> None:
     one = One(tmp_path)
     with one.joined() as client:
         one.order()
-        client.turn()
+        client.step()
         one.server.counted.update(one.server.deliveries)
         rejected = [{"client": 0, "attempt": 0, "why": "left out"}]
         one.server.commit("run", one.ones, rejected=rejected, attempt=0)
         one.order(1, 1, counted=0)  # what the client would remember of attempt 0 does not hold
         with pytest.raises(RunError, match="attempt 0 counted, the ledger of run does not"):
-            client.turn()
+            client.step()
 
 
 def record(number: int, kind: str, **body: Any) -> chain.Record:
@@ -265,18 +265,18 @@ def test_a_full_disk_leaves_the_story_as_it_was(tmp_path: Path, monkeypatch: pyt
     one = One(tmp_path)
     with one.joined() as client:
         one.order()
-        client.turn()
+        client.step()
         one.order(1, 1)
 
         def full(self: RunHome, *args: Any) -> None:
             raise DiskFull("no room is left")
 
         with monkeypatch.context() as patched:
-            patched.setattr(RunHome, "add_lines", full)
-            client.turn()
+            patched.setattr(RunHome, "add_ledger_lines", full)
+            client.step()
         assert any("no room is left" in text for text in one.said) and len(one.server.deliveries) == 1
-        client.turn()
-    assert len(one.server.deliveries) == 2 and len(one.home.run("run").lines()) == 4
+        client.step()
+    assert len(one.server.deliveries) == 2 and len(one.home.run("run").ledger_lines()) == 4
 
 
 def test_a_ledger_of_an_older_server_still_verifies() -> None:

@@ -10,43 +10,43 @@ from threading import Event
 
 import pytest
 from network.federation import until
-from network.operated import enrol
+from network.in_process_server import enrol
 
 from atoll import Plan
 from atoll.network.protocol.messages import Poll
 from atoll.network.server.auth import Refused
 from atoll.network.server.clock import Clock
-from atoll.network.server.operations import Hub
+from atoll.network.server.operations import Operations
 from atoll.network.server.presence import ONLINE_SECONDS
 from atoll.network.server.store import Store
-from atoll.network.server.writer import Draft
+from atoll.network.server.writer import Transaction
 
 RUN, DEADLINE = "law", 60.0
 PLAN = Plan(rounds=3, policy={"name": "cohort", "deadline": DEADLINE, "min_reports": 2}, evaluation={"every": 0})
 HOURS = 7200.0
 
 
-class World:
+class ScriptedFederation:
     """A server whose time passes when a test says so, and whose clock is set when a test says so."""
 
     def __init__(self, home: Path, passed: float = 1000.0, ahead: float = 1_700_000_000.0) -> None:
         self.passed, self.ahead = passed, ahead
         home.mkdir(exist_ok=True)
         clock = Clock(wall=lambda: self.passed + self.ahead, monotonic=lambda: self.passed)
-        self.hub = Hub(home, Store(f"sqlite:///{home}/store.db"), num_clients=2, clock=clock)
+        self.operations = Operations(home, Store(f"sqlite:///{home}/store.db"), num_clients=2, clock=clock)
 
     def join(self) -> None:
         """Let two clients in, and begin a run."""
-        self.hub.begin_with(RUN, PLAN)
+        self.operations.ensure_run(RUN, PLAN)
         for name in ("a", "b"):
-            enrol(self.hub, name, self.hub.token(60))
-        self.hub.approve(["a", "b"])
+            enrol(self.operations, name, self.operations.token(60))
+        self.operations.approve(["a", "b"])
         self.poll()
 
     def poll(self) -> None:
         """Let all clients be heard."""
-        for client in list(self.hub.conductor.roll.clients.values()):
-            noted = self.hub.desk.hear(client, Poll(10))
+        for client in list(self.operations.driver.presence.clients.values()):
+            noted = self.operations.handler.note_poll(client, Poll(10))
             if noted is not None:
                 noted.result(20)
 
@@ -56,78 +56,80 @@ class World:
 
     def waiting(self) -> float:
         """How long clients are still waited for."""
-        client = self.hub.conductor.roll.clients[0]
-        (order,) = self.hub.desk.orders(client, Poll(10)).orders
+        client = self.operations.driver.presence.clients[0]
+        (order,) = self.operations.handler.orders(client, Poll(10)).orders
         assert order.seconds is not None
         return order.seconds
 
     def _seen(self) -> tuple[list[int], str]:
-        machine = self.hub.conductor.runs[RUN].machine
+        machine = self.operations.driver.runs[RUN].machine
         return [task.attempt for task in machine.in_flight.values()], str(machine.phase)
 
 
 @contextmanager
-def running(home: Path) -> Iterator[World]:
-    world = World(home)
-    world.hub.start()
+def running(home: Path) -> Iterator[ScriptedFederation]:
+    scripted = ScriptedFederation(home)
+    scripted.operations.start()
     try:
-        yield world
+        yield scripted
     finally:
-        world.hub.close()
+        scripted.operations.close()
 
 
 @pytest.mark.parametrize("step", [HOURS, -HOURS])
 def test_deadlines_pauses_and_presence_do_not_depend_on_the_time_of_day(tmp_path: Path, step: float) -> None:
-    with running(tmp_path / "home") as world:
-        world.join()
-        world.asked(0)
-        world.ahead += step
-        assert world.hub.status()["clients"]["online"] == 2
-        assert world.waiting() == DEADLINE
-        world.passed += DEADLINE + 1  # nobody answers: it is given up, and tried again after a pause
-        world.poll()
-        until(lambda: world._seen()[0] == [], 20, "the end of attempt 0")
-        world.ahead += step
-        world.passed += 5
-        world.asked(1)
-        world.ahead -= 3 * step
-        assert 0 < world.waiting() <= DEADLINE
-        assert world.hub.status()["server"]["seconds_up"] == pytest.approx(DEADLINE + 6)
-        world.passed += ONLINE_SECONDS + 1
-        assert world.hub.status()["clients"]["online"] == 0
+    with running(tmp_path / "home") as scripted:
+        scripted.join()
+        scripted.asked(0)
+        scripted.ahead += step
+        assert scripted.operations.status()["clients"]["online"] == 2
+        assert scripted.waiting() == DEADLINE
+        scripted.passed += DEADLINE + 1  # nobody answers: it is given up, and tried again after a pause
+        scripted.poll()
+        until(lambda: scripted._seen()[0] == [], 20, "the end of attempt 0")
+        scripted.ahead += step
+        scripted.passed += 5
+        scripted.asked(1)
+        scripted.ahead -= 3 * step
+        assert 0 < scripted.waiting() <= DEADLINE
+        assert scripted.operations.status()["server"]["seconds_up"] == pytest.approx(DEADLINE + 6)
+        scripted.passed += ONLINE_SECONDS + 1
+        assert scripted.operations.status()["clients"]["online"] == 0
 
 
 def test_a_deadline_begins_anew_with_the_server(tmp_path: Path) -> None:
-    with running(tmp_path / "home") as world:
-        world.join()
-        world.asked(0)
-    again = World(tmp_path / "home", 7.0, 1_600_000_000.0)  # a machine that was just started, and its clock is wrong
-    again.hub.start()
+    with running(tmp_path / "home") as scripted:
+        scripted.join()
+        scripted.asked(0)
+    again = ScriptedFederation(
+        tmp_path / "home", 7.0, 1_600_000_000.0
+    )  # a machine that was just started, and its clock is wrong
+    again.operations.start()
     try:
         again.poll()
         again.asked(0)
         assert again.waiting() == DEADLINE
     finally:
-        again.hub.close()
+        again.operations.close()
 
 
 def test_who_is_revoked_in_the_same_transaction_changes_nothing(tmp_path: Path) -> None:
-    with running(tmp_path / "home") as world:
-        world.join()
-        client, held, go = world.hub.conductor.roll.clients[0], Event(), Event()
+    with running(tmp_path / "home") as scripted:
+        scripted.join()
+        client, held, go = scripted.operations.driver.presence.clients[0], Event(), Event()
 
-        def hold(draft: Draft) -> None:
+        def hold(transaction: Transaction) -> None:
             held.set()
             assert go.wait(20)
 
-        first = world.hub.conductor.clerk.submit(hold)
+        first = scripted.operations.driver.writer.submit(hold)
         assert held.wait(20)
 
-        def revoke(draft: Draft) -> None:
-            draft.book.revoke(client.id)
+        def revoke(transaction: Transaction) -> None:
+            transaction.tables.revoke(client.id)
 
-        second = world.hub.conductor.clerk.submit(revoke)  # both wait now, and are written down together
-        noted = world.hub.desk.hear(client, Poll(999))
+        second = scripted.operations.driver.writer.submit(revoke)  # both wait now, and are written down together
+        noted = scripted.operations.handler.note_poll(client, Poll(999))
         assert noted is not None
         go.set()
         first.result(20)

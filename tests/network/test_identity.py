@@ -15,7 +15,7 @@ from atoll.core.errors import RunError
 from atoll.network.protocol.identity import (
     HEADERS,
     WINDOW,
-    Seen,
+    CounterWindow,
     Stamp,
     client_id,
     load_key,
@@ -78,7 +78,7 @@ def test_rubbish_in_headers_is_no_stamp(name: str, value: str) -> None:
 
 @given(st.lists(st.integers(-2, 3 * WINDOW), max_size=200))
 def test_no_counter_is_taken_twice_and_fresh_ones_are_taken(counters: list[int]) -> None:
-    seen, taken = Seen(), set()
+    seen, taken = CounterWindow(), set()
     for counter in counters:
         after = seen.with_counter(counter)
         fresh = counter >= 1 and counter not in taken and counter > max(taken, default=0) - WINDOW

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from atoll.network.server.logs import MAX_TEXT, Seldom, log
+from atoll.network.server.logs import MAX_TEXT, RateLimitedLog, log
 from atoll.network.server.metrics import Metrics
 
 
@@ -91,10 +91,10 @@ def test_a_log_that_cannot_be_written_stops_nothing(monkeypatch: pytest.MonkeyPa
 
 def test_trouble_is_told_once_in_a_while(capsys: pytest.CaptureFixture[str]) -> None:
     time = 100.0
-    seldom = Seldom(60.0, lambda: time)
+    seldom = RateLimitedLog(60.0, lambda: time)
     for _ in range(1000):
-        seldom.say("no files")
+        seldom.write("no files")
     time += 61
-    seldom.say("no files")
+    seldom.write("no files")
     lines = [json.loads(line)["why"] for line in capsys.readouterr().err.splitlines()]
     assert lines == ["no files", "no files (and 999 times since this was last said)"]

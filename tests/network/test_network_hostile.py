@@ -19,13 +19,15 @@ import pytest
 import torch
 import zstandard
 from network.federation import RUN, Federation, federation, memory_of, until
-from network.light import NUM_PARAMS, Light, Line, crowd, level, packed
-from network.nursery import Nursery
+from network.fork_server import ForkServer
+from network.raw_client import NUM_PARAMS, TASK, RawClient, RawConnection, approved_raw_clients, constant_update, packed
 
 from atoll import Plan
 from atoll.core.messages import Payload
 from atoll.core.wire import HEADER, MAGIC, ZSTD, pack
-from atoll.network.protocol.messages import ENDPOINTS, MAX_CONTROL, TASK, Delivery, Enrol, Poll, Refusal
+from atoll.network.protocol.endpoint import MAX_CONTROL
+from atoll.network.protocol.endpoints import ENDPOINTS
+from atoll.network.protocol.messages import Delivery, Enrol, Poll, Refusal
 from atoll.network.protocol.objects import manifest_of
 
 ENDLESS = 1_000_000
@@ -35,7 +37,7 @@ MEGABYTE = 1 << 20
 
 
 @pytest.fixture
-def made(processes: Nursery, certs: Path, tmp_path: Path) -> Iterator[Federation]:
+def made(processes: ForkServer, certs: Path, tmp_path: Path) -> Iterator[Federation]:
     """A federation with an endless run of everybody."""
     with federation(tmp_path / "f", processes, certs, MANY) as found:
         yield found
@@ -48,16 +50,16 @@ def metric(made: Federation, name: str) -> float:
 
 
 def test_lies_about_weight_are_cut_and_nonsense_is_refused(made: Federation) -> None:
-    honest, liar = crowd(made, 2)
+    honest, liar = approved_raw_clients(made, 2)
     made.serve("--clients", "2", "--max-samples", "100")
-    for light in (honest, liar):
-        light.begin()
-        light.orders(0, num_samples=1 << 53 if light is liar else 50)
+    for raw_client in (honest, liar):
+        raw_client.begin()
+        raw_client.orders(0, num_samples=1 << 53 if raw_client is liar else 50)
     order = honest.order(num_samples=50)
     before_D = honest.model(order)
-    assert honest.deliver(order, level(3.0), weight=50.0, num_samples=50).status == 200
+    assert honest.deliver(order, constant_update(3.0), weight=50.0, num_samples=50).status == 200
     task = liar.order()
-    data = level(6.0)
+    data = constant_update(6.0)
     for text in (b"NaN", b"Infinity", b"-Infinity", b'"50"', b"null", b"1e999"):
         body = msgspec.json.encode(Delivery(b"", 10, 1.0, 12345.0, bytes(64))).replace(b"12345.0", text)
         said = liar.ask("POST", f"{TASK.format(run=RUN, attempt=task.attempt)}/update", body)
@@ -89,21 +91,18 @@ def bad_updates() -> dict[str, tuple[bytes, str]]:
     lying = bytearray(zstandard.ZstdCompressor(write_content_size=True).compress(bytes(4 * NUM_PARAMS + 5000)))
     lying[5:7] = struct.pack("<H", 4 * NUM_PARAMS - 256)  # the frame's own word on how much is in it
     return {
-        "another shape": (level(0.0, NUM_PARAMS - 1), "(649,) values"),
+        "another shape": (constant_update(0.0, NUM_PARAMS - 1), "(649,) values"),
         "another type": (packed(torch.zeros(NUM_PARAMS, dtype=torch.float64)), "other names or types"),
         "NaN": (packed(nan_D), "NaN or Inf"),
         "Inf": (packed(huge_D), "NaN or Inf"),
         "rubbish": (b"\0rubbish" * 100, "not a payload"),
         "nothing": (b"", "not a payload"),
-        "cut off": (good[:-1], "bytes declared, got"),
+        "cut off": (good[:-1], "are there"),
         "sides that nobody asked for": (pack(Payload(torch.zeros(NUM_PARAMS), ({"x": torch.zeros(1)},))), "names or"),
         "a bomb that says so": (bomb(10 << 30, struct.pack("<I", len(more)) + more), "are allowed"),
         "a bomb that lies": (bomb(len(good), struct.pack("<I", len(more)) + more), "a chunk of 67108864 bytes"),
         "a frame that lies": (bomb(len(good), struct.pack("<I", len(lying)) + bytes(lying)), "cannot be decompressed"),
-        "more frames than are due": (
-            bomb(len(good), 2 * (struct.pack("<I", len(frame)) + frame)),
-            "more bytes arrived",
-        ),
+        "more frames than are due": (bomb(len(good), 2 * (struct.pack("<I", len(frame)) + frame)), "more bytes are"),
     }
 
 
@@ -112,12 +111,12 @@ def test_bad_updates_are_left_out_one_by_one_and_their_senders_shut_out_after_th
     made: Federation, whole: bool
 ) -> None:
     bad = bad_updates()
-    honest, *vandals = crowd(made, 1 + len(bad))
+    honest, *vandals = approved_raw_clients(made, 1 + len(bad))
     server = made.serve("--clients", str(1 + len(bad)))
     everybody = [honest, *vandals]
-    for light in everybody:
-        light.begin()
-        light.orders(0)
+    for raw_client in everybody:
+        raw_client.begin()
+        raw_client.orders(0)
     order = honest.order()
     memory = memory_of(server.pid)
     for vandal, (what, (data, why)) in zip(vandals, bad.items(), strict=True):
@@ -125,7 +124,7 @@ def test_bad_updates_are_left_out_one_by_one_and_their_senders_shut_out_after_th
         assert (said.status, why in said.error) == (422, True), (what, said)
     assert memory_of(server.pid) - memory < 48 * MEGABYTE
     before_D = honest.model(order)
-    assert honest.deliver(order, level(1.0), whole=whole).status == 200
+    assert honest.deliver(order, constant_update(1.0), whole=whole).status == 200
     second = honest.order()
     torch.testing.assert_close(honest.model(second), before_D + 1.0, rtol=0, atol=0)
     (commit,) = made.commits()
@@ -136,9 +135,9 @@ def test_bad_updates_are_left_out_one_by_one_and_their_senders_shut_out_after_th
     vandal = vandals[0]
     for _ in range(2):
         assert vandal.deliver(vandal.order(), b"rubbish", whole=whole).status == 422
-        for light in vandals[1:]:  # who are asked too, and know better now
-            assert light.deliver(light.order(), level(0.0)).status == 200
-        assert honest.deliver(honest.order(), level(0.0)).status == 200
+        for raw_client in vandals[1:]:  # who are asked too, and know better now
+            assert raw_client.deliver(raw_client.order(), constant_update(0.0)).status == 200
+        assert honest.deliver(honest.order(), constant_update(0.0)).status == 200
         honest.order()
     said = vandal.ask("POST", "/v1/poll", Poll(10, 0.0))
     assert (said.status, said.error) == (403, "this client was shut out: ask the operator why")
@@ -150,33 +149,33 @@ def test_bad_updates_are_left_out_one_by_one_and_their_senders_shut_out_after_th
 
 
 def test_an_update_in_one_request_is_what_is_said_of_it(made: Federation) -> None:
-    light, other = crowd(made, 2)
+    raw_client, other = approved_raw_clients(made, 2)
     made.serve("--clients", "2")
-    for each in (light, other):
+    for each in (raw_client, other):
         each.begin()
         each.orders(0)
-    order, data = light.order(), level(1.0)
+    order, data = raw_client.order(), constant_update(1.0)
     path = f"{TASK.format(run=RUN, attempt=order.attempt)}/update"
-    told = light.told(order, data, 10.0, 1.0, 10)
+    told = raw_client.told(order, data, 10.0, 1.0, 10)
     for wrong, status in (
         (b"", 400),
         (b"{}", 400),
         (b"rubbish", 400),
-        (msgspec.json.encode(light.told(order, level(2.0), 10.0, 1.0, 10)), 422),
-        (msgspec.json.encode(light.told(order, data * 2, 10.0, 1.0, 10)), 422),
+        (msgspec.json.encode(raw_client.told(order, constant_update(2.0), 10.0, 1.0, 10)), 422),
+        (msgspec.json.encode(raw_client.told(order, data * 2, 10.0, 1.0, 10)), 422),
         (msgspec.json.encode(msgspec.structs.replace(told, weight=11.0)), 403),
         (msgspec.json.encode(other.told(order, data, 10.0, 1.0, 10)), 403),
     ):
-        assert light.put(path, data, wrong).status == status, wrong
-    assert light.ask("PUT", path, data).status == 400
-    assert light.put(path, bytes(2 * MEGABYTE), msgspec.json.encode(told)).status in (0, 413)
-    light.begin()
+        assert raw_client.put(path, data, wrong).status == status, wrong
+    assert raw_client.ask("PUT", path, data).status == 400
+    assert raw_client.put(path, bytes(2 * MEGABYTE), msgspec.json.encode(told)).status in (0, 413)
+    raw_client.begin()
     for _ in range(2):  # its answer was lost
-        said = light.put(path, data, msgspec.json.encode(told))
+        said = raw_client.put(path, data, msgspec.json.encode(told))
         assert (said.status, json.loads(said.body)["object"]) == (200, manifest_of(data).name())
-    assert light.deliver(order, level(2.0)).status == 410
-    assert other.deliver(other.order(), level(3.0), whole=False).status == 200
-    assert light.order().version == 1
+    assert raw_client.deliver(order, constant_update(2.0)).status == 410
+    assert other.deliver(other.order(), constant_update(3.0), whole=False).status == 200
+    assert raw_client.order().version == 1
     (commit,) = made.commits()
     assert [each["client"] for each in commit["cohort"]] == [0, 1] and not commit["rejected"]
     assert {row["offences"] for row in made.operate("GET", "/clients")["clients"]} == {0}
@@ -184,47 +183,53 @@ def test_an_update_in_one_request_is_what_is_said_of_it(made: Federation) -> Non
 
 
 def test_strangers_and_those_who_were_shut_out(made: Federation) -> None:
-    light, other = crowd(made, 2)
+    raw_client, other = approved_raw_clients(made, 2)
     made.serve("--clients", "2")
-    stranger = Light(made.port, made.certs)
+    stranger = RawClient(made.port, made.certs)
     assert stranger.begin().status == 401
     said = stranger.ask("POST", "/v1/poll", Poll(1, 0.0), epoch=1)
     assert (said.status, said.error) == (401, "this server does not know this client: enrol it")
-    light.begin()
+    raw_client.begin()
     other.begin()
     for endpoint in ENDPOINTS:
-        if endpoint.signed:
+        if not endpoint.public:
             path = endpoint.path.format(run=RUN, attempt=0, name="0" * 64, index=0, start=0, digest="0" * 64)
-            assert light.plain(endpoint.method, path).status == 401, endpoint
-            said = stranger.ask(endpoint.method, path, client=light.id, epoch=light.epoch)  # in another's name
+            assert raw_client.plain(endpoint.method, path).status == 401, endpoint
+            said = stranger.ask(
+                endpoint.method, path, client=raw_client.id, epoch=raw_client.epoch
+            )  # in another's name
             assert (said.status, "not signed with this client's key" in said.error) == (401, True), endpoint
-    assert "time differs" in light.ask("POST", "/v1/poll", Poll(1, 0.0), time=int(time.time()) - 400).error
-    assert light.ask("POST", "/v1/poll", Poll(1, 0.0), epoch=light.epoch + 1).status == 401
+    assert "time differs" in raw_client.ask("POST", "/v1/poll", Poll(1, 0.0), time=int(time.time()) - 400).error
+    assert raw_client.ask("POST", "/v1/poll", Poll(1, 0.0), epoch=raw_client.epoch + 1).status == 401
     asked = Enrol("no such token", "stranger", bytes(32), bytes(64))
     assert stranger.plain("POST", "/v1/enrol", asked).status == 403
-    light.orders(0)
+    raw_client.orders(0)
     other.orders(0)
-    order = light.order()
+    order = raw_client.order()
     other.order()
     made.operate("POST", "/clients/revoke", {"names": ["light 1"]})
-    for said in (other.ask("POST", "/v1/poll", Poll(1, 0.0)), other.begin(), other.deliver(order, level(1.0))):
+    for said in (
+        other.ask("POST", "/v1/poll", Poll(1, 0.0)),
+        other.begin(),
+        other.deliver(order, constant_update(1.0)),
+    ):
         assert (said.status, said.error) == (403, "this client was shut out: ask the operator why")
-    assert light.deliver(order, level(1.0)).status == 200  # the round is over without the other
-    assert light.order().version == 1
+    assert raw_client.deliver(order, constant_update(1.0)).status == 200  # the round is over without the other
+    assert raw_client.order().version == 1
     (commit,) = made.commits()
     assert [each["client"] for each in commit["cohort"]] == [0]
     assert commit["rejected"] == [{"client": 1, "attempt": 0, "why": "client revoked"}]
 
 
 def test_who_waits_for_work_is_told_at_once_that_it_was_shut_out(made: Federation) -> None:
-    light, other = crowd(made, 2)
+    raw_client, other = approved_raw_clients(made, 2)
     made.serve("--clients", "2")
-    for each in (light, other):
+    for each in (raw_client, other):
         each.begin()
         each.orders(0)
-    assert light.deliver(light.order(), level(1.0)).status == 200  # and there is nothing more to do
+    assert raw_client.deliver(raw_client.order(), constant_update(1.0)).status == 200  # and there is nothing more to do
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(light.ask, "POST", "/v1/poll", Poll(10, 25.0))
+        waiting = pool.submit(raw_client.ask, "POST", "/v1/poll", Poll(10, 25.0))
         until(lambda: metric(made, "atoll_polls_waiting") == 1, 20, "a poll that waits")
         start = time.monotonic()
         made.operate("POST", "/clients/revoke", {"names": ["light 0"]})
@@ -234,29 +239,29 @@ def test_who_waits_for_work_is_told_at_once_that_it_was_shut_out(made: Federatio
 
 
 def test_a_request_is_heard_once(made: Federation) -> None:
-    (light,) = crowd(made, 1)
+    (raw_client,) = approved_raw_clients(made, 1)
     made.serve("--clients", "1")
-    light.begin()
-    light.orders(0)
-    order = light.order()
-    data = level(1.0)
-    light.upload(order, data)
+    raw_client.begin()
+    raw_client.orders(0)
+    order = raw_client.order()
+    data = constant_update(1.0)
+    raw_client.upload(order, data)
     kept: list[bytes] = []
-    send = light.send
+    send = raw_client.send
 
     def keep(request: bytes) -> Any:
         kept.append(request)
         return send(request)
 
-    light.send = keep  # type: ignore[method-assign]
-    assert light.deliver(order, data).status == 200
-    light.begin()
-    light.order()
-    light.send = send  # type: ignore[method-assign]
+    raw_client.send = keep  # type: ignore[method-assign]
+    assert raw_client.deliver(order, data).status == 200
+    raw_client.begin()
+    raw_client.order()
+    raw_client.send = send  # type: ignore[method-assign]
     lines = made.lines()
     for again in range(2):
         for captured in kept:
-            with Line(made.port, made.certs) as line:
+            with RawConnection(made.port, made.certs) as line:
                 line.say(captured)
                 said = line.hear()
             opens = captured.startswith(b"POST /v1/challenge")  # which promises nothing
@@ -268,27 +273,27 @@ def test_a_request_is_heard_once(made: Federation) -> None:
             made.serve("--clients", "1")
     assert made.lines() == lines
     changed = kept[0].replace(b"/v1/runs/law", b"/v1/runs/saw", 1)
-    with Line(made.port, made.certs) as line:
+    with RawConnection(made.port, made.certs) as line:
         line.say(changed)
         assert line.hear().status == 401
 
 
 def test_what_clients_say_is_only_ever_text(made: Federation) -> None:
     """Reasons, names and attributes go into logs, ledgers and the store: none of them may break any."""
-    lights = crowd(made, 3)
+    raw_clients = approved_raw_clients(made, 3)
     made.serve("--clients", "3")
-    for light in lights:
-        light.begin()
-        light.orders(0)
+    for raw_client in raw_clients:
+        raw_client.begin()
+        raw_client.orders(0)
     texts = ['\0\x1b[31m"\\\n{"event": "stopping"}', "\U0001f40b" * 900, "</script><script>alert(1)</script>"]
-    for light, text in zip(lights, texts, strict=True):
-        path = TASK.format(run=RUN, attempt=light.order().attempt)
-        assert light.ask("POST", f"{path}/refuse", Refusal(text)).status == 200
+    for raw_client, text in zip(raw_clients, texts, strict=True):
+        path = TASK.format(run=RUN, attempt=raw_client.order().attempt)
+        assert raw_client.ask("POST", f"{path}/refuse", Refusal(text)).status == 200
     until(lambda: len(made.lines()) == 3, 20)
     assert [each["client"] for each in json.loads(made.lines()[2])["body"]["rejected"]] == [0, 1, 2]
     made.audited()
     for line in (made.root / "server.out").read_text().splitlines()[1:]:
         assert line.startswith("serving") or json.loads(line)["event"] != "stopping"
     long = msgspec.json.encode({"num_samples": 1, "wait": 0, "attributes": {"\0" * 1000: 1.0, "idle": True}})
-    assert lights[0].ask("POST", "/v1/poll", long).status == 200
-    assert lights[0].ask("POST", "/v1/poll", b"[" * MAX_CONTROL).status == 400
+    assert raw_clients[0].ask("POST", "/v1/poll", long).status == 200
+    assert raw_clients[0].ask("POST", "/v1/poll", b"[" * MAX_CONTROL).status == 400

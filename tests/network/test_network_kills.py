@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from helpers import rows
 from network.federation import RUN, Federation, federation, simulated, until
-from network.nursery import Nursery
+from network.fork_server import ForkServer
 
 from atoll import Plan
 from atoll.network.protocol.objects import CHUNK
@@ -110,7 +110,7 @@ def assert_undisturbed(made: Federation, plan: Plan, path: Path) -> None:
 
 
 @BOTH
-def test_a_few_kills(processes: Nursery, certs: Path, tmp_path: Path, plan: Plan) -> None:
+def test_a_few_kills(processes: ForkServer, certs: Path, tmp_path: Path, plan: Plan) -> None:
     plan = plan.replace({"rounds": 12})
     with federation(tmp_path / "f", processes, certs, plan) as made:
         begun(made)
@@ -121,7 +121,7 @@ def test_a_few_kills(processes: Nursery, certs: Path, tmp_path: Path, plan: Plan
         assert (update > CHUNK) == (plan.model.name == "mlp_2nn")
 
 
-def test_polite_stops(processes: Nursery, certs: Path, tmp_path: Path) -> None:
+def test_polite_stops(processes: ForkServer, certs: Path, tmp_path: Path) -> None:
     """Whoever is asked to end does so at once, with nothing lost, and goes on when it is started again."""
     plan = PLAN.replace({"rounds": 10})
     with federation(tmp_path / "f", processes, certs, plan) as made:
@@ -141,7 +141,7 @@ def test_polite_stops(processes: Nursery, certs: Path, tmp_path: Path) -> None:
         assert_undisturbed(made, plan, tmp_path / "alone")
 
 
-def test_in_the_background_only_a_polite_kill_stops(processes: Nursery, certs: Path, tmp_path: Path) -> None:
+def test_in_the_background_only_a_polite_kill_stops(processes: ForkServer, certs: Path, tmp_path: Path) -> None:
     """As under nohup: what is ignored when a command starts stays ignored, and SIGTERM ends it as always."""
     plan = PLAN.replace({"rounds": 100_000})
     with federation(tmp_path / "f", processes, certs, plan) as made:
@@ -160,7 +160,9 @@ def test_in_the_background_only_a_polite_kill_stops(processes: Nursery, certs: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
-def test_two_hundred_kills_of_each(processes: Nursery, certs: Path, tmp_path: Path, store_url: str, seed: int) -> None:
+def test_two_hundred_kills_of_each(
+    processes: ForkServer, certs: Path, tmp_path: Path, store_url: str, seed: int
+) -> None:
     """Fifty of the server and fifty of clients in each of four runs, with SQLite and with PostgreSQL."""
     plan = PLAN.replace({"rounds": 160, "seed": seed})
     with federation(tmp_path / "f", processes, certs, plan, store_url) as made:
@@ -174,7 +176,7 @@ def test_two_hundred_kills_of_each(processes: Nursery, certs: Path, tmp_path: Pa
 @BOTH
 @pytest.mark.parametrize("who", ["server", "client"])
 def test_a_death_at_each_change_of_a_file(
-    processes: Nursery, certs: Path, tmp_path: Path, who: str, plan: Plan
+    processes: ForkServer, certs: Path, tmp_path: Path, who: str, plan: Plan
 ) -> None:
     """Wherever a process is about to change a file it dies there once; it is started again, and all ends well.
 
@@ -212,7 +214,7 @@ def test_a_death_at_each_change_of_a_file(
 
 
 @pytest.mark.slow
-def test_a_death_at_each_change_of_a_file_before_it_serves(processes: Nursery, certs: Path, tmp_path: Path) -> None:
+def test_a_death_at_each_change_of_a_file_before_it_serves(processes: ForkServer, certs: Path, tmp_path: Path) -> None:
     number = 1
     while True:
         with federation(tmp_path / str(number), processes, certs, PLAN) as made:

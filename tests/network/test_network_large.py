@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx2
 import pytest
 from network.federation import RUN, Federation, federation
-from network.large import NAME
-from network.nursery import Child, Nursery
+from network.fork_server import ForkedProcess, ForkServer
+from network.large_model import NAME
 
 from atoll import Plan
 
@@ -25,7 +25,7 @@ PLAN = Plan(
     model={"name": NAME, "width": 5580},
     local={"steps": 1, "batch_size": 2, "lr": 0.01},
 )
-APP, MEGABYTE = "network.large:client", 1 << 20
+APP, MEGABYTE = "network.large_model:client", 1 << 20
 SLACK = 8 * MEGABYTE
 """Bytes beside the chunks: polls, manifests, the ledger, and a chunk that was on its way at each kill."""
 
@@ -38,7 +38,7 @@ def counted(made: Federation) -> tuple[int, int]:
     return received, sent
 
 
-def peak_of(child: Child) -> int:
+def peak_of(child: ForkedProcess) -> int:
     """The most bytes that a process ever had in memory; 0 if it is gone."""
     try:
         text = Path(f"/proc/{child.pid}/status").read_text()
@@ -53,7 +53,7 @@ def num_files(folder: Path, start: str = "") -> int:
 
 
 @pytest.mark.slow
-def test_half_a_gigabyte_there_and_back(processes: Nursery, certs: Path, tmp_path: Path) -> None:
+def test_half_a_gigabyte_there_and_back(processes: ForkServer, certs: Path, tmp_path: Path) -> None:
     with federation(tmp_path / "f", processes, certs, PLAN) as made:
         server = made.serve("--clients", str(NUM))
         made.enrol(NUM)

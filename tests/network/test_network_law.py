@@ -13,7 +13,7 @@ import pytest
 from helpers import rows
 from network.apps import NUMBER, PLAN
 from network.federation import Federation, federation, simulated, until
-from network.nursery import Nursery
+from network.fork_server import ForkServer
 
 from atoll import Plan
 
@@ -49,7 +49,7 @@ FAST = ("scaffold-half", "both-ways")
 
 
 @pytest.fixture(scope="module")
-def shared(processes: Nursery, certs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+def shared(processes: ForkServer, certs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """A server and its clients, which work for one run after another, or for several at once."""
     with federation(tmp_path_factory.mktemp("law"), processes, certs, BASE) as made:
         made.serve("--clients", str(NUM), plan=False)

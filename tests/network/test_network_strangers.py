@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 from network.federation import RUN, Federation, federation, memory_of, until
-from network.light import Light, Line, crowd, packed, request
-from network.nursery import Nursery
+from network.fork_server import ForkServer
+from network.raw_client import TASK, RawClient, RawConnection, approved_raw_clients, packed, request
 
 from atoll import Plan
 from atoll.network.protocol.identity import Stamp
-from atoll.network.protocol.messages import TASK
-from atoll.network.server.body_limits import SMALL
+from atoll.network.server.body_limits import UNCOUNTED_BYTES
 
 MANY = Plan(
     rounds=1_000_000,
@@ -32,33 +31,33 @@ ROUNDS = 5
 
 
 @pytest.fixture
-def made(processes: Nursery, certs: Path, tmp_path: Path) -> Iterator[Federation]:
+def made(processes: ForkServer, certs: Path, tmp_path: Path) -> Iterator[Federation]:
     with federation(tmp_path / "f", processes, certs, MANY) as found:
         yield found
 
 
-def at_work(made: Federation, num: int = 2) -> list[Light]:
+def at_work(made: Federation, num: int = 2, max_files: int = 0) -> list[RawClient]:
     """Clients that have joined a server that runs."""
-    lights = crowd(made, num)
-    made.serve("--clients", str(num))
-    for light in lights:
-        assert light.begin().status == 200
-        light.orders(0)
-    return lights
+    raw_clients = approved_raw_clients(made, num)
+    made.serve("--clients", str(num), max_files=max_files)
+    for raw_client in raw_clients:
+        assert raw_client.begin().status == 200
+        raw_client.orders(0)
+    return raw_clients
 
 
-def go_on(made: Federation, lights: list[Light], rounds: int = ROUNDS) -> None:
+def go_on(made: Federation, raw_clients: list[RawClient], rounds: int = ROUNDS) -> None:
     """Let clients do some rounds, in which no request of theirs is refused or made twice."""
     done = len(made.commits())
     for _ in range(rounds):
-        orders = [light.order() for light in lights]
-        num_params = lights[0].model(orders[0]).numel()
+        orders = [raw_client.order() for raw_client in raw_clients]
+        num_params = raw_clients[0].model(orders[0]).numel()
         data = packed(torch.rand(num_params))
-        assert len(data) > SMALL
-        for light, order in zip(lights, orders, strict=True):
-            said = light.deliver(order, data)
+        assert len(data) > UNCOUNTED_BYTES
+        for raw_client, order in zip(raw_clients, orders, strict=True):
+            said = raw_client.deliver(order, data)
             assert said.status == 200, said
-    lights[0].order()
+    raw_clients[0].order()
     assert len(made.commits()) == done + rounds
 
 
@@ -71,14 +70,14 @@ def pretended(client: str, counter: int = 1, length: int = MEGABYTE) -> bytes:
 
 @pytest.mark.parametrize("num", [4, 400])
 def test_idle_bodies_in_a_clients_name_take_nothing_from_it(made: Federation, num: int) -> None:
-    lights = at_work(made)
+    raw_clients = at_work(made)
     assert made.server is not None
     before = memory_of(made.server.pid)
     with ExitStack() as stack:
-        lines = [stack.enter_context(Line(made.port, made.certs)) for _ in range(num)]
+        lines = [stack.enter_context(RawConnection(made.port, made.certs)) for _ in range(num)]
         for index, line in enumerate(lines):
-            line.say(pretended(lights[0].id, index + 1) + bytes(1000))
-        go_on(made, lights)
+            line.say(pretended(raw_clients[0].id, index + 1) + bytes(1000))
+        go_on(made, raw_clients)
         for line in lines[-4:]:
             said = line.hear()
             assert (said.status, "not signed with this client's key" in said.error) == (401, True)
@@ -86,15 +85,18 @@ def test_idle_bodies_in_a_clients_name_take_nothing_from_it(made: Federation, nu
 
 
 def test_slow_heads_slow_bodies_and_half_open_connections(made: Federation) -> None:
-    lights = at_work(made)
+    """Hold more connections than the server may have open files: clients still come back and go on."""
+    raw_clients = at_work(made, max_files=128)
     with ExitStack() as stack:
-        for index in range(120):
-            if index % 3 == 0:  # TCP and nothing else
-                stack.enter_context(socket.create_connection(("127.0.0.1", made.port), timeout=20))
-                continue
-            line = stack.enter_context(Line(made.port, made.certs))
-            line.say(b"POST /v1/challenge HTTP/1.1\r\nhost: x\r\ncontent-length: 9000\r\n" + b"\r\n" * (index % 3 - 1))
-        go_on(made, lights)
+        for index in range(80):
+            line = stack.enter_context(RawConnection(made.port, made.certs))
+            line.say(b"POST /v1/challenge HTTP/1.1\r\nhost: x\r\ncontent-length: 9000\r\n" + b"\r\n" * (index % 2))
+        for _ in range(80):  # TCP and nothing else
+            stack.enter_context(socket.create_connection(("127.0.0.1", made.port), timeout=20))
+        for raw_client in raw_clients:
+            raw_client.hang_up()
+        go_on(made, raw_clients)
+    assert "Traceback" not in (made.root / "server.out").read_text()
 
 
 @contextmanager
@@ -108,8 +110,8 @@ def few_files(pid: int, num: int) -> Iterator[None]:
 
 
 def test_a_lack_of_descriptors_is_told_in_a_line_and_passes(made: Federation) -> None:
-    lights = at_work(made)
-    go_on(made, lights, 1)
+    raw_clients = at_work(made)
+    go_on(made, raw_clients, 1)
     assert made.server is not None
     pid, out = made.server.pid, made.root / "server.out"
     before = out.stat().st_size
@@ -118,8 +120,8 @@ def test_a_lack_of_descriptors_is_told_in_a_line_and_passes(made: Federation) ->
         for _ in range(100):
             stack.enter_context(socket.create_connection(("127.0.0.1", made.port), timeout=20))
         until(lambda: "no connection can be taken" in out.read_text()[before:], 20, "a line on it")
-        stack.enter_context(Line(made.port, made.certs))  # a stranger more goes for each who comes
-    go_on(made, lights)
+        stack.enter_context(RawConnection(made.port, made.certs))  # a stranger more goes for each who comes
+    go_on(made, raw_clients)
     text = out.read_text()[before:]
     assert "Traceback" not in text
     assert text.count("no connection can be taken") == 1

@@ -11,32 +11,30 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from network.federation import RUN, Federation, federation, memory_of, simulated, until
-from network.light import Light, Line, crowd, level, request
-from network.nursery import Nursery
-from network.proxy import Cable, Gremlin
+from network.fork_server import ForkServer
+from network.proxy import CuttableProxy, FaultyProxy
+from network.raw_client import RawClient, RawConnection, approved_raw_clients, constant_update, request
 
 from atoll import Plan
 from atoll.core.errors import AtollError
 from atoll.network.client.connection import Connection, tls_context
+from atoll.network.protocol import endpoints
 from atoll.network.protocol.messages import (
-    TASK,
     About,
     Answer,
-    Delivered,
     Delivery,
-    Missing,
     Order,
-    Orders,
     Poll,
     update_text,
 )
 from atoll.network.protocol.objects import manifest_of
-from atoll.network.server.web import server_of
 from atoll.network.server.web import tls_context as server_tls
+from atoll.network.server.web import web_server
 
 NUM = 3
 PLAN = Plan(
@@ -61,40 +59,40 @@ def begun(made: Federation, num: int, *options: str, once: bool = True) -> None:
 
 @pytest.mark.parametrize("rounds", [4, pytest.param(40, marks=pytest.mark.slow)])
 def test_lost_requests_lost_answers_and_doubled_requests(
-    processes: Nursery, certs: Path, tmp_path: Path, rounds: int
+    processes: ForkServer, certs: Path, tmp_path: Path, rounds: int
 ) -> None:
     plan = PLAN.replace({"rounds": rounds})
     with federation(tmp_path / "f", processes, certs, plan) as made:
-        gremlin = Gremlin(made.port, certs, seed=3)
-        with gremlin.between():
+        faulty_proxy = FaultyProxy(made.port, certs, seed=3)
+        with faulty_proxy.between():
             made.serve("--clients", str(NUM))
-            made.url = f"https://localhost:{gremlin.port}"
+            made.url = f"https://localhost:{faulty_proxy.port}"
             made.enrol(NUM)
-            gremlin.deck = {"lost": 1, "unanswered": 1, "doubled": 3, "passed": 7}
+            faulty_proxy.deck = {"lost": 1, "unanswered": 1, "doubled": 3, "passed": 7}
             for number in range(NUM):
                 made.join(number)
             assert [child.wait(60 + 10 * rounds) for child in made.clients.values()] == [0] * NUM, made.said()
-            assert min(gremlin.did[kind] for kind in gremlin.deck) >= rounds - 1
+            assert min(faulty_proxy.did[kind] for kind in faulty_proxy.deck) >= rounds - 1
         assert made.model() == simulated(plan, tmp_path / "alone")
         found = made.audited()
         assert (found.rounds, found.abandoned, found.rejected) == (rounds, 0, 0)
 
 
 def test_captured_requests_are_refused_when_they_are_played_again(
-    processes: Nursery, certs: Path, tmp_path: Path
+    processes: ForkServer, certs: Path, tmp_path: Path
 ) -> None:
     with federation(tmp_path / "f", processes, certs, PLAIN.replace({"rounds": 3})) as made:
-        gremlin = Gremlin(made.port, certs, seed=1)
-        with gremlin.between():
+        faulty_proxy = FaultyProxy(made.port, certs, seed=1)
+        with faulty_proxy.between():
             made.serve("--clients", str(NUM))
-            made.url = f"https://localhost:{gremlin.port}"
+            made.url = f"https://localhost:{faulty_proxy.port}"
             made.enrol(NUM)
             for number in range(NUM):
                 made.join(number)
             assert made.wait_for(RUN, 60) == "all rounds done"
         lines, counts = made.lines(), dict[int, int]()
-        with Line(made.port, certs) as line:
-            for captured in gremlin.captured:
+        with RawConnection(made.port, certs) as line:
+            for captured in faulty_proxy.captured:
                 line.say(captured)
                 said = line.hear()
                 harmless = captured.startswith((b"GET /v1/about", b"POST /v1/challenge", b"POST /v1/enrol"))
@@ -111,11 +109,11 @@ def test_captured_requests_are_refused_when_they_are_played_again(
 class Worker:
     """A light client with the line of a real one: it works until it is told to stop, whatever happens in between."""
 
-    def __init__(self, light: Light, url: str, certs: Path) -> None:
-        self.light, self.heard, self.errors = light, list[float](), list[Exception]()
+    def __init__(self, raw_client: RawClient, url: str, certs: Path) -> None:
+        self.raw_client, self.heard, self.errors = raw_client, list[float](), list[Exception]()
         self._going = True
         self._connection = Connection(
-            url, light.key, tls_context(certs / "ca.pem"), say=lambda text: None, sleep=self._sleep
+            url, raw_client.key, tls_context(certs / "ca.pem"), say=lambda text: None, sleep=self._sleep
         )
         self.thread = threading.Thread(target=self._work)
 
@@ -133,7 +131,7 @@ class Worker:
         with self._connection, contextlib.suppress(SystemExit):
             while self._going:
                 try:
-                    told = self._connection.ask("POST", "/v1/poll", Orders, Poll(10, 5.0), wait=5.0)
+                    told = self._connection.ask(endpoints.POLL, Poll(10, 5.0), wait=5.0)
                     self.heard.append(time.monotonic())
                     for order in told.orders:
                         self._deliver(order)
@@ -142,43 +140,44 @@ class Worker:
                     return
 
     def _deliver(self, order: Order) -> None:
-        ask, path = self._connection.ask, TASK.format(run=order.run, attempt=order.attempt)
+        task: dict[str, Any] = {"run": order.run, "attempt": order.attempt}
         number = self._connection.welcome().number
-        data = level(float(number))
+        data = constant_update(float(number))
         manifest = manifest_of(data)
         packed = msgspec.msgpack.encode(manifest)
-        for name in ask("POST", f"{path}/missing", Missing, Answer(packed)).chunks:
-            self._connection._until_done(
-                lambda name=name: self._connection._signed("PUT", f"{path}/chunks/{name}", data, 1 << 20)
-            )
+        for digest in self._connection.ask(endpoints.MISSING, Answer(packed), **task).chunks:
+            self._connection.ask(endpoints.PUT_CHUNK, data, digest=digest, **task)
         told = Delivery(packed, 10, 1.0, 10.0, bytes(64))
         text = update_text(order.run, order.attempt, order.version, manifest.name(), told)
-        ask("POST", f"{path}/update", Delivered, msgspec.structs.replace(told, signature=self.light.key.sign(text)))
+        signed = msgspec.structs.replace(told, signature=self.raw_client.key.sign(text))
+        self._connection.ask(endpoints.UPDATE, signed, **task)
 
 
 @pytest.mark.parametrize(("num", "seconds"), [(40, 2.0), pytest.param(200, 60.0, marks=pytest.mark.slow)])
 def test_a_partition_after_which_all_come_back_at_once(
-    processes: Nursery, certs: Path, tmp_path: Path, num: int, seconds: float
+    processes: ForkServer, certs: Path, tmp_path: Path, num: int, seconds: float
 ) -> None:
     plan = Plan(rounds=100_000, evaluation={"every": 0})  # more than there is time for: it is stopped
     with federation(tmp_path / "f", processes, certs, plan) as made:
-        cable = Cable(made.port)
-        lights = crowd(made, num)
+        cuttable_proxy = CuttableProxy(made.port)
+        raw_clients = approved_raw_clients(made, num)
         server = made.serve("--clients", str(num))
-        with cable.laid():
-            workers = [Worker(light, f"https://localhost:{cable.port}", certs) for light in lights]
+        with cuttable_proxy.laid():
+            workers = [
+                Worker(raw_client, f"https://localhost:{cuttable_proxy.port}", certs) for raw_client in raw_clients
+            ]
             for worker in workers:
                 worker.thread.start()
             try:
                 until(lambda: made.status()["round"] >= 1, 120, "a round")
                 until(lambda: made.status()["arrived"] > num // 4, 60, "part of another")
-                cable.cut()
+                cuttable_proxy.cut()
                 time.sleep(1.0)  # what the server has read already, it may still do
                 stands = made.status()["round"]
                 time.sleep(seconds)
                 assert made.status()["round"] == stands
                 memory, mended = memory_of(server.pid), time.monotonic()
-                cable.mend()
+                cuttable_proxy.mend()
                 until(lambda: made.status()["round"] > stands, 60 + 2 * seconds, "all of them")
                 took = time.monotonic() - mended
                 until(lambda: all(worker.heard[-1] > mended for worker in workers), 60, "everybody's next poll")
@@ -186,7 +185,7 @@ def test_a_partition_after_which_all_come_back_at_once(
             finally:
                 for worker in workers:
                     worker.stop()
-                cable.cut()
+                cuttable_proxy.cut()
                 for worker in workers:
                     worker.thread.join()
         assert not [error for worker in workers for error in worker.errors]
@@ -199,7 +198,7 @@ def test_a_partition_after_which_all_come_back_at_once(
 
 
 def test_sleepers_are_not_waited_for_and_do_not_count_when_they_wake(
-    processes: Nursery, certs: Path, tmp_path: Path
+    processes: ForkServer, certs: Path, tmp_path: Path
 ) -> None:
     num = 6
     plan = PLAIN.replace(
@@ -231,7 +230,7 @@ def test_sleepers_are_not_waited_for_and_do_not_count_when_they_wake(
 
 
 @pytest.mark.parametrize("worked", [False, True])
-def test_two_processes_with_one_key(processes: Nursery, certs: Path, tmp_path: Path, worked: bool) -> None:
+def test_two_processes_with_one_key(processes: ForkServer, certs: Path, tmp_path: Path, worked: bool) -> None:
     """The one that came later has the session; if the first had sent something, the later one learns of it."""
     plan = PLAIN.replace({"rounds": 12})
     with federation(tmp_path / "f", processes, certs, plan) as made:
@@ -272,7 +271,7 @@ FLOORS = {
 
 
 def test_a_plan_that_is_weaker_than_floors_is_refused_with_the_reason(
-    processes: Nursery, certs: Path, tmp_path: Path
+    processes: ForkServer, certs: Path, tmp_path: Path
 ) -> None:
     num = len(FLOORS) + 3
     policy = {"name": "cohort", "min_reports": 2}
@@ -303,7 +302,7 @@ def test_a_plan_that_is_weaker_than_floors_is_refused_with_the_reason(
         assert made.audited("private").rounds == 1
 
 
-def test_a_client_of_another_version(processes: Nursery, certs: Path, tmp_path: Path) -> None:
+def test_a_client_of_another_version(processes: ForkServer, certs: Path, tmp_path: Path) -> None:
     with federation(tmp_path / "f", processes, certs, PLAIN) as made:
         begun(made, 1, "--set", "policy.size=1")
         made.clients[0].kill()
@@ -318,14 +317,14 @@ def test_a_client_of_another_version(processes: Nursery, certs: Path, tmp_path: 
             "this server speaks version 1 of the protocol, the client 2: let both run the same version of Atoll"
             in child.said
         )
-        with Line(made.port, certs) as line:
+        with RawConnection(made.port, certs) as line:
             line.say(request("GET", "/v1/about", headers={"atoll-protocol": "2"}))
             assert line.hear().status == 426
             line.say(request("GET", "/v1/about", headers={"atoll-protocol": "1"}))
             assert line.hear().read(About).protocols == (1,)
 
 
-def test_a_server_of_another_version(processes: Nursery, certs: Path, tmp_path: Path) -> None:
+def test_a_server_of_another_version(processes: ForkServer, certs: Path, tmp_path: Path) -> None:
     with federation(tmp_path / "f", processes, certs, PLAIN) as made:
         begun(made, 1, "--set", "policy.size=1")
         made.clients[0].kill()
@@ -347,7 +346,7 @@ def tomorrow(port: int, certs: Path) -> Iterator[None]:
         await send({"type": "http.response.start", "status": 200, "headers": headers})  # type: ignore[operator]
         await send({"type": "http.response.body", "body": body})  # type: ignore[operator]
 
-    server = server_of(app, "localhost", port, server_tls(certs / "server.pem", certs / "server.key"))
+    server = web_server(app, "localhost", port, server_tls(certs / "server.pem", certs / "server.key"))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
     thread.start()
     until(lambda: server.started, 10)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from network.federation import RUN, Federation, federation, simulated, until
-from network.nursery import Nursery
+from network.fork_server import ForkServer
 
 from atoll.core.errors import DataError
 from atoll.core.plan import Plan
@@ -126,7 +126,7 @@ def run_to_end(made: Federation, app: str) -> None:
 def test_parts_of_ones_own_give_the_same_bits_as_in_a_simulation(
     own: dict[str, object],
     app: str,
-    processes: Nursery,
+    processes: ForkServer,
     certs: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -148,7 +148,7 @@ def test_parts_of_ones_own_give_the_same_bits_as_in_a_simulation(
 
 @pytest.mark.parametrize("field", sorted(CLIENTS))
 def test_a_client_that_lacks_a_part_refuses_and_says_which(
-    field: str, processes: Nursery, certs: Path, tmp_path: Path
+    field: str, processes: ForkServer, certs: Path, tmp_path: Path
 ) -> None:
     write_modules(tmp_path / "f")
     with federation(tmp_path / "f", processes, certs, PLAN.replace({field: CLIENTS[field]})) as made:

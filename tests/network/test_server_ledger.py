@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from network.operated import client_of, operated, serving
+from network.in_process_server import client_of, operated, serving
 
 from atoll.core.messages import Task
 from atoll.core.plan import Plan
@@ -17,9 +17,9 @@ from atoll.ledger.audit import Findings, audit
 from atoll.ledger.chain import BROADCAST, read
 from atoll.network.client.app import ClientApp
 from atoll.network.server import secure_session
-from atoll.network.server.ledger_records import cohort_of, rejected_of
-from atoll.network.server.operations import Hub
-from atoll.network.server.runs import Made, Run
+from atoll.network.server.ledger_records import cohort_entries, rejected_entries
+from atoll.network.server.operations import Operations
+from atoll.network.server.runs import CommitResult, Run
 from atoll.network.server.store import Store
 from atoll.network.server.tables import ClientRow, Stage, Status, TaskRow
 from atoll.privacy.ledger import Ledger
@@ -42,7 +42,7 @@ PRIVATE = {
 
 
 def trained(
-    path: Path, plan: Plan, why: str = "all rounds done", hubs: list[Hub] | None = None
+    path: Path, plan: Plan, why: str = "all rounds done", hubs: list[Operations] | None = None
 ) -> tuple[Path, list[str], bytes]:
     """Let four clients train a plan until it ends; the run's directory on the server, its ledger, and the server's key.
 
@@ -51,28 +51,28 @@ def trained(
     federation = build_federation(plan)
     data = federation.dataset
     with ExitStack() as stack:
-        hub = stack.enter_context(operated(path / "server", num_clients=4))
-        url = stack.enter_context(serving(hub))
+        operations = stack.enter_context(operated(path / "server", num_clients=4))
+        url = stack.enter_context(serving(operations))
         if hubs is not None:
-            hubs.append(hub)
+            hubs.append(operations)
         threads = []
         for number in range(4):
             own = federation.partition.indices(number)
             samples = {"train_x": data.train_x[own], "train_y": data.train_y[own], "scale": data.scale}
             app = ClientApp(**samples, num_classes=data.num_classes, attributes=dict)
-            threads.append(client_of(hub, url, path / f"client-{number}", app))
-        hub.add_run("small", plan)
+            threads.append(client_of(operations, url, path / f"client-{number}", app))
+        operations.add_run("small", plan)
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(60)
-        assert hub.status()["runs"][0]["status"] == why
-        lines = hub.lines("small")
+        assert operations.status()["runs"][0]["status"] == why
+        lines = operations.ledger_lines("small")
     file = path / "server/runs/small/ledger.jsonl"
     assert file.read_text().splitlines() == lines
     for kept in path.glob("client-*/runs/small/ledger.jsonl"):  # of those who were asked
         assert kept.read_text().splitlines() == lines
-    return file.parent, lines, hub.server_key
+    return file.parent, lines, operations.server_key
 
 
 @pytest.mark.parametrize("fields", [SMALL, BUFFERED], ids=["cohort", "buffered"])
@@ -126,10 +126,10 @@ def test_where_privacy_rests_on_it_nobody_learns_who_took_part(tmp_path: Path) -
     secret = Ledger.read(directory / "privacy.ledger", Plan(**PRIVATE).identity()).secret
     store = Store(f"sqlite:///{tmp_path}/server/store.db")
     for record in commits:  # with the run's secret the seal can be opened
-        with store.look() as book:
-            rows, clients = book.tasks("small", record.body["attempt"]), book.clients()
+        with store.read() as tables:
+            rows, clients = tables.tasks("small", record.body["attempt"]), tables.clients()
         counted = [row.task for row in rows if row.stage is Stage.COUNTED]
-        people = {"cohort": cohort_of(rows, counted, clients), "rejected": rejected_of(rows)}
+        people = {"cohort": cohort_entries(rows, counted, clients), "rejected": rejected_entries(rows)}
         text = json.dumps(people, sort_keys=True, separators=(",", ":")).encode()
         key = derived(secret, "seal", record.body["attempt"])
         assert record.body["sealed"] == hmac.digest(key, text, "sha256").hex()
@@ -152,17 +152,17 @@ def test_updates_that_only_the_server_protects_are_not_named(tmp_path: Path, nam
 def test_a_run_that_is_ended_while_a_version_is_made_ends_with_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make, made = Run.make, list[str]()
+    make, made = Run.commit, list[str]()
 
-    def interrupted(run: Run, *args: Any) -> Made:
+    def interrupted(run: Run, *args: Any) -> CommitResult:
         found = make(run, *args)
         made.append(found.state_file)
         if len(made) == 3:
             hubs[0].stop_run(run.name)
         return found
 
-    monkeypatch.setattr(Run, "make", interrupted)
-    hubs = list[Hub]()
+    monkeypatch.setattr(Run, "commit", interrupted)
+    hubs = list[Operations]()
     directory, lines, key = trained(tmp_path, Plan(**SMALL), "interrupted", hubs)
     found = audit(lines, key)
     assert isinstance(found, Findings) and (found.rounds, found.ended) == (2, "interrupted"), found
@@ -179,10 +179,10 @@ def test_a_client_that_was_shut_out_since_is_told_all_the_same() -> None:
         TaskRow(Task(1, 3, 4), Stage.FAILED, "", {"why": "refused: not today"}, b"", 2),
         TaskRow(Task(2, 3, 4), Stage.COUNTED, "", {}, b"", 3),
     ]
-    told, in_secret = cohort_of(rows, [rows[0].task, rows[2].task], clients)
+    told, in_secret = cohort_entries(rows, [rows[0].task, rows[2].task], clients)
     assert told["key"] == "00" * 32 and told["object"] == "ab" * 32 and told["loss"] == 0.5 and told["version"] == 3
     assert "object" not in in_secret and "loss" not in in_secret and in_secret["client"] == 2
-    assert rejected_of(rows, [Task(2, 3, 4)]) == [
+    assert rejected_entries(rows, [Task(2, 3, 4)]) == [
         {"client": 1, "attempt": 4, "why": "refused: not today"},
         {"client": 2, "attempt": 4, "why": "left out"},
     ]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from network.federation import federation, until
-from network.nursery import Nursery
-from network.operated import operated
+from network.fork_server import ForkServer
+from network.in_process_server import operated
 
 from atoll import Plan
 from atoll.cli.join import enrol
@@ -19,7 +19,9 @@ from atoll.core.errors import RunError
 from atoll.network.server.store import Store
 
 
-def test_a_server_that_waits_for_the_end_can_be_ended_before(processes: Nursery, certs: Path, tmp_path: Path) -> None:
+def test_a_server_that_waits_for_the_end_can_be_ended_before(
+    processes: ForkServer, certs: Path, tmp_path: Path
+) -> None:
     with federation(tmp_path / "once", processes, certs, Plan()) as made:
         server = made.serve("--clients", "2", "--once")
         assert made.health()[0] == 200
@@ -27,7 +29,7 @@ def test_a_server_that_waits_for_the_end_can_be_ended_before(processes: Nursery,
         assert server.wait(15) == 0
 
 
-def test_two_homes_do_not_serve_one_store(processes: Nursery, certs: Path, tmp_path: Path) -> None:
+def test_two_homes_do_not_serve_one_store(processes: ForkServer, certs: Path, tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path}/shared.db"
     with (
         federation(tmp_path / "one", processes, certs, Plan(), store) as one,
@@ -43,12 +45,12 @@ def test_two_homes_do_not_serve_one_store(processes: Nursery, certs: Path, tmp_p
         assert two.health()[0] == 200
 
 
-def test_a_server_ends_when_another_has_taken_its_store(processes: Nursery, certs: Path, tmp_path: Path) -> None:
+def test_a_server_ends_when_another_has_taken_its_store(processes: ForkServer, certs: Path, tmp_path: Path) -> None:
     with federation(tmp_path / "one", processes, certs, Plan()) as made:
         server = made.serve("--clients", "2")
         thief = Store(f"sqlite:///{made.home}/store.db")
-        with thief.change() as book:
-            book.set_meta("owner", "another")
+        with thief.write() as tables:
+            tables.set_meta("owner", "another")
         thief.close()
         with pytest.raises(RunError):
             made.operate("POST", "/clients/token", {"seconds": 60})
@@ -67,7 +69,7 @@ def test_sums_of_a_server_do_not_depend_on_the_number_of_cores(tmp_path: Path) -
 
 
 def test_a_server_begins_with_as_many_clients_as_the_plan_asks_for(
-    processes: Nursery, certs: Path, tmp_path: Path
+    processes: ForkServer, certs: Path, tmp_path: Path
 ) -> None:
     plan = Plan(partition={"name": "iid", "num_clients": 2}, policy={"size": 2}, local={"steps": 1}, rounds=2)
     with federation(tmp_path / "f", processes, certs, plan) as made:
@@ -89,7 +91,7 @@ def test_a_server_begins_with_as_many_clients_as_the_plan_asks_for(
     ids=["cohort", "buffered"],
 )
 def test_a_plan_for_more_clients_than_the_server_begins_with(
-    processes: Nursery, certs: Path, tmp_path: Path, policy: dict[str, Any], way_out: str
+    processes: ForkServer, certs: Path, tmp_path: Path, policy: dict[str, Any], way_out: str
 ) -> None:
     with federation(tmp_path / "f", processes, certs, Plan(policy=policy)) as made:
         server = made.serve("--clients", "2", ready=False)
@@ -102,7 +104,7 @@ def test_a_plan_for_more_clients_than_the_server_begins_with(
         assert begun.code is None and made.status()["round"] == 0
 
 
-def test_settings_without_a_plan_are_refused(processes: Nursery, certs: Path, tmp_path: Path) -> None:
+def test_settings_without_a_plan_are_refused(processes: ForkServer, certs: Path, tmp_path: Path) -> None:
     with federation(tmp_path / "f", processes, certs, Plan()) as made:
         server = made.serve("--set", "rounds=3", plan=False, ready=False)
         assert server.wait(60) != 0

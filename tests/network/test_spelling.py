@@ -74,8 +74,8 @@ def test_messages_of_secure_aggregation_have_one_spelling() -> None:
     envelope = wire.sign(key, 300, bytes(32), wire.Consent(bytes(32)))
     data = wire.encode(envelope)
     assert wire.read_body(wire.read_envelope(data, 1000), wire.Consent) == wire.Consent(bytes(32))
-    with pytest.raises(Abort, match="another spelling"):
+    with pytest.raises(Abort, match="not encoded in its shortest form"):
         wire.read_envelope(data.replace(b"\xcd\x01\x2c", b"\xd1\x01\x2c"), 1000)
     body = bytes(envelope.body).replace(b"\xc4\x20", b"\xc5\x00\x20")  # a longer length of the same bytes
-    with pytest.raises(Abort, match="another spelling"):
+    with pytest.raises(Abort, match="not encoded in its shortest form"):
         wire.read_body(msgspec.structs.replace(envelope, body=memoryview(body)), wire.Consent)

@@ -29,37 +29,37 @@ def store(store_url: str) -> Store:
 
 
 def test_clients_are_denied_until_they_are_approved(store: Store) -> None:
-    with store.change() as book:
+    with store.write() as tables:
         for number in range(3):
-            book.add_client(f"{number:032x}", f"hospital {number}", bytes([number]) * 32)
-        assert [client.status for client in book.clients()] == [Status.PENDING] * 3
-        assert book.approve(f"{2:032x}") == 0 and book.approve(f"{0:032x}") == 1
-        assert book.approve(f"{2:032x}") == 0
-    with store.look() as book:
-        found = book.client(f"{2:032x}")
+            tables.add_client(f"{number:032x}", f"hospital {number}", bytes([number]) * 32)
+        assert [client.status for client in tables.clients()] == [Status.PENDING] * 3
+        assert tables.approve(f"{2:032x}") == 0 and tables.approve(f"{0:032x}") == 1
+        assert tables.approve(f"{2:032x}") == 0
+    with store.read() as tables:
+        found = tables.client(f"{2:032x}")
         assert found is not None
         assert (found.name, found.key, found.status, found.number) == ("hospital 2", b"\2" * 32, Status.APPROVED, 0)
-        assert book.client("nobody") is None
-    with store.change() as book:
-        before = book.begin_session(f"{2:032x}")
-        assert book.begin_session(f"{2:032x}") == before + 1
-        book.revoke(f"{2:032x}")
-        revoked = book.client(f"{2:032x}")
+        assert tables.client("nobody") is None
+    with store.write() as tables:
+        before = tables.begin_session(f"{2:032x}")
+        assert tables.begin_session(f"{2:032x}") == before + 1
+        tables.revoke(f"{2:032x}")
+        revoked = tables.client(f"{2:032x}")
         assert revoked is not None and revoked.status is Status.REVOKED and revoked.epoch == before + 2
-        assert book.approve(f"{2:032x}") == 0  # back with the number that it had
-        assert [book.blame(f"{0:032x}") for _ in range(3)] == [1, 2, 3]
+        assert tables.approve(f"{2:032x}") == 0  # back with the number that it had
+        assert [tables.count_offence(f"{0:032x}") for _ in range(3)] == [1, 2, 3]
         with pytest.raises(RunError, match="atoll clients list"):
-            book.approve("nobody")
+            tables.approve("nobody")
 
 
 def test_a_name_and_a_key_enrol_once(store: Store) -> None:
-    with store.change() as book:
-        book.add_client("a" * 32, "one", b"1" * 32)
+    with store.write() as tables:
+        tables.add_client("a" * 32, "one", b"1" * 32)
     for id, name in (("a" * 32, "two"), ("b" * 32, "one")):
-        with pytest.raises(IntegrityError), store.change() as book:
-            book.add_client(id, name, b"2" * 32)
-    with store.look() as book:
-        assert [client.name for client in book.clients()] == ["one"]
+        with pytest.raises(IntegrityError), store.write() as tables:
+            tables.add_client(id, name, b"2" * 32)
+    with store.read() as tables:
+        assert [client.name for client in tables.clients()] == ["one"]
 
 
 def test_a_database_has_one_server(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,8 +68,8 @@ def test_a_database_has_one_server(store_url: str, monkeypatch: pytest.MonkeyPat
     first.claim()
     with pytest.raises(RunError, match=r"another server uses the store .*: stop that one"):
         second.claim()
-    with first.change() as book:
-        book.add_run("run", "plan", "{}")
+    with first.write() as tables:
+        tables.add_run("run", "plan", "{}")
     first.close()
     second.claim()
     second.close()
@@ -100,11 +100,11 @@ def test_a_server_whose_lock_was_lost_changes_nothing_any_more(store_url: str) -
     assert first._claim is not None
     first._claim.close()  # as when a connection is cut
     second.claim()
-    with pytest.raises(StoreTaken, match="another server"), first.change() as book:
-        book.add_run("run", "plan", "{}")
-    with second.change() as book:
-        assert book.runs() == []
-        book.add_run("run", "plan", "{}")
+    with pytest.raises(StoreTaken, match="another server"), first.write() as tables:
+        tables.add_run("run", "plan", "{}")
+    with second.write() as tables:
+        assert tables.runs() == []
+        tables.add_run("run", "plan", "{}")
     first.close()
     second.close()
 
@@ -122,10 +122,10 @@ def test_a_server_has_its_database_again_after_an_outage(store_url: str, monkeyp
         cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
         connection.execute(text(f"{cut} AND datname = current_database()"))
     engine.dispose()
-    with pytest.raises(DBAPIError), first.change() as book:
-        book.add_run("lost", "plan", "{}")
-    with first.change() as book:
-        book.add_run("run", "plan", "{}")
+    with pytest.raises(DBAPIError), first.write() as tables:
+        tables.add_run("lost", "plan", "{}")
+    with first.write() as tables:
+        tables.add_run("run", "plan", "{}")
     second._engine.dispose()
     with pytest.raises(RunError, match="another server"):
         second.claim()
@@ -142,12 +142,12 @@ def test_a_server_waits_for_what_the_one_before_it_was_about_to_change(store_url
 
     def claim() -> None:
         second.claim()
-        with second.look() as book:
-            seen.extend(client.name for client in book.clients())
+        with second.read() as tables:
+            seen.extend(client.name for client in tables.clients())
 
     later = threading.Thread(target=claim)
-    with first.change() as book:
-        book.add_client("a" * 32, "late", b"k" * 32)
+    with first.write() as tables:
+        tables.add_client("a" * 32, "late", b"k" * 32)
         later.start()
         later.join(0.5)
         assert later.is_alive()
@@ -158,77 +158,77 @@ def test_a_server_waits_for_what_the_one_before_it_was_about_to_change(store_url
 
 
 def test_a_token_lets_one_client_in(store: Store) -> None:
-    with store.change() as book:
-        book.add_token("h" * 64, expires=100.0)
-        assert not book.use_token("x" * 64, "a", 0.0)
-        assert not book.use_token("h" * 64, "a", 101.0)
-        assert book.use_token("h" * 64, "a", 99.0)
-        assert book.use_token("h" * 64, "a", 500.0)  # asked again, because the answer was lost
-        assert not book.use_token("h" * 64, "b", 99.0)
+    with store.write() as tables:
+        tables.add_token("h" * 64, expires=100.0)
+        assert not tables.use_token("x" * 64, "a", 0.0)
+        assert not tables.use_token("h" * 64, "a", 101.0)
+        assert tables.use_token("h" * 64, "a", 99.0)
+        assert tables.use_token("h" * 64, "a", 500.0)  # asked again, because the answer was lost
+        assert not tables.use_token("h" * 64, "b", 99.0)
 
 
 def test_runs_tasks_and_ledger_come_back(store: Store) -> None:
     line, head = start({"plan": "p"}, KEY)
-    with store.change() as book:
-        book.add_run("run", "plan text", "{}")
-        book.add_line("run", line, head)
-        book.add_tasks("run", TASKS)
-        book.add_tasks("run", ())
-    with store.change() as book:
-        book.arrived("run", TASKS[1], "u" * 64, {"loss": 0.5}, b"signed", 1)
+    with store.write() as tables:
+        tables.add_run("run", "plan text", "{}")
+        tables.add_ledger_line("run", line, head)
+        tables.add_tasks("run", TASKS)
+        tables.add_tasks("run", ())
+    with store.write() as tables:
+        tables.set_arrived("run", TASKS[1], "u" * 64, {"loss": 0.5}, b"signed", 1)
         second, later = add(head, "commit", {"version": 1}, KEY)
-        book.add_line("run", second, later)
-        book.set_run("run", state="s" * 64, machine='{"version": 1}')
-    with store.look() as book:
-        run = book.run("run")
+        tables.add_ledger_line("run", second, later)
+        tables.set_run("run", state="s" * 64, machine='{"version": 1}')
+    with store.read() as tables:
+        run = tables.run("run")
         assert run is not None and run.head == later and run.state == "s" * 64 and run.status == "running"
-        assert [row.task for row in book.tasks("run", 0)] == list(TASKS)
-        assert [row.stage for row in book.tasks("run", 0)] == [Stage.ASKED, Stage.ARRIVED, Stage.ASKED]
-        found = book.task("run", 0, 5)
+        assert [row.task for row in tables.tasks("run", 0)] == list(TASKS)
+        assert [row.stage for row in tables.tasks("run", 0)] == [Stage.ASKED, Stage.ARRIVED, Stage.ASKED]
+        found = tables.task("run", 0, 5)
         assert found is not None and found[2:] == ("u" * 64, {"loss": 0.5}, b"signed", 1)
-        assert book.task("run", 1, 5) is None and book.run("other") is None
-        assert verify(book.lines("run")) is None and book.lines("run", 1) == [second]
-        assert book.last_counted("run") == {}
-    with store.change() as book:
-        book.failed("run", TASKS[2], "no time", 2)
-        assert [row.task for row in book.events("run", 0)] == [TASKS[1], TASKS[2]]
-        assert [row.report for row in book.events("run", 1)] == [{"why": "no time"}]
-        book.set_stage("run", [TASKS[1]], Stage.COUNTED)
-        book.close_asked("run")
-        assert [row.stage for row in book.tasks("run", 0)] == [Stage.CLOSED, Stage.COUNTED, Stage.FAILED]
-        assert book.last_counted("run") == {5: 0}
+        assert tables.task("run", 1, 5) is None and tables.run("other") is None
+        assert verify(tables.ledger_lines("run")) is None and tables.ledger_lines("run", 1) == [second]
+        assert tables.last_counted("run") == {}
+    with store.write() as tables:
+        tables.set_failed("run", TASKS[2], "no time", 2)
+        assert [row.task for row in tables.task_events("run", 0)] == [TASKS[1], TASKS[2]]
+        assert [row.report for row in tables.task_events("run", 1)] == [{"why": "no time"}]
+        tables.set_stage("run", [TASKS[1]], Stage.COUNTED)
+        tables.close_open_tasks("run")
+        assert [row.stage for row in tables.tasks("run", 0)] == [Stage.CLOSED, Stage.COUNTED, Stage.FAILED]
+        assert tables.last_counted("run") == {5: 0}
         for row in ({"round": 1, "loss": 3.0}, {"round": 2}, {"round": 1, "loss": 2.0}):
-            book.add_row("run", row)
-        assert book.rows("run") == [{"round": 1, "loss": 2.0}, {"round": 2}]
+            tables.add_metrics_row("run", row)
+        assert tables.metrics_rows("run") == [{"round": 1, "loss": 2.0}, {"round": 2}]
 
 
 def test_a_change_that_fails_leaves_nothing(store: Store) -> None:
-    with pytest.raises(ZeroDivisionError), store.change() as book:
-        book.add_run("run", "plan", "{}")
-        book.add_tasks("run", TASKS)
+    with pytest.raises(ZeroDivisionError), store.write() as tables:
+        tables.add_run("run", "plan", "{}")
+        tables.add_tasks("run", TASKS)
         raise ZeroDivisionError
-    with store.look() as book:
-        assert book.runs() == [] and book.tasks("run", 0) == []
+    with store.read() as tables:
+        assert tables.runs() == [] and tables.tasks("run", 0) == []
 
 
 def test_changes_of_many_threads_follow_each_other(store: Store) -> None:
-    with store.change() as book:
-        book.add_run("run", "plan", "{}")
+    with store.write() as tables:
+        tables.add_run("run", "plan", "{}")
 
     def write() -> None:
         for _ in range(10):
-            with store.change() as book:
-                run = book.run("run")
+            with store.write() as tables:
+                run = tables.run("run")
                 assert run is not None
-                book.add_line("run", *add(run.head, "commit", {}, KEY))
+                tables.add_ledger_line("run", *add(run.head, "commit", {}, KEY))
 
     threads = [threading.Thread(target=write) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    with store.look() as book:
-        lines = book.lines("run")
+    with store.read() as tables:
+        lines = tables.ledger_lines("run")
         assert len(lines) == 40 and len(set(lines)) == 40
 
 
@@ -240,11 +240,11 @@ from atoll.ledger.chain import add
 from atoll.network.server.store import Store
 key, store = Ed25519PrivateKey.from_private_bytes(bytes(32)), Store(sys.argv[1])
 while True:
-    with store.change() as book:
+    with store.write() as book:
         run = book.run("run")
         number = run.head.length
         book.add_tasks("run", [Task(client, number, number) for client in range(20)])
-        book.add_line("run", *add(run.head, "commit", {"version": number}, key))
+        book.add_ledger_line("run", *add(run.head, "commit", {"version": number}, key))
         book.set_run("run", machine=str(number))
     print(number, flush=True)
 """
@@ -252,8 +252,8 @@ while True:
 
 def test_a_kill_leaves_whole_changes_and_all_that_were_reported(store_url: str) -> None:
     store = Store(store_url)
-    with store.change() as book:
-        book.add_run("run", "plan", "-1")
+    with store.write() as tables:
+        tables.add_run("run", "plan", "-1")
     for least in (1, 5, 9):
         writer = subprocess.Popen([sys.executable, "-c", WRITER, store_url], stdout=subprocess.PIPE, text=True)
         assert writer.stdout is not None
@@ -265,13 +265,13 @@ def test_a_kill_leaves_whole_changes_and_all_that_were_reported(store_url: str) 
         os.kill(writer.pid, signal.SIGKILL)
         reported = [last, *map(int, writer.stdout.read().split())][-1]
         writer.wait()
-        with store.look() as book:
-            run = book.run("run")
+        with store.read() as tables:
+            run = tables.run("run")
             assert run is not None
             newest = run.head.length - 1
             assert newest in (reported, reported + 1) and run.machine == str(newest)
-            assert len(book.lines("run")) == newest + 1
-            assert len(book.tasks("run", newest)) == 20 and book.tasks("run", newest + 1) == []
+            assert len(tables.ledger_lines("run")) == newest + 1
+            assert len(tables.tasks("run", newest)) == 20 and tables.tasks("run", newest + 1) == []
 
 
 def test_rubbish_is_no_store(tmp_path: Path) -> None:
@@ -306,9 +306,9 @@ def test_a_store_of_the_layout_before_is_brought_up_to_date(store_url: str) -> N
         connection.execute(text("DROP TABLE refusals"))
         connection.execute(text("UPDATE meta SET value = '1' WHERE key = 'schema'"))
     store = Store(store_url)
-    with store.change() as book:
-        book.agree("client", 7)
-        assert book.agreed() == {"client": 7} and book.refusals("run") == []
+    with store.write() as tables:
+        tables.set_agreed_samples("client", 7)
+        assert tables.agreed_samples() == {"client": 7} and tables.refusals("run") == []
     store.close()
     Store(store_url).close()
 
@@ -346,7 +346,7 @@ def test_a_database_of_something_else_is_not_adopted(store_url: str) -> None:
 
 
 def test_the_first_head_is_that_of_nothing(store: Store) -> None:
-    with store.change() as book:
-        book.add_run("run", "plan", "{}")
-        run = book.run("run")
+    with store.write() as tables:
+        tables.add_run("run", "plan", "{}")
+        run = tables.run("run")
         assert run is not None and run.head == EMPTY

@@ -19,15 +19,15 @@ from atoll.core.errors import RunError
 from atoll.network.server.certs import make_certificates
 from atoll.network.server.connections import Limits
 from atoll.network.server.web import (
+    CONNECTION,
     LIMITS,
-    VISITOR,
-    Pace,
+    RequestTimeouts,
     TooLarge,
-    agreed_length,
-    listener_of,
+    content_length,
+    listening_socket,
     read_body,
-    server_of,
     tls_context,
+    web_server,
 )
 
 
@@ -35,11 +35,11 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     """Answer with the length of the body, of at most 1,000 bytes; /wait answers a little later."""
     headers = {name.decode(): value.decode() for name, value in scope["headers"]}
     try:
-        status, body = 200, str(len(await read_body(receive, agreed_length(headers, 1000)))).encode()
+        status, body = 200, str(len(await read_body(receive, content_length(headers, 1000)))).encode()
     except TooLarge as error:
         status, body = 413, str(error).encode()
     if scope["path"].startswith("/known/"):
-        scope["extensions"][VISITOR].known_as(scope["path"][7:])
+        scope["extensions"][CONNECTION].authenticate(scope["path"][7:])
     if scope["path"] == "/wait":
         await asyncio.sleep(1.5)
     await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"%d" % len(body))]})
@@ -48,10 +48,13 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 @contextmanager
 def serving(
-    tls: ssl.SSLContext | None = None, seconds: float = 0.7, limits: Limits = LIMITS, pace: Pace | None = None
+    tls: ssl.SSLContext | None = None,
+    seconds: float = 0.7,
+    limits: Limits = LIMITS,
+    timeouts: RequestTimeouts | None = None,
 ) -> Iterator[int]:
-    with listener_of("127.0.0.1", 0) as listener:
-        server = server_of(echo, "127.0.0.1", 0, tls, pace or Pace(head=seconds, body=seconds), limits)
+    with listening_socket("127.0.0.1", 0) as listener:
+        server = web_server(echo, "127.0.0.1", 0, tls, timeouts or RequestTimeouts(head=seconds, body=seconds), limits)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
         thread.start()
         try:
@@ -134,8 +137,8 @@ def test_who_drips_is_cut_off_and_nobody_else_waits(start: bytes) -> None:
 
 def test_a_body_has_time_as_long_as_it_comes_fast_enough() -> None:
     head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n"
-    pace = Pace(head=30, body=0.6, rate=100)
-    with serving(pace=pace) as port, say(port, head) as fast, say(port, head) as slow:
+    timeouts = RequestTimeouts(head=30, body=0.6, rate=100)
+    with serving(timeouts=timeouts) as port, say(port, head) as fast, say(port, head) as slow:
         for _ in range(9):  # 100 bytes buy a second
             fast.sendall(b"x" * 100)
             with suppress(OSError):
@@ -147,7 +150,7 @@ def test_a_body_has_time_as_long_as_it_comes_fast_enough() -> None:
 
 
 def test_the_oldest_stranger_goes_and_no_client() -> None:
-    limits = Limits(strangers=4, address=3, client=2)
+    limits = Limits(unauthenticated=4, address=3, client=2)
     with serving(seconds=30, limits=limits) as port, ExitStack() as stack:
 
         def known(name: str) -> socket.socket:
@@ -232,6 +235,6 @@ def test_tls_is_version_13_or_nothing(tmp_path: Path) -> None:
 
 def test_what_cannot_be_served_is_said(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="atoll certs"):
-        server_of(echo, "0.0.0.0", 0, None)
+        web_server(echo, "0.0.0.0", 0, None)
     with pytest.raises(RunError, match="cannot be used"):
         tls_context(tmp_path / "no.pem", tmp_path / "no.key")

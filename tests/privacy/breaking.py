@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from atoll.core.messages import Update
-from atoll.core.privacy import Mechanism, Sent
+from atoll.core.privacy import Mechanism, SendContext
 from atoll.privacy.grid import LEVELS, bounded
 from atoll.privacy.mechanisms.central import central
 from atoll.privacy.mechanisms.distributed import distributed
@@ -29,7 +29,7 @@ def no_noise(clip: float, sigma: float, delta: float) -> Mechanism:
 def no_clip(clip: float, sigma: float, delta: float) -> Mechanism:
     """Lets updates be a million times as long."""
 
-    def on_grid(update: Update, sent: Sent) -> Update:
+    def on_grid(update: Update, context: SendContext) -> Update:
         found = bounded(update, 1e6 * clip, LEVELS)
         return found._replace(delta_D=found.delta_D.to(torch.int64) * 1_000_000)
 
@@ -39,7 +39,7 @@ def no_clip(clip: float, sigma: float, delta: float) -> Mechanism:
 def weighted(clip: float, sigma: float, delta: float) -> Mechanism:
     """Counts each client by its number of samples."""
 
-    def on_grid(update: Update, sent: Sent) -> Update:
+    def on_grid(update: Update, context: SendContext) -> Update:
         found = bounded(update, clip, LEVELS)
         return found._replace(delta_D=found.delta_D.to(torch.int64) * update.weight.to(torch.int64)[:, None])
 

@@ -15,7 +15,7 @@ from atoll.commit.guard import planned
 from atoll.commit.privacy_plan import calibrated_plan, outlook
 from atoll.core.errors import PlanError
 from atoll.core.privacy import Exposure
-from atoll.privacy.accounting import calibrated, quick_bounds, spent
+from atoll.privacy.accounting import calibrate_sigma, quick_bounds, spent
 from atoll.privacy.groups import most_exposed
 from atoll.privacy.mechanisms.central import central
 from atoll.privacy.mechanisms.distributed import concentrated
@@ -110,7 +110,7 @@ def test_a_tree_costs_its_depth() -> None:
 
     mechanism = ftrl(clip=1.0, sigma=4.0, delta=1e-5)
     exposure = Exposure("in turn", 0.1, 25, 1.0, 1, 100)
-    assert exposure.in_a_row == 10
+    assert exposure.attempts_per_pass == 10
     nodes = 4 + 4 + 3  # of two trees of ten rounds, and of one of five
     by_hand = RdpAccountant().compose(dp.SelfComposedDpEvent(dp.GaussianDpEvent(4.0), nodes)).get_epsilon(1e-5)
     found = spent(mechanism, exposure)
@@ -134,7 +134,7 @@ def test_coarse_shares_cost_more_than_the_gaussian() -> None:
 
 def test_calibration_finds_the_noise_for_an_epsilon() -> None:
     exposure = Exposure("poisson", 0.05, 50, 1.0, 1, 1000)
-    sigma = calibrated(lambda noise: central(clip=1.0, sigma=noise, delta=1e-5), exposure, 2.0)
+    sigma = calibrate_sigma(lambda noise: central(clip=1.0, sigma=noise, delta=1e-5), exposure, 2.0)
     found = spent(central(clip=1.0, sigma=sigma, delta=1e-5), exposure).epsilon
     assert 1.99 < found <= 2.0
 
@@ -154,7 +154,7 @@ def test_calibration_finds_the_noise_for_an_epsilon() -> None:
         ({"evaluation": {"clients_every": 1}}, "not charged"),
         ({"stop": {"bytes": 10**9}}, "not charged"),
         ({"stop": {"samples": 10**9}}, "not charged"),
-        ({"attack": "alie", "attackers": {"num": 3}}, "needs each update"),
+        ({"attack": "alie", "attackers": {"num": 3}}, "the attack looks at each update"),
     ],
 )
 def test_what_cannot_be_private_is_refused_with_the_way_out(changes: dict[str, Any], says: str) -> None:
@@ -180,11 +180,15 @@ def test_what_cannot_be_private_is_refused_with_the_way_out(changes: dict[str, A
         ({"name": "distributed", "dropouts": 120}, {}, "lower privacy.dropouts"),
         ({"name": "distributed", "bits": 4}, {}, "raise privacy.bits"),
         ({"name": "central", "sigma": 0.0}, {"sampler": "poisson"}, "sigma must be"),
-        ({"name": "central", "delta": 1.0}, {"sampler": "poisson"}, "delta is a probability"),
+        ({"name": "central", "delta": 1.0}, {"sampler": "poisson"}, "delta must be a probability"),
         ({"name": "central", "epsilon": -1.0}, {"sampler": "poisson"}, "epsilon must be"),
-        ({"name": "central", "quantile": 0.5, "per_layer": True}, {"sampler": "poisson"}, "leave per_layer"),
+        ({"name": "central", "quantile": 0.5, "per_layer": True}, {"sampler": "poisson"}, "leave out per_layer"),
         ({"name": "central", "quantile": 0.5, "bit_sigma": 0.1}, {"sampler": "poisson"}, "bit_sigma must be"),
-        ({"name": "central", "quantile": 0.5}, {"sampler": "poisson", "policy": {"size": 2}}, "all of the budget"),
+        (
+            {"name": "central", "quantile": 0.5},
+            {"sampler": "poisson", "policy": {"size": 2}},
+            "would use the whole privacy budget",
+        ),
         ({"name": "local"}, {"policy": {"name": "buffered", "size": 5, "concurrency": 20}}, 'policy = "cohort"'),
         ({"name": "local"}, {"sampler": "weighted"}, "how many samples they have"),
         ({"name": "local"}, {"policy": {"size": 120, "over_selection": 1.2}}, "over_selection"),
@@ -251,7 +255,7 @@ def test_epsilon_of_ragged_clients_never_falls_and_is_the_largest() -> None:
     found = [spent(mechanism, exposure._replace(attempts=number)).epsilon for number in range(1, 8)]
     assert found == sorted(found)
     whole = exposure._replace(attempts=7)
-    assert found[-1] == max(spent(mechanism, one).epsilon for one in whole.each_group())
+    assert found[-1] == max(spent(mechanism, one).epsilon for one in whole.per_group())
 
 
 def test_quick_bounds_are_never_below_the_accountants() -> None:

@@ -10,7 +10,14 @@ import pytest
 from atoll import Plan
 from atoll.core.errors import PlanError
 from atoll.core.sampler import Sampler
-from atoll.privacy.auditing import Counts, canaries_for, detectable, least_mu, most_likely, reached_mu
+from atoll.privacy.auditing import (
+    Counts,
+    detectable_share,
+    mu_lower_bound,
+    num_canaries_for,
+    rate_upper_bound,
+    reachable_mu,
+)
 from atoll.rounds.samplers.poisson import poisson
 from atoll.simulation.audit import audit_plan
 
@@ -84,7 +91,7 @@ def test_too_few_canaries_could_find_little_and_say_so() -> None:
 
 
 def test_clips_that_protect_nobody_are_not_audited() -> None:
-    with pytest.raises(PlanError, match="claims to hide nobody"):
+    with pytest.raises(PlanError, match="which proportional does not claim"):
         plan = plan_of("sample", "uniform")
         audit_plan(plan.replace({"privacy": {"name": "proportional", "noise": 0.5, "epsilon": 8.0, "delta": 1e-5}}))
 
@@ -96,18 +103,18 @@ def test_the_bound_holds_for_gaussians_and_is_as_strong_as_is_said(mu: float) ->
     num, tries = 8000, 400
     missed, mistaken = ((rng.normal(size=(tries, num)) > mu / 2).sum(1) for _ in range(2))
     pairs = zip(missed.tolist(), mistaken.tolist(), strict=True)
-    bounds = np.array([least_mu(Counts(num, lost, num, wrong), 0.95) for lost, wrong in pairs])
+    bounds = np.array([mu_lower_bound(Counts(num, lost, num, wrong), 0.95) for lost, wrong in pairs])
     assert (bounds > mu).mean() <= 0.05 + 3 * np.sqrt(0.05 / tries)
-    assert (bounds >= reached_mu(mu, num, num, 0.95)).mean() >= 0.95 - 3 * np.sqrt(0.05 / tries)
-    assert reached_mu(mu, num, num, 0.95) > 0.5 * mu
+    assert (bounds >= reachable_mu(mu, num, num, 0.95)).mean() >= 0.95 - 3 * np.sqrt(0.05 / tries)
+    assert reachable_mu(mu, num, num, 0.95) > 0.5 * mu
 
 
 def test_more_canaries_find_smaller_faults() -> None:
-    shares = [detectable(0.5, num, num, 0.999) for num in (100, 1000, 10_000, 100_000)]
+    shares = [detectable_share(0.5, num, num, 0.999) for num in (100, 1000, 10_000, 100_000)]
     assert shares == sorted(shares)
     assert shares[0] < 0.5 < shares[2] < shares[3] < 1
     for mu in (0.05, 0.3, 1.0, 2.0):
-        num = canaries_for(mu, 0.5, 1.0, 0.999)
-        assert detectable(mu, num, num, 0.999) >= 0.5
-    assert detectable(20.0, 1000, 1000, 0.999) == 0  # nothing is missed with or without half of the noise
-    assert most_likely(5, 5, 0.9) == 1
+        num = num_canaries_for(mu, 0.5, 1.0, 0.999)
+        assert detectable_share(mu, num, num, 0.999) >= 0.5
+    assert detectable_share(20.0, 1000, 1000, 0.999) == 0  # nothing is missed with or without half of the noise
+    assert rate_upper_bound(5, 5, 0.9) == 1

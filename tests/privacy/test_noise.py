@@ -152,7 +152,7 @@ def test_values_whose_cell_says_nothing_are_as_frequent() -> None:
     """All bins by the way that only few values take."""
     table = noise._table(5.0)
     blind = table._replace(bins=np.full_like(table.bins, -1), sure=np.zeros_like(table.sure))
-    values = noise._drawn(blind, Streams(Bits(KEY, 0), Bits(KEY, 1), Bits(KEY, 2)), 200_000)
+    values = noise._draw(blind, Streams(Bits(KEY, 0), Bits(KEY, 1), Bits(KEY, 2)), 200_000)
     counts = np.bincount(values + 50, minlength=101)
     assert p_value(counts, exact(5.0, 50)) > 1e-3
 
@@ -191,7 +191,7 @@ def test_contexts_are_told_apart() -> None:
 
 @pytest.mark.parametrize("sigma", [0.0, -1.0, 1e-3, 2.0**50, math.nan, math.inf])
 def test_deviations_out_of_range_are_refused(sigma: float) -> None:
-    with pytest.raises(PlanError, match="change the grid"):
+    with pytest.raises(PlanError, match="change sigma or the grid"):
         discrete_gaussian(KEY, sigma, 1)
 
 

@@ -10,8 +10,8 @@ import pytest
 from atoll.core.errors import PlanError
 from atoll.core.parts import Part, members
 from atoll.secagg.encoding import finest
-from atoll.secagg.scheme import Scheme, Session, Stage, here
-from atoll.simulation.players import several
+from atoll.secagg.scheme import ClientHost, Scheme, Session, in_this_process
+from atoll.simulation.client_hosts import in_processes
 
 EVERY = members("secagg.schemes")
 LENGTH = 301
@@ -44,11 +44,11 @@ def expected(asked: Session, how: Scheme) -> tuple[int, ...]:
     return tuple(c for c in asked.clients if asked.silent.get(c) in (None, *late))
 
 
-@pytest.mark.parametrize("stage", [here, several(2)], ids=["here", "two processes"])
+@pytest.mark.parametrize("host", [in_this_process, in_processes(2)], ids=["one process", "two processes"])
 @pytest.mark.parametrize("name", EVERY)
-def test_the_sum_is_exact(name: str, stage: Stage) -> None:
+def test_the_sum_is_exact(name: str, host: ClientHost) -> None:
     how, asked = scheme(name), session(7)
-    found = how.play(asked, stage)
+    found = how.simulate(asked, host)
     assert found.survivors == asked.clients
     assert found.total_L is not None and np.array_equal(found.total_L, exact(asked, asked.clients))
     assert found.bytes_up >= 7 * 4 * LENGTH and not found.why
@@ -59,15 +59,16 @@ def test_the_sum_is_exact_whoever_is_lost_before_whatever_step(name: str) -> Non
     how = scheme(name)
     for steps in product(how.steps, how.steps):
         asked = session(6, {1: steps[0], 4: steps[1]})
-        found = how.play(asked, here)
+        found = how.simulate(asked, in_this_process)
         assert found.survivors == expected(asked, how), steps
         assert found.total_L is not None and np.array_equal(found.total_L, exact(asked, found.survivors)), steps
 
 
+@pytest.mark.parametrize("left", [1, 2])
 @pytest.mark.parametrize("name", EVERY)
-def test_there_is_no_sum_of_one_client(name: str) -> None:
+def test_there_is_no_sum_of_one_client_and_by_default_none_of_two(name: str, left: int) -> None:
     how = scheme(name)
-    found = how.play(session(4, dict.fromkeys(range(3), how.steps[how.counts_from])), here)
+    found = how.simulate(session(4, dict.fromkeys(range(4 - left), how.steps[how.counts_from])), in_this_process)
     assert found.total_L is None and found.survivors == () and "needed" in found.why
 
 
@@ -75,8 +76,8 @@ def test_there_is_no_sum_of_one_client(name: str) -> None:
 def test_a_sum_of_fewer_than_were_asked_for_is_not_opened(name: str) -> None:
     how = scheme(name)
     for least, opens in ((4, True), (5, False)):
-        asked = session(6, dict.fromkeys(range(2), how.steps[how.counts_from]))._replace(least=least)
-        assert (how.play(asked, here).total_L is not None) == opens
+        asked = session(6, dict.fromkeys(range(2), how.steps[how.counts_from]))._replace(min_survivors=least)
+        assert (how.simulate(asked, in_this_process).total_L is not None) == opens
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -88,27 +89,27 @@ def test_a_cohort_of_one_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_what_is_sent_looks_like_noise(name: str) -> None:
     """The bytes of the largest messages, chi-square against uniform; vectors are all zero."""
-    heard: list[bytes] = []
+    answers: list[bytes] = []
 
-    def stage(make):  # type: ignore[no-untyped-def]
+    def host(make):  # type: ignore[no-untyped-def]
         from contextlib import contextmanager
 
         @contextmanager
-        def listening():  # type: ignore[no-untyped-def]
-            with here(make) as ask:
+        def recording():  # type: ignore[no-untyped-def]
+            with in_this_process(make) as ask:
 
-                def tapped(messages):  # type: ignore[no-untyped-def]
+                def ask_and_record(messages):  # type: ignore[no-untyped-def]
                     for answer in ask(messages):
-                        heard.append(answer)
+                        answers.append(answer)
                         yield answer
 
-                yield tapped
+                yield ask_and_record
 
-        return listening()
+        return recording()
 
     asked = session(3, length=50_000)._replace(vector=lambda client: np.zeros(50_000, "<u4"))
-    assert scheme(name).play(asked, stage).total_L is not None
-    largest = [each for each in heard if len(each) > 100_000]
+    assert scheme(name).simulate(asked, host).total_L is not None
+    largest = [answer for answer in answers if len(answer) > 100_000]
     assert len(largest) == 3 and len(set(largest)) == 3
     if name == "ckks":  # ciphertexts are residues with framing, not uniform bytes; that they differ must do
         return
@@ -121,7 +122,7 @@ def test_what_is_sent_looks_like_noise(name: str) -> None:
 def test_additive_takes_any_number_of_servers_above_one() -> None:
     for servers in (2, 3, 5):
         asked = session(4, {2: "input"})
-        found = scheme("additive", servers=servers).play(asked, here)
+        found = scheme("additive", servers=servers).simulate(asked, in_this_process)
         assert found.total_L is not None and np.array_equal(found.total_L, exact(asked, found.survivors))
         assert found.bytes_up == 4 * (8 + 32 * (servers - 1)) + 3 * (8 + 4 * LENGTH)
     with pytest.raises(PlanError, match=r"servers must be in \[2, 1000\], got 1; one server would see every vector"):
@@ -141,5 +142,5 @@ def test_a_curious_server_needs_fewer_steps_and_gets_the_same_sum() -> None:
     for steps in product(("advertise", "share", "input", "unmask"), repeat=2):
         asked = session(6, {0: steps[0], 5: steps[1]})
         how = scheme("pairwise", server="curious")
-        found = how.play(asked, here)
+        found = how.simulate(asked, in_this_process)
         assert found.total_L is not None and np.array_equal(found.total_L, exact(asked, expected(asked, how)))

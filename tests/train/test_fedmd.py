@@ -20,7 +20,7 @@ from atoll.report.html import write_report
 from atoll.report.measuring import measure_plan
 from atoll.train.batches import client_batches
 from atoll.train.job import build_job
-from atoll.train.own_models import public_indices
+from atoll.train.works.consensus import public_indices
 
 MODELS: list[Any] = ["logistic", {"name": "mlp_2nn", "hidden": 16}, {"name": "mlp_2nn", "hidden": 24}]
 
@@ -48,7 +48,7 @@ def test_three_rounds_are_the_papers(plan: Plan) -> None:
     assert public is not None and public.y is not None
     x, y = (torch.from_numpy(array) for array in (federation.dataset.train_x, federation.dataset.train_y))
     public_x, public_y = torch.from_numpy(public.x).float() / 16, torch.from_numpy(public.y)
-    models = [copy.deepcopy(job.kinds[client % 3].model) for client in range(12)]
+    models = [copy.deepcopy(job.architectures[client % 3].model) for client in range(12)]
 
     def orders(purpose: str, attempt: int, client: int, num: int) -> list[Any]:
         rng = generator(0, purpose, attempt, client)

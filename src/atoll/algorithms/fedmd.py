@@ -1,4 +1,4 @@
-"""FedMD. Shapes: B samples, K classes."""
+"""FedMD. Shapes: D scores."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import Annotated
 
 from torch import Tensor
 
-from atoll.core.algorithm import Algorithm, Scores, ServerTask
+from atoll.core.algorithm import Algorithm, ServerTask
 from atoll.core.messages import Aggregate, State
 from atoll.core.options import Count, at_least
+from atoll.core.parts import Part
 
 Epochs = Annotated[int, at_least(0)]
 
@@ -25,20 +26,13 @@ def fedmd(
     replaces the number of epochs of the first revisit.
     """
 
-    def loss(scores_BK: Tensor, consensus_BK: Tensor) -> Tensor:
-        return (scores_BK - consensus_BK).abs().flatten(1).mean(1)
-
     def server_step(params_D: Tensor, aggregate: Aggregate, server: State, task: ServerTask) -> tuple[Tensor, State]:
         return aggregate.delta_D, server
 
     return Algorithm(
         server_step=server_step,
         needs_public=True,
-        scores=Scores(
-            num_samples=samples,
-            loss=loss,
-            epochs=epochs,
-            public_epochs=public_epochs,
-            private_epochs=private_epochs,
+        work=Part(
+            "consensus", samples=samples, epochs=epochs, public_epochs=public_epochs, private_epochs=private_epochs
         ),
     )

@@ -33,16 +33,16 @@ def enrol(
 ) -> None:
     """Make a key and become known to a server; its operator must approve before work begins."""
     from atoll.network.client.connection import Connection, tls_context
-    from atoll.network.client.home import Home, Server
+    from atoll.network.client.home import EnrolledServer, Home
 
     kept = Home.make(home)
     try:
         tls = tls_context(ca, cert, key)
-        with Connection(url, kept.key, tls, patient=False) as connection:
+        with Connection(url, kept.key, tls, keep_trying=False) as connection:
             about = connection.about()
             client = connection.enrol(token, name)
         authority = None if ca is None else str(ca.resolve())
-        kept.enrolled(Server(url, about.server_key, client, name, authority))
+        kept.enrolled(EnrolledServer(url, about.server_key, client, name, authority))
     finally:
         kept.close()
     print(f"enrolled as {name}, client {client}; the server's key is {about.server_key.hex()}")
@@ -75,7 +75,7 @@ def join(
 ) -> None:
     """Work for the server that this client is enrolled with. Ctrl-C stops and keeps everything."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is like Ctrl-C
-    from atoll.network.client.client import Client, Voice
+    from atoll.network.client.client import Client, Console
     from atoll.network.client.connection import Connection, tls_context
     from atoll.network.client.consent import asked_for, every_run
     from atoll.network.client.home import Home
@@ -87,10 +87,10 @@ def join(
     kept = Home.open(home, budget)
     try:
         server, own, asked = kept.server(), _app(app), _floors(floors)
-        voice = Voice((lambda text: None) if quiet else _say, _warn)
+        console = Console((lambda text: None) if quiet else _say, _warn)
         tls = tls_context(Path(server.authority) if server.authority else None, cert, key)
         with Connection(server.url, kept.key, tls, server_key=server.server_key, say=_warn) as connection:
-            Client(own, kept, connection, voice, asked, _peers(peers), consent=consent).run(once=once)
+            Client(own, kept, connection, console, asked, _peers(peers), consent=consent).run(once=once)
     except KeyboardInterrupt:
         print("stopped; everything is kept: the same command goes on", file=sys.stderr)
         raise typer.Exit(130) from None

@@ -1,4 +1,4 @@
-"""The command line: `atoll run`, `atoll matrix`, `atoll data`, `atoll privacy`, `atoll report`."""
+"""The command line: `atoll run`, `atoll matrix`, `atoll data`, `atoll plan`, `atoll privacy`, `atoll report`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import typer
 from atoll.cli.join import enrol, join
 from atoll.cli.ledger import ledger_app
 from atoll.cli.operator import certs, clients_app, runs_app, status, stop
+from atoll.cli.plan import plan_app
 from atoll.cli.plans import PlanArgument, SetOption, read_plan, read_settings
 from atoll.cli.privacy import privacy_app
 from atoll.cli.serve import serve
@@ -48,6 +49,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Data sets: list them, fetch them, look at how they are dealt out.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.add_typer(plan_app, name="plan")
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(clients_app, name="clients")

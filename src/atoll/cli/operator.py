@@ -14,6 +14,7 @@ from atoll.cli.plans import PlanArgument, SetOption, read_plan, read_settings
 from atoll.core.errors import RunError
 
 if TYPE_CHECKING:
+    from atoll.network.protocol.endpoint import Body, Endpoint, Reply
     from atoll.network.protocol.operator import Address
 
 STOP_SECONDS = 120.0
@@ -48,20 +49,22 @@ def status(
     home: HomeOption = HOME, admin: AdminOption = None, token_file: TokenOption = None, format: FormatOption = TABLE
 ) -> None:
     """Show how a server, its runs and its clients are."""
-    told = _ask(_address(home, admin, token_file), "GET", "/status")
+    from atoll.network.protocol import operator_endpoints as endpoints
+
+    answer = _ask(_address(home, admin, token_file), endpoints.STATUS)
     if format is Format.JSON:
-        print(json.dumps(told))
+        print(json.dumps(answer))
         return
     from atoll.report.reading import human_seconds
 
-    server, clients = told["server"], told["clients"]
+    server, clients = answer["server"], answer["clients"]
     print(f"server   up {human_seconds(server['seconds_up'])}, key {server['key']}")
     if server["read_only"]:
         print(f"         READ-ONLY: {server['why']}")
     counts = ", ".join(f"{clients[what]} {what}" for what in ("online", "pending", "revoked", "quarantined"))
     print(f"clients  {clients['approved']} approved: {counts}")
-    if told["runs"]:
-        print("\n" + _runs_table(told["runs"]))
+    if answer["runs"]:
+        print("\n" + _runs_table(answer["runs"]))
 
 
 @clients_app.command("list")
@@ -69,17 +72,21 @@ def clients_list(
     home: HomeOption = HOME, admin: AdminOption = None, token_file: TokenOption = None, format: FormatOption = TABLE
 ) -> None:
     """Show every client that enrolled."""
-    rows = _ask(_address(home, admin, token_file), "GET", "/clients")["clients"]
+    from atoll.network.protocol import operator_endpoints as endpoints
+
+    rows = _ask(_address(home, admin, token_file), endpoints.CLIENTS)["clients"]
     if format is Format.JSON:
         print(json.dumps(rows))
         return
     from atoll.report.reading import human_seconds
 
-    for row in rows:
-        row["heard"] = "now" if row["online"] else None
-        if not row["online"] and row["seconds_since"] is not None:
-            row["heard"] = f"{human_seconds(row['seconds_since'])} ago"
-    print(_table(rows, ("name", "number", "status", "samples", "agreed", "offences", "heard", "id")))
+    def last_heard(row: Mapping[str, Any]) -> str | None:
+        if row["online"] or row["seconds_since"] is None:
+            return "now" if row["online"] else None
+        return f"{human_seconds(row['seconds_since'])} ago"
+
+    shown = [{**row, "heard": last_heard(row)} for row in rows]
+    print(_table(shown, ("name", "number", "status", "samples", "agreed", "offences", "heard", "id")))
 
 
 @clients_app.command("approve")
@@ -95,8 +102,10 @@ def clients_approve(
     format: FormatOption = TABLE,
 ) -> None:
     """Let clients in, after their keys' ids were compared; they are numbered in this order."""
-    body = {"names": names} | ({} if samples is None else {"samples": samples})
-    numbers = _ask(_address(home, admin, token_file), "POST", "/clients/approve", body)["numbers"]
+    from atoll.network.protocol import operator_endpoints as endpoints
+
+    approval = endpoints.Approval(names=names, samples=samples)
+    numbers = _ask(_address(home, admin, token_file), endpoints.APPROVE, approval)["numbers"]
     given = dict(zip(names, numbers, strict=True))
     print(json.dumps(given) if format is Format.JSON else "\n".join(f"{n} is client {i}" for n, i in given.items()))
 
@@ -106,7 +115,9 @@ def clients_revoke(
     names: NamesArgument, home: HomeOption = HOME, admin: AdminOption = None, token_file: TokenOption = None
 ) -> None:
     """Shut clients out, at once."""
-    _ask(_address(home, admin, token_file), "POST", "/clients/revoke", {"names": names})
+    from atoll.network.protocol import operator_endpoints as endpoints
+
+    _ask(_address(home, admin, token_file), endpoints.REVOKE, endpoints.Names(names=names))
 
 
 @clients_app.command("token")
@@ -118,8 +129,11 @@ def clients_token(
     format: FormatOption = TABLE,
 ) -> None:
     """Print a token with which one client can enrol, once; give it to that client alone."""
-    told = _ask(_address(home, admin, token_file), "POST", "/clients/token", {"seconds": hours * 3600})
-    print(json.dumps(told) if format is Format.JSON else told["token"])
+    from atoll.network.protocol import operator_endpoints as endpoints
+
+    lifetime = endpoints.TokenLifetime(seconds=hours * 3600)
+    answer = _ask(_address(home, admin, token_file), endpoints.TOKEN, lifetime)
+    print(json.dumps(answer) if format is Format.JSON else answer["token"])
 
 
 @runs_app.command("list")
@@ -127,7 +141,9 @@ def runs_list(
     home: HomeOption = HOME, admin: AdminOption = None, token_file: TokenOption = None, format: FormatOption = TABLE
 ) -> None:
     """Show every run and how far it is."""
-    rows = _ask(_address(home, admin, token_file), "GET", "/status")["runs"]
+    from atoll.network.protocol import operator_endpoints as endpoints
+
+    rows = _ask(_address(home, admin, token_file), endpoints.STATUS)["runs"]
     print(json.dumps(rows) if format is Format.JSON else _runs_table(rows))
 
 
@@ -141,9 +157,11 @@ def runs_add(
     token_file: TokenOption = None,
 ) -> None:
     """Begin another run beside those that there are; its parts must be in the catalogue."""
+    from atoll.network.protocol import operator_endpoints as endpoints
+
     address = _address(home, admin, token_file)
     chosen = read_plan(plan, read_settings(settings))
-    _ask(address, "POST", "/runs", {"run": name, "plan": chosen.to_dict()})
+    _ask(address, endpoints.ADD_RUN, endpoints.NewRun(run=name, plan=chosen.to_dict()))
 
 
 @runs_app.command("stop")
@@ -154,17 +172,20 @@ def runs_stop(
     token_file: TokenOption = None,
 ) -> None:
     """End a run with the model that it has; it cannot go on."""
-    _ask(_address(home, admin, token_file), "POST", "/runs/stop", {"run": run})
+    from atoll.network.protocol import operator_endpoints as endpoints
+
+    _ask(_address(home, admin, token_file), endpoints.STOP_RUN, endpoints.RunName(run=run))
 
 
 def stop(home: HomeOption = HOME, admin: AdminOption = None, token_file: TokenOption = None) -> None:
     """Stop the server, politely, and wait until it is gone; started again, it goes on where it was."""
     import time
 
+    from atoll.network.protocol import operator_endpoints as endpoints
     from atoll.network.protocol.operator import is_there
 
     address = _address(home, admin, token_file)
-    _ask(address, "POST", "/stop")
+    _ask(address, endpoints.STOP)
     until = time.monotonic() + STOP_SECONDS
     while is_there(address):
         if time.monotonic() > until:
@@ -197,10 +218,10 @@ def _address(home: Path, admin: str | None, token_file: Path | None) -> Address:
     return Address(admin or address_of(home).url, read_token(token_file or home / TOKEN))
 
 
-def _ask(address: Address, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+def _ask(address: Address, endpoint: Endpoint[Body, Reply], body: Body | None = None) -> Reply:
     from atoll.network.protocol.operator import ask
 
-    return ask(address, method, path, body)
+    return ask(address, endpoint, body)
 
 
 def _runs_table(runs: Sequence[Mapping[str, Any]]) -> str:

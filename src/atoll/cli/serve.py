@@ -52,7 +52,7 @@ def serve(
             "or leave --set out"
         )
     chosen = read_plan(plan, read_settings(settings)) if plan is not None else None
-    from atoll.network.server.operations import Hub
+    from atoll.network.server.operations import Operations
     from atoll.network.server.serving import locked
     from atoll.network.server.serving import serve as serve_hub
     from atoll.network.server.store import Store
@@ -61,10 +61,10 @@ def serve(
     tls = tls_context(cert, key, client_ca) if cert is not None and key is not None else None
     with locked(home):
         kept = Store(store or f"sqlite:///{home.resolve()}/store.db")
-        hub = Hub(home, kept, objects=objects, num_clients=clients, max_samples=max_samples)
+        operations = Operations(home, kept, objects=objects, num_clients=clients, max_samples=max_samples)
         if chosen is not None:
-            hub.begin_with(name or _name(chosen.name or f"{chosen.data.name}-{chosen.algorithm.name}"), chosen)
-        serve_hub(hub, home, host=host, port=port, tls=tls, admin_port=admin_port, once=once)
+            operations.ensure_run(name or _name(chosen.name or f"{chosen.data.name}-{chosen.algorithm.name}"), chosen)
+        serve_hub(operations, home, host=host, port=port, tls=tls, admin_port=admin_port, once=once)
 
 
 def _name(text: str) -> str:

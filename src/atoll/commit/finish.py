@@ -1,30 +1,178 @@
-"""The end of a round, for every driver: whether it counts, what is measured and written of it, and why a run ends."""
+"""The finish of a round and of a run, for every driver.
+
+`commit_round` goes from the state and what clients did to the next state, the metrics row, what happened, and the
+reason to stop, if there is one. Nothing of it knows whether the clients were simulated.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from atoll.commit.guard import Guard
 from atoll.commit.measure import measured
-from atoll.commit.run_state import Round, RunState, why_stop
-from atoll.core.coordinator import Coordinator, Reason
-from atoll.core.plan import Plan, Stop
-from atoll.engine.base import Engine
+from atoll.commit.parts import RunParts
+from atoll.commit.run_state import RunState, forget
+from atoll.commit.secure_sum import Added
+from atoll.commit.versions import Fold
+from atoll.core.coordinator import Abandon, Command, Committed, Reason
+from atoll.core.events import AttemptAbandoned, BudgetCharged, Evaluated, Event, RoundCommitted, TasksSent
+from atoll.core.messages import Task, Update
+from atoll.core.plan import Stop
+from atoll.train.exchange import Work
 
 MEASURES = ("train_loss", "test", "models_test", "clients_test")
 """The parts of a metrics row that say how good the model is."""
 
 
-class Finished(NamedTuple):
-    """A round that counts, with the time that it took."""
+class RoundWork(NamedTuple):
+    """What clients did for a round."""
+
+    tasks: Sequence[Task]
+    """The tasks that are to be committed, as they were done."""
+    work: Work | None
+    """Their updates, folded or as rows; None if nothing came of them."""
+    own: Update | None = None
+    """The server's own update, where the rule compares with it."""
+    added: Added | None = None
+    """What is known of a sum that was made in secret."""
+    fold: Fold | None = None
+    """Folds the updates of some of the clients again."""
+    extras: Mapping[str, Any] = MappingProxyType({})
+    """What the driver alone knows of the round, for its metrics row."""
+
+
+class Outcome(NamedTuple):
+    """What became of a round."""
 
     state: RunState
-    round: Round
-    reason: Reason | None
-    """Which of the plan's limits it has reached, if any."""
+    committed: Committed | None
+    """What the coordinator was told; None if the version must not count, and the run ends with the one before."""
+    commands: Sequence[Command] = ()
+    """What the coordinator wants, if nothing was committed."""
+    row: dict[str, Any] | None = None
+    """The metrics row of the new version; None if there is none."""
+    reason: Reason | None = None
+    """Why the run ends here, if it does."""
+    events: tuple[Event, ...] = ()
+    counted: tuple[Task, ...] = ()
+    """The tasks whose updates are in the version."""
+    overflowed: tuple[int, ...] = ()
+    """Clients whose updates made a version overflow, which was made again without them."""
+
+
+def commit_round(parts: RunParts, state: RunState, did: RoundWork, elapsed: Callable[[], float]) -> Outcome:
+    """Make a version of what clients did, if that is enough, and finish the round.
+
+    `state` is that in which the coordinator commits, and `elapsed` gives the seconds since the round began. A round is
+    not counted that takes more bytes than are left, or makes a model that is not finite.
+    """
+    coordinator, policy, before = parts.coordinator, parts.coordinator.policy, state
+    committing = state.coordinator.committing
+    row: dict[str, Any] = {}
+    committed, counted = Committed(0), frozenset[int]()
+    if did.work is not None:
+        state, row, committed, counted = parts.versions.settle(state, did.tasks, did.work, did.own, did.added, did.fold)
+    refused = why_refused(parts.plan.stop, state)
+    if refused is not None:
+        return Outcome(forget(before, committing, policy), None, reason=refused)
+    late = sum(state.coordinator.version - task.version for task in did.tasks) / max(1, len(did.tasks))
+    machine, commands = coordinator.step(state.coordinator, committed)
+    state = forget(state._replace(coordinator=machine), committing, policy)
+    overflowed = tuple(row.get("overflowed", ()))
+    if commands:
+        return Outcome(state, committed, commands, overflowed=overflowed)
+    row = row | {**did.extras, **({"staleness": late} if policy.overlaps_rounds else {})}
+    state, row, evaluated, reason = _finished(parts, state, row, elapsed)
+    return Outcome(
+        state=state,
+        committed=committed,
+        row=row,
+        reason=reason,
+        events=(*_charged(parts, machine.attempt - 1), *_told(evaluated), RoundCommitted(row=row)),
+        counted=tuple(task for task in committing if task.client in counted),
+        overflowed=overflowed,
+    )
+
+
+def _finished(
+    parts: RunParts, state: RunState, row: Mapping[str, Any], elapsed: Callable[[], float]
+) -> tuple[RunState, dict[str, Any], Evaluated, Reason | None]:
+    """Measure a version that counts, complete its row, and say which of the plan's limits it has reached.
+
+    The last round is always measured; where privacy does not pay for another attempt, this is the last.
+    """
+    plan, guard, machine = parts.plan, parts.guard, state.coordinator
+    counters = {"failed": machine.failed, "rejected": machine.rejected, "abandoned": machine.abandoned}
+    row = {"round": machine.version, **row, **counters}
+    if guard is not None:
+        row = guard.public_row(row, machine.attempt)
+    reason = why_stop(plan.stop, {**row, "seconds": state.seconds + elapsed()})
+    last = machine.version >= parts.coordinator.rounds or reason is not None
+    last = last or (guard is not None and not guard.allows(machine.attempt))
+    evaluated = measured(plan, parts.engine, machine.version, state, last=last)
+    took = elapsed()
+    state = state._replace(seconds=state.seconds + took)
+    times = {"round_seconds": round(took, 6), "seconds": round(state.seconds, 6)}
+    whole = without_nan({**row, **times, **evaluated.metrics})
+    return state, whole, evaluated, reason or why_stop(plan.stop, whole)
+
+
+def send_tasks(parts: RunParts, machine_attempt: int, tasks: Sequence[Task]) -> tuple[Event, ...]:
+    """Charge what is released by asking alone, and say who was asked."""
+    guard = parts.guard
+    hidden = guard is not None and guard.mechanism.hides_cohort
+    clients = () if hidden else tuple(task.client for task in tasks)
+    sent = TasksSent(version=tasks[0].version, attempt=machine_attempt, clients=clients)
+    if guard is None or not guard.trusts_nobody:
+        return (sent,)
+    guard.charge(machine_attempt)
+    return (sent, *_charged(parts, machine_attempt))
+
+
+def abandon(parts: RunParts, command: Abandon) -> tuple[Event, ...]:
+    """Charge an attempt of which nothing was made, and say so."""
+    abandoned = AttemptAbandoned(attempt=command.attempt, reason=str(command.reason))
+    if parts.guard is None:
+        return (abandoned,)
+    parts.guard.charge(command.attempt)
+    return (*_charged(parts, command.attempt), abandoned)
+
+
+def _charged(parts: RunParts, attempt: int) -> tuple[Event, ...]:
+    if parts.guard is None:
+        return ()
+    spent = parts.guard.spent(attempt + 1)
+    return (BudgetCharged(attempt=attempt, epsilon=spent.epsilon, delta=spent.delta),)
+
+
+def _told(evaluated: Evaluated) -> tuple[Event, ...]:
+    return (evaluated,) if evaluated.metrics else ()
+
+
+def finish_run(
+    parts: RunParts, state: RunState, reason: Reason, row: Mapping[str, Any] | None
+) -> tuple[Reason, tuple[Event, ...]]:
+    """Return why a run ends whose last row is this, and what is measured for its end."""
+    events = measured_again(parts, state, row)
+    row = next((event.row for event in events if isinstance(event, RoundCommitted)), row)
+    return end_reason(reason, row), events
+
+
+def end_reason(reason: Reason, row: Mapping[str, Any] | None) -> Reason:
+    """Return why a run ends whose last row is this: a model that cannot be measured has diverged, whatever ended it."""
+    if row is None or reason is Reason.INTERRUPTED:
+        return reason
+    return reason if _is_finite([row[name] for name in MEASURES if name in row]) else Reason.DIVERGED
+
+
+def measured_again(parts: RunParts, state: RunState, row: Mapping[str, Any] | None) -> tuple[Event, ...]:
+    """Measure the last round if its row says that it has not been; the row with what was found comes last."""
+    if row is None or "test" in row:
+        return ()
+    evaluated = measured(parts.plan, parts.engine, row["round"], state, last=True)
+    return (evaluated, RoundCommitted(row=without_nan({**row, **evaluated.metrics}), again=True))
 
 
 def why_refused(stop: Stop, state: RunState) -> Reason | None:
@@ -37,49 +185,16 @@ def why_refused(stop: Stop, state: RunState) -> Reason | None:
     return None
 
 
-def finish_round(
-    plan: Plan,
-    engine: Engine,
-    coordinator: Coordinator,
-    guard: Guard | None,
-    state: RunState,
-    row: Mapping[str, Any],
-    elapsed: Callable[[], float],
-) -> Finished:
-    """Measure a version that counts, and complete its metrics row; `elapsed` gives the seconds since the round began.
-
-    `state` is that after the commit, and `row` what was said of it when the version was made. The last round is always
-    measured; where privacy does not pay for another attempt, this is the last.
-    """
-    machine = state.coordinator
-    counters = {"failed": machine.failed, "rejected": machine.rejected, "abandoned": machine.abandoned}
-    row = {"round": machine.version, **row, **counters}
-    if guard is not None:
-        row = guard.public_row(row, machine.attempt)
-    reason = why_stop(plan.stop, {**row, "seconds": state.seconds + elapsed()})
-    last = machine.version >= coordinator.rounds or reason is not None
-    last = last or (guard is not None and not guard.allows(machine.attempt))
-    found = measured(plan, engine, machine.version, state, last=last)
-    took = elapsed()
-    state = state._replace(seconds=state.seconds + took)
-    times = {"round_seconds": round(took, 6), "seconds": round(state.seconds, 6)}
-    whole = without_nan({**row, **times, **found.row})
-    return Finished(state, replace(found, row=whole), reason or why_stop(plan.stop, whole))
-
-
-def measured_again(plan: Plan, engine: Engine, state: RunState, row: Mapping[str, Any] | None) -> Round | None:
-    """Measure the last round that counts if it has not been: nobody knew that it was the last."""
-    if row is None or "test" in row:
-        return None
-    found = measured(plan, engine, row["round"], state, last=True)
-    return replace(found, row=without_nan({**row, **found.row}))
-
-
-def end_reason(reason: Reason, row: Mapping[str, Any] | None) -> Reason:
-    """Return why a run ends whose last row is this: a model that cannot be measured has diverged, whatever ended it."""
-    if row is None or reason is Reason.INTERRUPTED:
-        return reason
-    return reason if _is_finite([row[name] for name in MEASURES if name in row]) else Reason.DIVERGED
+def why_stop(stop: Stop, row: Mapping[str, Any]) -> Reason | None:
+    """Return which of a plan's limits a round has reached, if any."""
+    spent: dict[Reason, tuple[float | None, float]] = {
+        Reason.TARGET: (stop.accuracy, row.get("test", {}).get("accuracy") or 0.0),
+        Reason.BYTES: (stop.bytes, row.get("bytes_up", 0) + row.get("bytes_down", 0)),
+        Reason.SAMPLES: (stop.samples, row.get("samples_trained", 0)),
+        Reason.SIMULATED_SECONDS: (stop.simulated_seconds, row.get("simulated_seconds", 0.0)),
+        Reason.SECONDS: (stop.seconds, row["seconds"]),
+    }
+    return next((reason for reason, (most, now) in spent.items() if most is not None and now >= most), None)
 
 
 def without_nan(value: Any) -> Any:
@@ -92,7 +207,7 @@ def without_nan(value: Any) -> Any:
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether all numbers in nested tables are there and finite; a None stands for one that was not."""
+    """Return whether all numbers in nested tables are there and finite; a None stands for one that was not."""
     if isinstance(value, Mapping):
         return _is_finite(list(value.values()))
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The guard of a private run: it refuses what cannot be private, charges every attempt, and tells the price."""
+"""The guard of a private run: it charges every attempt, tells the price, and stops before the budget is spent."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from atoll.commit.coordinator import build_coordinator
+from atoll.checks.table import check
+from atoll.checks.views import Budget
 from atoll.commit.server_step import aggregated
-from atoll.core.coordinator import Coordinator, CoordinatorState
+from atoll.core.coordinator import Coordinator
 from atoll.core.errors import AtollError, PlanError
 from atoll.core.messages import Aggregate, State, Task, Update
 from atoll.core.plan import Plan
-from atoll.core.privacy import IN_TURN, RELATION, Exposure, Mechanism, Release
+from atoll.core.privacy import IN_TURN, RELATION, Exposure, Mechanism, ReleaseContext
 from atoll.core.sampler import Pick, Population, Sampler
-from atoll.core.secagg import Secagg
 from atoll.privacy.accounting import Spent, spent
 from atoll.privacy.draws import secret_generator
 from atoll.privacy.ledger import Ledger
 from atoll.privacy.noise import derived
 from atoll.train.exchange import sent_by
-from atoll.train.federation import build_federation
-from atoll.train.job import Job, build_job, exposed
+from atoll.train.job import Job, build_job
 from atoll.train.layout import empty_update
 from atoll.train.trainer import fold_of
 
@@ -100,8 +99,8 @@ class Guard:
             nobody = self.mechanism.on_grid(empty_update(self.job), sent_by(self.job, [Task(0, 0, attempt)]))
             folded = fold_of(self.job).add({}, nobody)
         self.ledger.charge(attempt, _parts(folded))
-        order = Release(self.exposure(attempt + 1), self.job.secret, self.job.spec.dtype)
-        return self.mechanism.release(folded, memory, order)
+        context = ReleaseContext(self.exposure(attempt + 1), self.job.secret, self.job.spec.dtype)
+        return self.mechanism.release(folded, memory, context)
 
     def public_row(self, row: Mapping[str, Any], attempts: int) -> dict[str, Any]:
         """What may be told of a round, and what has been spent."""
@@ -139,22 +138,17 @@ def statement_of(mechanism: Mechanism) -> dict[str, Any]:
 
 
 def guarded(plan: Plan, job: Job, coordinator: Coordinator, ledger: Ledger) -> tuple[Job, Coordinator, Guard]:
-    """Make a run private: its job, its coordinator and its guard; what cannot be private is refused."""
-    mechanism, exposure = private_parts(plan, job, coordinator)
+    """Make a run private: its job, its coordinator and its guard; a budget that pays for no round is refused."""
+    mechanism, exposure = protection(job)
+    check(Budget(mechanism, exposure))
     policy = coordinator.policy
     if mechanism.min_reports is not None:
         policy = policy._replace(min_reports=mechanism.min_reports(policy.goal(coordinator.num_clients)))
-    job = replace(job, exposure=exposure)
     guard = Guard(job, mechanism, exposure, ledger)
     sampler = in_strict_turn() if coordinator.sampler.scheme == IN_TURN else coordinator.sampler
     coordinator = replace(
         coordinator, policy=policy, sampler=sampler, secret_rng=lambda attempt: guard.rng("cohort", attempt)
     )
-    if not guard.allows(0):
-        raise PlanError(
-            f"privacy.epsilon of {mechanism.epsilon} does not pay for one round, which takes "
-            f"{_upwards(guard.spent(1).epsilon):g}: raise it or privacy.sigma, or ask a smaller share of the clients"
-        )
     return job, coordinator, guard
 
 
@@ -169,142 +163,17 @@ def in_strict_turn() -> Sampler:
     return Sampler(sample, scheme=IN_TURN)
 
 
-def private_parts(plan: Plan, job: Job, coordinator: Coordinator) -> tuple[Mechanism, Exposure]:
-    """The mechanism of a plan and what it is exposed to, of no attempt yet; refuses parts that do not fit."""
-    mechanism = job.mechanism
-    if plan.privacy is None or mechanism is None:
+def protection(job: Job) -> tuple[Mechanism, Exposure]:
+    """Return what protects a job and what it is exposed to, of no attempt yet."""
+    if job.mechanism is None or job.exposure is None:
         raise PlanError(NO_PRIVACY)
-    exposure = exposure_of(plan, job, coordinator)
-    check_delta(mechanism, exposure)
-    mechanism.event(exposure._replace(attempts=1))
-    _check_parts(plan, job, mechanism, exposure.cohort)
-    _check_rounds(plan, coordinator, mechanism)
-    _check_released(plan, mechanism)
-    return mechanism, exposure
+    return job.mechanism, job.exposure
 
 
 def planned(plan: Plan) -> tuple[Mechanism, Exposure]:
     """What protects the run of a plan, and what all of its rounds expose it to."""
-    federation = build_federation(plan)
-    mechanism, exposure = private_parts(plan, build_job(plan, federation), build_coordinator(plan, federation))
+    mechanism, exposure = protection(build_job(plan))
     return mechanism, exposure._replace(attempts=plan.rounds)
-
-
-def exposure_of(plan: Plan, job: Job, coordinator: Coordinator) -> Exposure:
-    """How clients and samples are drawn, from the parts that draw them."""
-    num_clients, sampler = coordinator.num_clients, coordinator.sampler
-    wanted = coordinator.policy.num_wanted(CoordinatorState(), num_clients)
-    rate = min(1.0, wanted / num_clients) if sampler.rate is None else sampler.rate
-    return exposed(plan, job.local, job.federation)._replace(scheme=sampler.scheme, rate=rate, attempts=0)
-
-
-def check_delta(mechanism: Mechanism, exposure: Exposure) -> None:
-    """Refuse a delta with which one of those who are hidden could be given away outright."""
-    num = exposure.num_clients if mechanism.unit == "client" else exposure.num_samples
-    if mechanism.delta * num >= 1:
-        raise PlanError(
-            f"privacy.delta is {mechanism.delta:g}, but {num:,} {mechanism.unit}s are to be hidden: a delta of one "
-            f"over their number allows to give one of them away; set it below {1 / num:.2g}"
-        )
-
-
-def _check_parts(plan: Plan, job: Job, mechanism: Mechanism, cohort: int) -> None:
-    """Refuse algorithms and rules that look at more than the mechanism protects."""
-    name, algorithm = f"privacy {plan.privacy.name if plan.privacy else ''}", plan.algorithm.name
-    if plan.server.samples is not None and plan.server.source != "public":
-        raise PlanError(
-            f"{name} does not cover server.samples, which are copies of clients' samples that the server looks at "
-            'without noise: take them from samples that no client holds, with server.source = "public" and '
-            'public = {name = "held_out", fraction = 0.05}, or leave them out'
-        )
-    if job.algorithm.needs_loss:
-        raise PlanError(
-            f"{name}: {algorithm} weighs clients by the loss on their data, which is not protected: use fedavg"
-        )
-    if job.algorithm.scores is not None:
-        raise PlanError(
-            f"{name} protects what is shared, but clients of {algorithm} keep models of their own, which are measured "
-            "and written down with the result: use fedavg"
-        )
-    if mechanism.on_grid is None:
-        return
-    if job.secure is not None:
-        _check_masks(name, job.secure.settings, mechanism, cohort)
-    if job.algorithm.needs_updates:
-        raise PlanError(
-            f"{name} releases a sum alone, but {algorithm} looks at each update: use fedavg, or privacy local"
-        )
-    if plan.aggregator.name != "mean":
-        raise PlanError(
-            f"{name} adds noise to a sum, but {plan.aggregator.name} is none: leave it out, or use privacy local"
-        )
-    if plan.detection is not None:
-        raise PlanError(f"{name} releases a sum alone, but detection looks at each update: leave it out")
-    if job.wants_rows and job.secure is None:
-        raise PlanError(f"{name} releases a sum alone, but the attack or the policy needs each update: use another")
-
-
-def _check_masks(name: str, masks: Secagg, mechanism: Mechanism, cohort: int) -> None:
-    """Refuse to add up in secret what has no noise yet, too little of it, or no room."""
-    if mechanism.sum_bound is None:
-        raise PlanError(
-            f"{name} lets a server that sees each update add the noise, which secure aggregation hides from it: "
-            "leave secagg out, or let clients add the noise: use privacy distributed"
-        )
-    if masks.groups > 1:
-        raise PlanError(f"{name} has its noise in the sum of all clients, not of a group: leave secagg.groups out")
-    if mechanism.sum_bound(cohort) >= 1 << masks.modulus_bits - 1:
-        raise PlanError(
-            f"{name}: the sum of {cohort} clients with its noise does not fit {masks.modulus_bits} bits: "
-            "lower privacy.bits, or set secagg.modulus_bits = 64"
-        )
-
-
-def _check_rounds(plan: Plan, coordinator: Coordinator, mechanism: Mechanism) -> None:
-    """Refuse policies and samplers whose clients are not drawn as the accountant thinks."""
-    policy, sampler, num_clients = coordinator.policy, coordinator.sampler, coordinator.num_clients
-    if policy.overlaps_rounds:
-        raise PlanError(
-            f"privacy is accounted for by rounds of one cohort, but {plan.policy.name} overlaps them: "
-            'use policy = "cohort"'
-        )
-    if sampler.score:
-        raise PlanError(
-            f"{plan.sampler.name} prefers clients by their {sampler.score}, which is not protected: "
-            'use sampler = "poisson" or "round_robin"'
-        )
-    if "by size" in sampler.scheme:
-        raise PlanError(
-            f"{plan.sampler.name} prefers clients by how many samples they have, which is not protected: "
-            'use sampler = "poisson" or "round_robin"'
-        )
-    if policy.num_wanted(CoordinatorState(), num_clients) != policy.goal(num_clients):
-        raise PlanError(
-            "with policy.over_selection it depends on others who counts, which no accountant knows: leave it out"
-        )
-    if mechanism.min_reports is not None and policy.min_reports > 1:
-        raise PlanError(
-            f"policy.min_reports is {policy.min_reports}, but the mechanism says how many must answer: leave it out"
-        )
-    if sampler.scheme == IN_TURN and plan.devices is not None:
-        raise PlanError(
-            f"{plan.sampler.name} skips devices that cannot be reached, so that others come up too often for privacy: "
-            "leave devices out"
-        )
-
-
-def _check_released(plan: Plan, mechanism: Mechanism) -> None:
-    """Refuse to measure, or to stop by, what is not protected."""
-    if plan.evaluation.clients_every:
-        raise PlanError(
-            "evaluation.clients_every measures the model on clients' own data, which is not charged: leave it out; "
-            "the central test set tells how good the model is"
-        )
-    for stop in ("samples", "simulated_seconds", *(["bytes"] if mechanism.hides_cohort else [])):
-        if getattr(plan.stop, stop) is not None:
-            raise PlanError(
-                f"stop.{stop} tells of clients' data or of who was asked, which is not charged: leave it out"
-            )
 
 
 def _parts(folded: State) -> Iterator[bytes]:

@@ -1,45 +1,52 @@
-"""What is measured after a round. Shapes: C clients, K classes."""
+"""What is measured after a round."""
 
 from __future__ import annotations
 
-from atoll.commit.run_state import Round, RunState
+from atoll.commit.run_state import RunState
+from atoll.core.events import Evaluated
 from atoll.core.plan import Plan
 from atoll.core.seeds import generator
 from atoll.engine.base import Engine
 from atoll.train.metrics import Metrics, spread
 
 
-def measured(plan: Plan, engine: Engine, number: int, state: RunState, *, last: bool) -> Round:
+def measured(plan: Plan, engine: Engine, version: int, state: RunState, *, last: bool) -> Evaluated:
     """Measure what the plan asks for after this round; the last round is always measured.
 
     Where clients keep models of their own, those are measured of the clients that have taken part.
     """
     ask, job = plan.evaluation, engine.job
-    row: dict[str, Metrics] = {}
+    metrics: dict[str, Metrics] = {}
     confusion_KK = scores_C2 = None
-    clients: list[int] | None = None
-    asked = last or (ask.every > 0 and number % ask.every == 0)
-    at_home = ask.clients_every > 0 and (last or number % ask.clients_every == 0)
-    chosen = _chosen(plan, engine, state) if at_home or (asked and job.kinds) else []
-    own = {client: state.clients[client] for client in chosen} if job.kinds else {}
+    asked = last or (ask.every > 0 and version % ask.every == 0)
+    at_home = ask.clients_every > 0 and (last or version % ask.clients_every == 0)
+    chosen = _chosen(plan, engine, state) if at_home or (asked and job.work.personal) else []
+    own = {client: state.clients[client] for client in chosen} if job.work.personal else {}
     if asked:
         if own:
-            row["test"], confusion_KK, models_C2 = engine.evaluate_own(own)
-            row["models_test"] = spread(models_C2[:, 0], models_C2[:, 1])
+            metrics["test"], confusion_KK, models_C2 = engine.evaluate_own(own)
+            metrics["models_test"] = spread(models_C2[:, 0], models_C2[:, 1])
         else:
-            row["test"], confusion_KK = engine.evaluate(state.params_D)
+            metrics["test"], confusion_KK = engine.evaluate(state.params_D)
     if at_home:
-        clients = chosen
-        scores_C2 = engine.evaluate_clients(state.params_D, clients, own)
-        row["clients_test"] = spread(scores_C2[:, 0], scores_C2[:, 1])
-    return Round(row=row, confusion_KK=confusion_KK, clients=clients, scores_C2=scores_C2)
+        scores_C2 = engine.evaluate_clients(state.params_D, chosen, own)
+        metrics["clients_test"] = spread(scores_C2[:, 0], scores_C2[:, 1])
+    return Evaluated(
+        version=version,
+        metrics=metrics,
+        confusion_KK=confusion_KK,
+        clients=tuple(chosen) if at_home else (),
+        scores_C2=scores_C2,
+    )
 
 
 def _chosen(plan: Plan, engine: Engine, state: RunState) -> list[int]:
-    """Who is measured: all but those who joined to attack, or as many as the plan allows, picked by seed."""
+    """Return the clients to measure: all but those who joined to attack, or as many as the plan allows, by seed."""
     added = engine.job.federation.added  # the last clients
     have_models = (
-        sorted(client for client in state.clients if client not in added) if engine.job.kinds else range(added.start)
+        sorted(client for client in state.clients if client not in added)
+        if engine.job.work.personal
+        else range(added.start)
     )
     most = plan.evaluation.max_clients
     if len(have_models) <= most:

@@ -1,4 +1,4 @@
-"""What a private plan will cost, before it runs."""
+"""Forecasts of the privacy loss of a plan, before it runs."""
 
 from __future__ import annotations
 
@@ -10,42 +10,43 @@ from atoll.commit.guard import NO_PRIVACY, planned, statement_of
 from atoll.core.errors import PlanError
 from atoll.core.plan import Plan
 from atoll.core.privacy import Draws, Exposure, Mechanism
-from atoll.privacy.accounting import ACCOUNTANTS, Accountant, calibrated, knows, spent
+from atoll.privacy.accounting import ACCOUNTANTS, Accountant, calibrate_sigma, spent, supports
 
 ROWS = 12
-"""So many numbers of rounds are shown."""
+"""Number of rows of a forecast, evenly spaced over the plan's rounds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrated:
-    """The noise for an epsilon, and what it then costs."""
+    """The noise multiplier for an epsilon, with what is needed to account for it."""
 
     sigma: float
     mechanism: Mechanism
     exposure: Exposure
     accountants: tuple[Accountant, ...]
+    """Accountants that support the mechanism."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """What a plan spends by rounds."""
+    """Forecast of the epsilon of a plan, by rounds."""
 
     rounds: tuple[int, ...]
     epsilons: dict[Accountant, list[float]]
     """Accountant -> epsilon after each of `rounds`."""
     last_round: int | None
-    """The last round that the budget pays for, where there is one."""
+    """Last round within the budget; None without a budget."""
     statement: dict[str, Any]
     largest: Draws | None
-    """The client whose samples spend that, where clients differ."""
+    """The client with the largest epsilon, where samples are protected and clients differ."""
 
 
 def calibrated_plan(plan: Plan, epsilon: float) -> Calibrated:
-    """The least sigma with which all rounds of a plan spend at most epsilon."""
+    """Return the least sigma with which all rounds of a plan spend at most epsilon."""
     if not epsilon > 0:
-        raise PlanError(f"--epsilon must be above 0, got {epsilon}")
+        raise PlanError(f"--epsilon must be above 0, got {epsilon}; 1 to 10 is usual")
     if plan.rounds < 1:
-        raise PlanError("a plan of no rounds spends nothing: set rounds")
+        raise PlanError("a plan without rounds has no privacy loss to calibrate for: set rounds to 1 or more")
     if plan.privacy is None:
         raise PlanError(NO_PRIVACY)
 
@@ -57,21 +58,21 @@ def calibrated_plan(plan: Plan, epsilon: float) -> Calibrated:
     def mechanism_of(sigma: float) -> Mechanism:
         part = with_noise(sigma).privacy
         assert part is not None
-        found: Mechanism = part.build("privacy.mechanisms", exposure=exposure)
-        return found
+        mechanism: Mechanism = part.build("privacy.mechanisms", exposure=exposure)
+        return mechanism
 
-    sigma = calibrated(mechanism_of, exposure, epsilon)
+    sigma = calibrate_sigma(mechanism_of, exposure, epsilon)
     mechanism = mechanism_of(sigma)
-    kinds = tuple(kind for kind in ACCOUNTANTS if knows(mechanism, exposure, kind))
+    kinds = tuple(kind for kind in ACCOUNTANTS if supports(mechanism, exposure, kind))
     return Calibrated(sigma=sigma, mechanism=mechanism, exposure=exposure, accountants=kinds)
 
 
 def outlook(plan: Plan) -> Outlook:
-    """What a plan spends after one round, after some, and after all; and where its budget ends it."""
+    """Forecast the epsilon of a plan from its first to its last round, and the round in which its budget ends."""
     mechanism, exposure = planned(plan)
     total = max(1, plan.rounds)
     rounds = tuple(sorted({max(1, math.ceil(total * part / ROWS)) for part in range(1, ROWS + 1)} | {1}))
-    kinds = [kind for kind in ACCOUNTANTS if knows(mechanism, exposure, kind)]
+    kinds = [kind for kind in ACCOUNTANTS if supports(mechanism, exposure, kind)]
     epsilons = {
         kind: [spent(mechanism, exposure._replace(attempts=number), kind).epsilon for number in rounds]
         for kind in kinds
@@ -86,12 +87,12 @@ def outlook(plan: Plan) -> Outlook:
 
 
 def last_round(mechanism: Mechanism, exposure: Exposure, total: int) -> int:
-    """The last round that the budget pays for; it may be none, or the last of all."""
+    """Return the last of `total` rounds within the budget; 0 if even the first exceeds it."""
     if mechanism.epsilon is None:
         return total
     low, high = 0, total
     while low < high:
         middle = (low + high + 1) // 2
-        pays = spent(mechanism, exposure._replace(attempts=middle)).epsilon <= mechanism.epsilon
-        low, high = (middle, high) if pays else (low, middle - 1)
+        within = spent(mechanism, exposure._replace(attempts=middle)).epsilon <= mechanism.epsilon
+        low, high = (middle, high) if within else (low, middle - 1)
     return low

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from atoll.checks.table import check
+from atoll.checks.views import Round
 from atoll.commit.server_step import aggregated, stepped
 from atoll.core.aggregator import as_rows
 from atoll.core.coordinator import Coordinator
 from atoll.core.errors import AtollError, PlanError
-from atoll.core.messages import STATISTICS, Payload, State, Task, Update, stack
+from atoll.core.messages import Payload, State, Task, Update, stack
 from atoll.core.plan import Plan
 from atoll.core.transform import Encoding
 from atoll.core.wire import pack, packed_size, unpack
@@ -46,11 +48,11 @@ def rehearse_round(plan: Plan, job: Job, coordinator: Coordinator) -> None:
     Privacy noise is left out: it is drawn for releases alone.
     """
     layout = layout_of(job)
-    _refuse_exact_extras(job, layout)
     _try_smallest_batch(job)
     with _as_refusal("uplink", "change the order of the uplink, or leave a step out"):
         updates, bytes_up = _sent(job, layout, SIZES[:1] if job.spec.num_params > LARGE else SIZES)
-    _must_buy_a_round(plan, job, coordinator, bytes_up)
+    least_bytes = _least_bytes(plan, job, coordinator, bytes_up)
+    check(Round(plan, job.mechanism, tuple(sorted(layout.exact())), least_bytes))
     with _as_refusal("downlink", "change the order of the downlink, or leave a step out"):
         _heard(job)
         _must_come_closer(job)
@@ -70,27 +72,11 @@ def rehearse_round(plan: Plan, job: Job, coordinator: Coordinator) -> None:
             stepped(job, model_M, aggregate, server, 0, coordinator.num_clients)
 
 
-def _refuse_exact_extras(job: Job, layout: Update) -> None:
-    """Refuse to blur what must arrive as it is: an algorithm's numbers, and batch-norm statistics."""
-    exact = sorted(layout.exact())
-    if not exact or job.mechanism is None or job.mechanism.steps is not None:
-        return
-    if STATISTICS in exact:
-        raise PlanError(
-            "privacy of whole clients adds noise to all that they send, which makes batch-norm statistics invalid: "
-            'set local.buffers = "local", or use group norm'
-        )
-    raise PlanError(
-        "privacy of whole clients adds noise to all that they send, but this algorithm's "
-        f"{', '.join(exact)} must arrive exactly: use fedavg, fedprox or scaffold"
-    )
-
-
 def _try_smallest_batch(job: Job) -> None:
     """Run the smallest batch that a client will meet through the model in training mode."""
-    if job.private is not None:
+    if job.private is not None or job.work.first is not None:
         return
-    for kind in job.kinds or (job,):
+    for kind in job.work.jobs(job):
         client, size = _smallest_batch(job)
         federation = kind.federation
         x, y = kind.inputs(federation.features(federation.train_x[:size])), federation.train_y[:size]
@@ -110,7 +96,7 @@ def rehearse_training(job: Job, client: int | None = None) -> None:
 
     An algorithm, a model and private steps may not fit each other. What the step draws is not what a run draws.
     """
-    if job.kinds or job.spec.num_params > LARGE:
+    if job.work.personal or job.spec.num_params > LARGE:
         return
     client = int(job.federation.partition.sizes().argmin()) if client is None else client
     local = replace(job.local, epochs=None, steps=1)
@@ -134,19 +120,14 @@ def _smallest_batch(job: Job) -> tuple[int, int]:
     return client, int(least_C[client])
 
 
-def _must_buy_a_round(plan: Plan, job: Job, coordinator: Coordinator, bytes_up: int) -> None:
-    """Refuse a budget of bytes that cannot pay for one round; a client sends at least so many up."""
-    if plan.stop.bytes is None or job.secure is not None:
-        return
+def _least_bytes(plan: Plan, job: Job, coordinator: Coordinator, bytes_up: int) -> int:
+    """Return how many bytes a round takes at least, of clients that send so many up; 0 where that is not known."""
+    if job.secure is not None:
+        return 0
     sure = plan.devices is None and not coordinator.sampler.draws_size
     num = coordinator.policy.goal(coordinator.num_clients) if sure else max(1, coordinator.policy.min_reports)
     sent = broadcast_of(job, job.first_D, first_server(job, job.first_D))
-    least = num * (bytes_up + (0 if job.downlink.chain.transforms else packed_size(sent.plain())))
-    if plan.stop.bytes < least:
-        raise PlanError(
-            f"stop.bytes of {plan.stop.bytes:,} does not pay for one round, which takes at least {least:,}: raise it, "
-            "ask fewer clients, or compress (uplink, downlink)"
-        )
+    return num * (bytes_up + (0 if job.downlink.chain.transforms else packed_size(sent.plain())))
 
 
 def _sent(job: Job, layout: Update, sizes: tuple[float, ...]) -> tuple[list[Update], int]:

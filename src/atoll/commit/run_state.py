@@ -1,22 +1,19 @@
-"""What a simulated run is made of between two rounds, what is known of a round, and which limit a round has reached.
-
-Shapes: C clients, D parameters, K classes.
-"""
+"""The state of a run between two rounds. Shapes: D parameters, M values of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 from torch import Tensor
 
-from atoll.core.coordinator import NOTHING, CoordinatorState, Reason
+from atoll.commit.guard import Guard
+from atoll.core.coordinator import NOTHING, CoordinatorState, Policy
 from atoll.core.messages import Broadcast, State, Task, Update
-from atoll.core.plan import Stop
 from atoll.train.exchange import Report
+from atoll.train.job import Job
+from atoll.train.layout import first_server
 
 
 class Journey(NamedTuple):
@@ -78,24 +75,26 @@ class RunState(NamedTuple):
     """What each client has added to the model over the rounds, where that is computed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Round:
-    """What is known of one commit."""
-
-    row: dict[str, Any]
-    """Plain numbers, one line of the metrics file."""
-    confusion_KK: np.ndarray | None = None
-    clients: list[int] | None = None
-    scores_C2: np.ndarray | None = None
+def first_state(job: Job, guard: Guard | None, first_M: Tensor | None = None) -> RunState:
+    """Return the state that a run begins with; `first_M` is the first model, where the job has no memory for it."""
+    model_M = job.first_D.clone() if first_M is None else first_M
+    rule = job.aggregator.init() if guard is None else guard.init()
+    return RunState(params_D=model_M, server=first_server(job, model_M), rule=rule, upload=model_M.nbytes)
 
 
-def why_stop(stop: Stop, row: Mapping[str, Any]) -> Reason | None:
-    """Which of a plan's limits a round has reached, if any."""
-    spent: dict[Reason, tuple[float | None, float]] = {
-        Reason.TARGET: (stop.accuracy, row.get("test", {}).get("accuracy") or 0.0),
-        Reason.BYTES: (stop.bytes, row.get("bytes_up", 0) + row.get("bytes_down", 0)),
-        Reason.SAMPLES: (stop.samples, row.get("samples_trained", 0)),
-        Reason.SIMULATED_SECONDS: (stop.simulated_seconds, row.get("simulated_seconds", 0.0)),
-        Reason.SECONDS: (stop.seconds, row["seconds"]),
-    }
-    return next((reason for reason, (most, now) in spent.items() if most is not None and now >= most), None)
+def forget(state: RunState, done: Iterable[Task], policy: Policy) -> RunState:
+    """Drop what no client needs any more: finished tasks, and broadcasts of versions that nobody works on.
+
+    A version that is yet to be improved keeps its broadcast, so that it is sent in one form however often it is tried.
+    """
+    machine = state.coordinator
+    working = (*machine.in_flight.values(), *machine.arrived) if policy.overlaps_rounds else ()
+    needed = {machine.version, *(task.version for task in working)}
+    sent = {version: broadcast for version, broadcast in state.sent.items() if version in needed}
+    if not policy.overlaps_rounds:
+        return state._replace(journeys=(), works={}, sent=sent)
+    ahead, works = dict(state.ahead), dict(state.works)
+    for task in done:
+        ahead.pop(task.client, None)
+        works.pop(task, None)
+    return state._replace(works=works, sent=sent, ahead=ahead)

@@ -79,7 +79,7 @@ def session_of(
         length=like.vector().numel() + 1 if _on_grid(job) else length(like, encoding),
         encoding=encoding,
         vector=_elsewhere,
-        least=least_of(job, len(group)),
+        min_survivors=least_of(job, len(group)),
     )
 
 
@@ -102,7 +102,7 @@ def _on_grid(job: Job) -> bool:
 def least_of(job: Job, num_clients: int) -> int:
     """Return the minimum survivors of a sum: what the plan says, and all whose noise it needs."""
     assert job.secure is not None
-    least = job.secure.settings.least
+    least = job.secure.settings.required_survivors
     if job.mechanism is None or job.mechanism.min_reports is None:
         return least
     return max(least, job.mechanism.min_reports(num_clients))

@@ -105,8 +105,10 @@ class Versions:
         own: Update | None,
         added: Added | None = None,
         fold: Fold | None = None,
-    ) -> tuple[RunState, dict[str, Any], Committed]:
-        """Make a version of what clients did if it is enough; what the metrics say of it, and what to tell the machine.
+    ) -> tuple[RunState, dict[str, Any], Committed, frozenset[int]]:
+        """Make a version of what clients did if it is enough.
+
+        Return the state, what the metrics say of the version, what the coordinator is told, and whose work is in it.
 
         `added` is what is known of a sum that was made in secret: `work` then has a row for each group. `fold` folds
         the updates of some of the clients again, where they are not kept one by one: whoever makes a version overflow
@@ -116,7 +118,7 @@ class Versions:
         told: dict[str, Any] = {} if added is None else {"secagg": added.row}
         state = self._counted_up(state, tasks, work, added)
         if added is not None and added.folded is None:
-            return state, {}, Committed(0, len(work.reports))
+            return state, {}, Committed(0, len(work.reports)), frozenset()
         if len(valid) >= policy.min_reports:
             gap_D, share = None, 1.0
             if policy.interpolates:
@@ -137,9 +139,12 @@ class Versions:
             "samples_trained": state.samples,
             **told,
         }
+        if math.isnan(loss) and not self.job.work.uses_algorithm:
+            del row["train_loss"]  # this work has none
         wanted = self.coordinator.sampler.score
         scores = {report.client: float(getattr(report, wanted)) for report in valid} if wanted else {}
-        return state, row, Committed(len(valid), len(work.reports) - len(valid), scores)
+        committed = Committed(len(valid), len(work.reports) - len(valid), scores)
+        return state, row, committed, frozenset(report.client for report in valid)
 
     def _counted_up(self, state: RunState, tasks: Sequence[Task], work: Work, added: Added | None) -> RunState:
         """Add what a round took to what was taken before."""
@@ -196,9 +201,10 @@ class Versions:
         norms = sorted(report.norm for report in valid_of(work))
         if not norms or norms[-1] <= STANDS_OUT * norms[(len(norms) - 1) // 2]:
             return True
-        if self.job.algorithm.scores is not None or not self.job.federation.dataset.num_test:
+        if self.job.work.personal or not self.job.federation.dataset.num_test:
             return True
-        return math.isfinite(float(self.trainer.evaluate(after.params_D, 0)["loss"]))
+        sums = self.trainer.evaluate(after.params_D, 0)
+        return "loss" not in sums or math.isfinite(float(sums["loss"]))
 
     def _culprits(self, state: RunState, work: Work, fold: Fold | None) -> set[int]:
         """Whose update alone moves model and memory much farther than those of most others."""

@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from atoll.core.messages import Aggregate, Broadcast, State, Update
+from atoll.core.parts import Part
 
 Params = Tensor | Mapping[str, Tensor]
 """A flat vector, or the named tensors of the model."""
@@ -109,21 +110,6 @@ def at_most(largest: float) -> Callable[[float], float]:
     return lambda num_samples: largest
 
 
-class Scores(NamedTuple):
-    """How clients with models of their own learn from each other's class scores on public samples."""
-
-    num_samples: int
-    """Public samples a round, at most."""
-    loss: Callable[[Tensor, Tensor], Tensor]
-    """(a model's scores, the consensus) -> one number a sample."""
-    epochs: int
-    """Passes over the consensus in a round."""
-    public_epochs: int
-    """Passes over labelled public samples before a client's first round."""
-    private_epochs: int
-    """Passes over its own data in a client's first round; 0: as in any other."""
-
-
 class Algorithm(NamedTuple):
     """The slots of an algorithm; see the module for who fills them and who calls them."""
 
@@ -146,8 +132,8 @@ class Algorithm(NamedTuple):
     """Whether the server's step sees each update, as `aggregate.updates`; all then start from one version."""
     needs_public: bool = False
     """Whether a plan must say which samples are public."""
-    scores: Scores | None = None
-    """Says that clients send class scores instead of parameters: a flat vector is then a table of scores."""
+    work: Part | None = None
+    """What its clients do, if that is not steps of gradient descent: a member of `train/works`."""
     server_lr: float = 1.0
     """The server's learning rate where a plan does not say."""
     local: Mapping[str, object] = MappingProxyType({})

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from atoll.core.errors import PlanError
 from atoll.core.messages import Broadcast, Payload, State
 from atoll.core.transform import Chain, Encoding
 from atoll.core.wire import packed_size
@@ -39,11 +38,6 @@ class Downlink(NamedTuple):
     def by_difference(self) -> bool:
         """Whether differences are sent."""
         return any(step.against_known for step in self.chain.transforms)
-
-    def check(self) -> None:
-        """Refuse a `delta` that is not the first step."""
-        if any(step.against_known for step in self.chain.transforms[1:]):
-            raise PlanError("downlink: put delta first, before the steps that encode the difference")
 
     def send(
         self, broadcast: Broadcast, memory: Mapping[str, Tensor], encoding: Encoding

@@ -16,6 +16,8 @@ class PlanError(AtollError):
     """A plan is invalid: a typo, a value out of range, or parts that do not fit together."""
 
     exit_code = 2
+    rule = ""
+    """The name of the rule that refuses the plan, where one does."""
 
 
 class DataError(AtollError):

@@ -1,4 +1,4 @@
-"""Options: what a setting may be, read from its annotation, so that the signature, the help and the check agree.
+"""Checks of options against their annotations, so that signature, help and check agree.
 
 `mu: Annotated[float, at_least(0)]` in the signature of a part, or in a table of the plan, is all that a setting needs:
 its type, its range and that it is finite are checked wherever a part is built or a table is read.
@@ -15,20 +15,20 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 from atoll.core.errors import PlanError, close_to
 
-WORDS = {int: "a whole number", float: "a number", str: "text in quotes", bool: "true or false"}
-LISTS = (list, tuple, Sequence)
+TYPE_NAMES = {int: "a whole number", float: "a number", str: "text in quotes", bool: "true or false"}
+LIST_TYPES = (list, tuple, Sequence)
 WHOLE_LIMIT = 2**63 - 1
-"""Whole numbers stay below 2^63 unless their range says otherwise: tensors and arrays hold no larger ones."""
-SHOWN = 80
-"""Characters of a value that an error shows."""
+"""Largest whole number unless a range allows more: tensors and arrays hold no larger ones."""
+MAX_SHOWN = 80
+"""Maximum number of characters of a value in an error text."""
 
 
 class WrongKind(PlanError):
-    """A value of another type than the setting's, where a wrong number is a plain PlanError."""
+    """Refusal of a value of the wrong type; a number outside of its range is a plain PlanError."""
 
 
 class Range(NamedTuple):
-    """The numbers that a setting may be. Both ends count unless they are open; `hint` says what to do instead.
+    """The numbers that a setting allows. Both ends are allowed unless open; `hint` says what to do instead.
 
     >>> str(Range(0, 1, open_high=True)), str(Range(low=1)), str(Range(low=0, open_low=True))
     ('in [0, 1)', 'at least 1', 'above 0')
@@ -40,13 +40,13 @@ class Range(NamedTuple):
     open_high: bool = False
     hint: str = ""
     infinite: bool = False
-    """Whether infinity means something here; it is refused everywhere else, as NaN is always."""
+    """Whether infinity is allowed; NaN never is."""
 
     def __contains__(self, value: object) -> bool:
         if not isinstance(value, int | float):
             return False
-        above = value > self.low if self.open_low else value >= self.low
-        return above and (value < self.high if self.open_high else value <= self.high)
+        above_low = value > self.low if self.open_low else value >= self.low
+        return above_low and (value < self.high if self.open_high else value <= self.high)
 
     def __str__(self) -> str:
         if self.low > -math.inf and self.high < WHOLE_LIMIT:
@@ -60,18 +60,18 @@ class Range(NamedTuple):
 
     @property
     def after_kind(self) -> str:
-        """The range as words that follow "a number"."""
+        """The range in words that follow "a number"."""
         text = str(self)
         return f" of {text}" if text[:1].isdigit() or text.startswith("at ") else f" {text}" if text else ""
 
 
 def at_least(low: float, hint: str = "") -> Range:
-    """Allow this number and all above."""
+    """Return the range of all numbers from `low` on."""
     return Range(low=low, hint=hint)
 
 
 def above(low: float, hint: str = "") -> Range:
-    """Allow all numbers above this one."""
+    """Return the range of all numbers above `low`."""
     return Range(low=low, open_low=True, hint=hint)
 
 
@@ -82,39 +82,38 @@ NotNegative = Annotated[float, at_least(0)]
 Share = Annotated[float, Range(0, 1)]
 ShareBelowOne = Annotated[float, Range(0, 1, open_high=True)]
 ShareAboveZero = Annotated[float, Range(0, 1, open_low=True)]
-Inside = Annotated[float, Range(0, 1, open_low=True, open_high=True)]
 
 
 def read_value(hint: Any, value: Any, where: str, owner: str = "") -> Any:
-    """Return a value as its setting wants it, or refuse it: say what was given and what is allowed.
+    """Check a value against the annotation of its setting, and return it in the annotated type.
 
-    `where` is the setting's key in the plan, `owner` the part that takes it. Annotations that say nothing of plain data
-    allow everything.
+    `where` is the setting's key in the plan, `owner` the name of the part that takes it. Annotations of types that a
+    plan cannot hold allow every value.
 
     >>> read_value(Annotated[float, above(0)], 1, "local.lr")
     1.0
     """
     from_plain = getattr(hint, "from_plain", None)
-    if from_plain is not None:  # a part or a table, which reads itself
-        with named(owner):
+    if from_plain is not None:  # a part or a table has a reader of its own
+        with errors_naming(owner):
             return from_plain(value, where)
     hint, limits = split(hint)
     origin = get_origin(hint)
     if origin in (Union, UnionType):
-        return _one_of(get_args(hint), value, where, owner)
-    if origin in LISTS:
-        return _items(hint, value, where, owner)
+        return _read_union(get_args(hint), value, where, owner)
+    if origin in LIST_TYPES:
+        return _read_list(hint, value, where, owner)
     subject = f"{owner}: {where}" if owner else where
     if origin is Literal:
-        return _choice(hint, value, subject)
-    if hint in WORDS:
-        return _plain_value(hint, limits, value, subject)
+        return _read_choice(hint, value, subject)
+    if hint in TYPE_NAMES:
+        return _read_scalar(hint, limits, value, subject)
     return value
 
 
 @contextmanager
-def named(owner: str) -> Iterator[None]:
-    """Let refusals begin with the name of the part that they are about, unless they tell it."""
+def errors_naming(owner: str) -> Iterator[None]:
+    """Put the name of a part in front of every PlanError that does not contain it."""
     try:
         yield
     except PlanError as error:
@@ -124,7 +123,7 @@ def named(owner: str) -> Iterator[None]:
 
 
 def split(hint: Any) -> tuple[Any, Range]:
-    """Take `Annotated[X, Range(...)]` apart; without a range every finite number is allowed.
+    """Split `Annotated[X, Range(...)]` into X and its range; without a range every finite number is allowed.
 
     >>> split(Positive)[1] == above(0)
     True
@@ -135,38 +134,39 @@ def split(hint: Any) -> tuple[Any, Range]:
     return base, next((note for note in notes if isinstance(note, Range)), Range())
 
 
-def _plain_value(kind: type, limits: Range, value: Any, subject: str) -> Any:
+def _read_scalar(kind: type, limits: Range, value: Any, subject: str) -> Any:
     """Check a number, a text or a truth value."""
     fits = isinstance(value, int | float if kind is float else kind)
     if not fits or (isinstance(value, bool) and kind is not bool):
-        allowed = WORDS[kind] + limits.after_kind
-        raise WrongKind(f"{subject} must be {allowed}, got {shown(value)}{_unquote(kind, value)}")
+        allowed = TYPE_NAMES[kind] + limits.after_kind
+        raise WrongKind(f"{subject} must be {allowed}, got {show_value(value)}{_quotes_hint(kind, value)}")
     if kind not in (int, float):
         return value
     number = _as_float(value) if kind is float else value
     if kind is float and (math.isnan(number) or (math.isinf(number) and not limits.infinite)):
-        raise PlanError(f"{subject} must be a finite number{limits.after_kind}, got {shown(value)}{_hint(limits)}")
+        allowed = f"a finite number{limits.after_kind}"
+        raise PlanError(f"{subject} must be {allowed}, got {show_value(value)}{_range_hint(limits)}")
     largest = WHOLE_LIMIT if limits.high == math.inf else int(limits.high)
     if kind is int and abs(number) > largest >= WHOLE_LIMIT:
-        raise PlanError(f"{subject} must be a whole number below 2^{largest.bit_length()}, got {shown(value)}")
+        raise PlanError(f"{subject} must be a whole number below 2^{largest.bit_length()}, got {show_value(value)}")
     if number not in limits:
-        raise PlanError(f"{subject} must be {limits}, got {shown(value)}{_hint(limits)}")
+        raise PlanError(f"{subject} must be {limits}, got {show_value(value)}{_range_hint(limits)}")
     return number
 
 
 def _as_float(value: float) -> float:
     try:
         return float(value)
-    except OverflowError:  # a whole number beyond all floats
+    except OverflowError:  # a whole number that exceeds every float
         return math.inf if value > 0 else -math.inf
 
 
-def _hint(limits: Range) -> str:
+def _range_hint(limits: Range) -> str:
     return f"; {limits.hint}" if limits.hint else ""
 
 
-def _unquote(kind: type, value: Any) -> str:
-    """Advise to leave the quotes out where a text would be fine without them."""
+def _quotes_hint(kind: type, value: Any) -> str:
+    """Return advice to leave out the quotes if the text is a valid number without them, else ""."""
     if kind not in (int, float) or not isinstance(value, str):
         return ""
     try:
@@ -176,30 +176,37 @@ def _unquote(kind: type, value: Any) -> str:
     return ": leave out the quotes"
 
 
-def _choice(hint: Any, value: Any, subject: str) -> Any:
-    """Check one of a few words or numbers; 1, 1.0 and True are different."""
+def _read_choice(hint: Any, value: Any, subject: str) -> Any:
+    """Check that a value is one of the choices of a Literal; 1, 1.0 and True are different."""
     choices = get_args(hint)
     if any(value == choice and type(value) is type(choice) for choice in choices):
         return value
-    meant = close_to(value, [choice for choice in choices if isinstance(choice, str)]) if isinstance(value, str) else ""
-    raise WrongKind(f"{subject} must be {wanted(hint)}, got {shown(value)}{f': {meant}' if meant else ''}")
+    names = [choice for choice in choices if isinstance(choice, str)]
+    suggestion = close_to(value, names) if isinstance(value, str) else ""
+    raise WrongKind(
+        f"{subject} must be {describe(hint)}, got {show_value(value)}{f': {suggestion}' if suggestion else ''}"
+    )
 
 
-def _items(hint: Any, value: Any, where: str, owner: str) -> Any:
-    """Check each item of a list; one item may stand for a list of one."""
+def _read_list(hint: Any, value: Any, where: str, owner: str) -> Any:
+    """Check each item of a list; a single value is read as a list of one."""
     items = value if isinstance(value, list | tuple) else [value]
     kinds = [kind for kind in get_args(hint) if kind is not ...]
     if len(kinds) == 1:
         kinds = kinds * len(items)
     if len(kinds) != len(items):
-        raise WrongKind(f"{f'{owner}: ' if owner else ''}{where} must be {wanted(hint)}, got {shown(value)}")
+        raise WrongKind(f"{f'{owner}: ' if owner else ''}{where} must be {describe(hint)}, got {show_value(value)}")
     pairs = enumerate(zip(kinds, items, strict=True))
-    found = [read_value(kind, item, f"{where}[{place}]", owner) for place, (kind, item) in pairs]
-    return tuple(found) if get_origin(hint) is tuple else found
+    values = [read_value(kind, item, f"{where}[{index}]", owner) for index, (kind, item) in pairs]
+    return tuple(values) if get_origin(hint) is tuple else values
 
 
-def _one_of(hints: tuple[Any, ...], value: Any, where: str, owner: str) -> Any:
-    """Check a value that may be of several kinds: a wrong number is told apart from a wrong kind."""
+def _read_union(hints: tuple[Any, ...], value: Any, where: str, owner: str) -> Any:
+    """Check a value of one of several types.
+
+    Where one type fits and only its range is violated, raise the error of that type, since it says more than a list of
+    all types.
+    """
     if value is None and type(None) in hints:
         return None
     kinds = [hint for hint in hints if hint is not type(None)]
@@ -209,77 +216,81 @@ def _one_of(hints: tuple[Any, ...], value: Any, where: str, owner: str) -> Any:
             return read_value(hint, value, where, owner)
         except PlanError as error:
             problems.append(error)
-    telling = [problem for problem in problems if not isinstance(problem, WrongKind)]
-    if telling or len(problems) == 1:
-        raise (telling or problems)[0]
+    range_errors = [problem for problem in problems if not isinstance(problem, WrongKind)]
+    if range_errors or len(problems) == 1:
+        raise (range_errors or problems)[0]
     subject = f"{owner}: {where}" if owner else where
-    raise WrongKind(f"{subject} must be {' or '.join(map(wanted, kinds))}, got {shown(value)}")
+    raise WrongKind(f"{subject} must be {' or '.join(map(describe, kinds))}, got {show_value(value)}")
 
 
-def wanted(hint: Any) -> str:
-    """Say in words what a setting may be.
+def describe(hint: Any) -> str:
+    """Describe in words the values that an annotation allows.
 
-    >>> wanted(Count), wanted(Literal["loss", "norm"] | None), wanted(tuple[int, ...])
+    >>> describe(Count), describe(Literal["loss", "norm"] | None), describe(tuple[int, ...])
     ('a whole number of at least 1', "'loss' or 'norm'", 'a list, each item a whole number')
     """
     base, limits = split(hint)
-    origin, args = get_origin(base), [each for each in get_args(base) if each not in (..., type(None))]
+    origin, args = get_origin(base), _plain_args(base)
     if origin is Literal:
-        return _listed([repr(choice) for choice in args])
+        return _joined_by_or([repr(choice) for choice in args])
     if origin in (Union, UnionType):
-        return " or ".join(map(wanted, args))
-    if origin in LISTS:
-        return f"a list{f' of {len(args)}' if len(args) > 1 else ''}, each item {wanted(args[0])}"
-    if base in WORDS:
-        return WORDS[base] + limits.after_kind
+        return " or ".join(map(describe, args))
+    if origin in LIST_TYPES:
+        return f"a list{f' of {len(args)}' if len(args) > 1 else ''}, each item {describe(args[0])}"
+    if base in TYPE_NAMES:
+        return TYPE_NAMES[base] + limits.after_kind
     return getattr(base, "in_words", "anything")
 
 
-def _listed(words: list[str]) -> str:
+def _plain_args(base: Any) -> list[Any]:
+    """Return the type arguments of an annotation without `...` and None."""
+    return [arg for arg in get_args(base) if arg not in (..., type(None))]
+
+
+def _joined_by_or(words: list[str]) -> str:
     return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
-def shown(value: object) -> str:
-    """A value as an error message shows it; texts are told from numbers, and long ones are cut.
+def show_value(value: object) -> str:
+    """Format a value for an error text: mark strings as text, and cut long values.
 
-    >>> shown("8"), shown(8)
+    >>> show_value("8"), show_value(8)
     ("the text '8'", '8')
     """
     try:
         text = repr(value)
-    except ValueError:  # Python does not write numbers of thousands of digits
+    except ValueError:  # Python refuses to print integers of thousands of digits
         return f"{type(value).__name__} that is too long to show"
-    text = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    text = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
     return f"the text {text}" if isinstance(value, str) else text
 
 
 def option_hints(function: Callable[..., Any], num_args: int = 0) -> dict[str, Any]:
-    """The options of a part by name, each with its annotation; the first arguments, passed by place, are none.
+    """Return the annotation of each option of a part, by name; skip the first `num_args`, which are passed by position.
 
     >>> def rule(dataset: object, alpha: Positive = 1.0) -> None: ...
     >>> list(option_hints(rule, 1))
     ['alpha']
     """
     parameters = list(inspect.signature(function).parameters.values())[num_args:]
-    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY)]
-    return {parameter.name: _hint_of(function, parameter) for parameter in named}
+    keywords = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY)]
+    return {parameter.name: _resolved_hint(function, parameter) for parameter in keywords}
 
 
 def is_plain(hint: Any) -> bool:
-    """Whether a plan can hold values for this annotation: numbers, texts, lists and parts, or anything at all."""
+    """Return whether a plan can hold values of this annotation: numbers, texts, lists and parts, or Any."""
     base, _ = split(hint)
-    inner = [each for each in get_args(base) if each not in (..., type(None))]
-    if get_origin(base) in (Union, UnionType, *LISTS):
-        return all(map(is_plain, inner))
-    return base is Any or base in WORDS or get_origin(base) is Literal or hasattr(base, "from_plain")
+    if get_origin(base) in (Union, UnionType, *LIST_TYPES):
+        return all(map(is_plain, _plain_args(base)))
+    return base is Any or base in TYPE_NAMES or get_origin(base) is Literal or hasattr(base, "from_plain")
 
 
-def _hint_of(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """What an annotation means where it was written; one that only a type checker understands allows everything."""
+def _resolved_hint(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    """Evaluate an annotation in the module of its function; Any for one that cannot be evaluated at run time."""
     if parameter.annotation is inspect.Parameter.empty:
         return Any
-    anything: Any = function
-    written_in = anything.__init__ if isinstance(function, type) else inspect.unwrap(function)
+    untyped: Any = function
+    written_in = untyped.__init__ if isinstance(function, type) else inspect.unwrap(function)
 
     def holder() -> None: ...
 

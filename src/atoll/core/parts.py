@@ -1,7 +1,7 @@
-"""Part: a named, exchangeable piece of a plan, found by convention.
+"""Part: a named, exchangeable component of a plan, found by convention.
 
-`fedprox` in the family `algorithms` is `atoll.algorithms.fedprox:fedprox`; `my_pkg.my_mod:rule` is the user's own.
-No registry and nothing to edit: a new member is one new file.
+`fedprox` in the family `algorithms` is `atoll.algorithms.fedprox:fedprox`; `my_pkg.my_mod:rule` is a user's own
+function. There is no registry: a new member is one new file.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from atoll.core.errors import AtollError, PlanError, nearest
-from atoll.core.options import is_plain, named, option_hints, read_value, shown
+from atoll.core.options import errors_naming, is_plain, option_hints, read_value, show_value
 from atoll.core.suggestions import suggest
 
 Value = bool | int | float | str | list["Value"] | dict[str, "Value"] | None
 
 
 class Part:
-    """A name and its options, such as `Part("fedprox", mu=0.1)`; a function of one's own may stand for the name.
+    """A name and its options, such as `Part("fedprox", mu=0.1)`; a user's own function may replace the name.
 
     >>> Part("fedprox", mu=0.1).to_dict()
     {'name': 'fedprox', 'mu': 0.1}
@@ -35,13 +35,13 @@ class Part:
         call = None if isinstance(name, str) else name
         if call is not None and not hasattr(call, "__qualname__"):
             raise PlanError(
-                f"a part is a name, a function or a class, got {call!r}: give its options beside it instead"
+                f"a part is a name, a function or a class, got {call!r}: pass its options as keywords of Part instead"
             )
         label = name if isinstance(name, str) else f"{name.__module__}:{name.__qualname__}"
         self.name: str = label
         self.options: dict[str, Any] = {key: _plain(value, f"{label}.{key}") for key, value in options.items()}
         self.call: Callable[..., Any] | None = call
-        self.where = ""  # its key in the plan, for errors
+        self.where = ""  # key in the plan, for error texts
 
     @classmethod
     def of(cls, value: object, *, default: str = "", where: str = "") -> Part:
@@ -54,17 +54,17 @@ class Part:
             options = {str(key): option for key, option in value.items()}
             name = options.pop("name", default)
             if not isinstance(name, str) or not name:
-                raise PlanError(f'{where} needs a name: add name = "..." to its table, got {shown(value)}')
+                raise PlanError(f'{where} needs a name: add name = "..." to its table, got {show_value(value)}')
             return cls(name, **options)._at(where)
-        raise PlanError(f"{where} must be {cls.in_words}, got {shown(value)}")
+        raise PlanError(f"{where} must be {cls.in_words}, got {show_value(value)}")
 
     @classmethod
     def from_plain(cls, value: object, where: str) -> Part:
-        """Read a part that is the value of a setting; a table without a name means the usual one of that place."""
+        """Read a part that is the value of a setting; a table without a name gets the default name of its key."""
         return cls.of(value, default=DEFAULT_NAMES.get(where, ""), where=where)
 
     def _at(self, where: str) -> Part:
-        """The same part, standing at a key of a plan."""
+        """Return this part with its key in a plan set."""
         if where == self.where or not where:
             return self
         part = Part(self.call or self.name, **self.options)
@@ -72,21 +72,21 @@ class Part:
         return part
 
     def to_dict(self) -> dict[str, Any]:
-        """The part as plain data."""
+        """Return the part as plain data."""
         return {"name": self.name, **self.options}
 
-    def build(self, family: str, *args: Any, **given: Any) -> Any:
-        """Find the function and call it with the options; `given` options that it does not take are left out.
+    def build(self, family: str, *args: Any, **defaults: Any) -> Any:
+        """Find the part's function and call it with `args`, the plan's options, and those `defaults` that it takes.
 
         Options are checked by the annotations of the function: their types, ranges, and that numbers are finite.
         """
-        with named(self.where):
+        with errors_naming(self.where):
             function = self.call or find(family, self.name)
-        options = self._checked_options(function, len(args), given)
-        offered = self._offered(function, given)
+        options = self._checked_options(function, len(args), defaults)
+        used_defaults = self._used_defaults(function, defaults)
         try:
-            with named(self.name):
-                return function(*args, **offered, **options)
+            with errors_naming(self.name):
+                return function(*args, **used_defaults, **options)
         except AtollError:
             raise
         except (TypeError, ValueError) as error:
@@ -96,33 +96,40 @@ class Part:
                 f"{self._title} failed with {type(error).__name__}: {error}; correct it or its options {self.options}"
             ) from error
 
-    def _offered(self, function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        """What the caller gives and the function takes, unless the plan says it."""
-        taken = inspect.signature(function).parameters
-        open_ended = any(p.kind is p.VAR_KEYWORD for p in taken.values())
-        return {key: value for key, value in given.items() if (key in taken or open_ended) and key not in self.options}
-
-    def _checked_options(self, function: Callable[..., Any], num_args: int, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The options as the function wants them; unknown, missing and wrong ones are refused by their keys."""
+    def _used_defaults(self, function: Callable[..., Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the caller's defaults that the function takes and the plan does not set."""
         parameters = inspect.signature(function).parameters
-        open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        return {
+            key: value
+            for key, value in defaults.items()
+            if (key in parameters or takes_any) and key not in self.options
+        }
+
+    def _checked_options(
+        self, function: Callable[..., Any], num_args: int, defaults: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the options in the function's types; refuse unknown, missing and wrong ones by their keys."""
+        parameters = inspect.signature(function).parameters
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         hints = option_hints(function, num_args)
-        hints = {name: hint for name, hint in hints.items() if name not in given or is_plain(hint)}  # not ours to set
-        found = {}
+        # An argument such as a dataset is set by the caller alone: no plan can hold its value.
+        hints = {name: hint for name, hint in hints.items() if name not in defaults or is_plain(hint)}
+        options = {}
         for option, value in self.options.items():
-            if option not in hints and (option in parameters or not open_ended):
+            if option not in hints and (option in parameters or not takes_any):
                 raise PlanError(f"{self._title} has no option '{option}': {suggest(option, hints, self.where)}")
-            found[option] = read_value(hints.get(option, Any), value, self._key(option), self.name)
+            options[option] = read_value(hints.get(option, Any), value, self._key(option), self.name)
         required = [name for name in hints if parameters[name].default is inspect.Parameter.empty]
-        missing = [self._key(name) for name in required if name not in found and name not in given]
+        missing = [self._key(name) for name in required if name not in options and name not in defaults]
         if missing:
             example = f", e.g. --set {missing[0]}=VALUE" if self.where and "[" not in self.where else ""
             verb, them = ("is", "it") if len(missing) == 1 else ("are", "them")
             raise PlanError(f"{self.name}: {', '.join(missing)} {verb} missing: give {them} a value{example}")
-        return found
+        return options
 
     def _key(self, option: str) -> str:
-        """The key of an option in the plan, as far as it is known."""
+        """Return the key of an option in the plan; its bare name if the part's own key is unknown."""
         return f"{self.where}.{option}" if self.where else option
 
     @property
@@ -130,7 +137,7 @@ class Part:
         return f"{self.where} {self.name}" if self.where else self.name
 
     def __or__(self, other: Part) -> Part:
-        """A mixture: what the first deals out, the others change in turn.
+        """Return a mixture: the first part deals out the samples, and the others change the result in turn.
 
         >>> (Part("dirichlet", alpha=0.1) | Part("rotation")).to_dict()
         {'name': 'mixture', 'parts': [{'name': 'dirichlet', 'alpha': 0.1}, {'name': 'rotation'}]}
@@ -161,13 +168,13 @@ DEFAULT_NAMES = {
     "local.schedule": "constant",
     "secagg.scheme": "pairwise",
 }
-"""The part that a table without a name means, by its key."""
+"""Key in a plan -> name of the part, for a table without a name."""
 
 
 def _plain(value: Any, where: str) -> Value:
-    """An option as it would come back from a plan file, so that every run can be written down and resumed."""
+    """Return an option as a plan file would hold it, so that every run can be saved and resumed."""
     if getattr(value, "ndim", None) == 0:
-        value = value.item()  # a number of NumPy
+        value = value.item()  # a NumPy scalar
     if isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Part):
@@ -184,32 +191,32 @@ def _plain(value: Any, where: str) -> Value:
 
 
 def members(family: str) -> list[str]:
-    """The names of a family, such as `algorithms`, by listing its folder; helpers that lie there are none."""
+    """List the members of a family, such as `algorithms`, from its folder, without helper modules."""
     package = importlib.import_module(f"atoll.{family}")
     return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if _is_member(family, m.name))
 
 
 def _is_member(family: str, name: str) -> bool:
-    """Whether the file of this name defines a function of this name; it is not imported, which may be slow."""
+    """Return whether a module defines a function of its own name; read its source, since an import may be slow."""
     spec = importlib.util.find_spec(f"atoll.{family}.{name}") if name.isidentifier() else None
     loader: Any = spec.loader if spec else None
     return loader is not None and f"\ndef {name}(" in (loader.get_source(f"atoll.{family}.{name}") or "")
 
 
 def find(family: str, name: str) -> Callable[..., Any]:
-    """Find a member of a family by name, or the user's own as `module:function`."""
+    """Return the function of a member of a family by its name, or a user's own as `module:function`."""
     if ":" in name:
         return imported(name)
     if not _is_member(family, name):
         raise PlanError(
             f"there is no '{name}' in {family}: {nearest(name, members(family))}; yours is 'module:function'"
         )
-    found: Callable[..., Any] = getattr(importlib.import_module(f"atoll.{family}.{name}"), name)
-    return found
+    member: Callable[..., Any] = getattr(importlib.import_module(f"atoll.{family}.{name}"), name)
+    return member
 
 
 def imported(path: str) -> Callable[..., Any]:
-    """Import `package.module:function`, looking in the working directory too."""
+    """Import `package.module:function`, also from the working directory."""
     module_name, _, attribute = path.partition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")

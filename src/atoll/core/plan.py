@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import tomllib
@@ -144,6 +145,8 @@ class Plan(Section):
     """Models that are dealt out to clients in turn, where each keeps its own, instead of one `model` for all."""
     loss: str = "cross_entropy"
     algorithm: Part = field(default_factory=lambda: Part("fedavg"))
+    work: Part | None = None
+    """What clients do with a task, if that is not steps of gradient descent or what the algorithm says."""
     local: Local = field(default_factory=Local)
     server: Server = field(default_factory=Server)
     policy: Part = field(default_factory=lambda: Part("cohort"))
@@ -175,13 +178,9 @@ class Plan(Section):
         def __init__(self, **fields: Any) -> None: ...
 
     def check(self) -> None:
-        """Refuse what cannot be right whatever the parts are; parts check their own options when they are built."""
+        """Refuse an empty list of models; what parts make of each other is checked when they are built."""
         if self.models is not None and not self.models:
             raise PlanError("models is empty, got []: name at least one, or leave it out")
-        if self.stop.accuracy is not None and self.evaluation.every == 0:
-            raise PlanError("stop.accuracy needs evaluation.every of at least 1: nothing would be measured")
-        if self.devices is None and self.stop.simulated_seconds is not None:
-            raise PlanError("stop.simulated_seconds needs devices that take time: set devices, e.g. to fleet")
 
     @classmethod
     def from_toml(cls, text: str) -> Plan:
@@ -217,7 +216,7 @@ class Plan(Section):
         0.5
         """
         plain = self.to_dict()
-        for path, value in settings.items():
+        for path, value in copy.deepcopy(dict(settings)).items():  # later settings may change earlier tables
             _put(plain, path, value)
         return type(self).read(plain)
 

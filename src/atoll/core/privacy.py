@@ -1,7 +1,8 @@
-"""Privacy: what protects a client or a sample, and what it has cost, stated by the object that runs.
+"""Contracts of differential privacy: the mechanism that protects a client or a sample, and what an accountant needs.
 
-A mechanism acts in up to three places: in the local loop (`steps`), on what a client sends (`at_client`), and on the
-sum that the server makes (`on_grid`, `release`). Its `event` says what that gives away, for an accountant to add up.
+A mechanism acts in up to three places: in the local loop (`steps`), on an update before it leaves its client
+(`at_client`), and on the server's sum (`on_grid`, `release`). Its `event` describes the privacy loss of what has run,
+as data that an accountant composes.
 """
 
 from __future__ import annotations
@@ -16,138 +17,141 @@ from atoll.core.params import ParamSpec
 
 
 class Draws(NamedTuple):
-    """How often a task draws each sample of a client."""
+    """Sampling rate and number of steps of a client's task."""
 
     rate: float
-    """The chance of a sample to be in the batch of a step."""
+    """Probability that a sample is in the batch of a step, in (0, 1]."""
     steps: int
-    """The steps of one task."""
+    """Number of steps of one task."""
     client: int
-    """A client of whom this is true."""
+    """Number of a client that has this rate and these steps."""
 
 
 class Exposure(NamedTuple):
-    """What has run, or will, as an accountant must know it."""
+    """Numbers that describe what has run, or will run, to an accountant."""
 
     scheme: str
-    """How a cohort is drawn: the sampler's word for it."""
+    """How a cohort is drawn, in the sampler's own term, such as `poisson`."""
     rate: float
-    """The chance of a client to be in the cohort of an attempt."""
+    """Probability that a client is in the cohort of an attempt, in (0, 1]."""
     attempts: int
-    """How often something was released, or may have been."""
+    """Number of attempts that released something or may have done so."""
     sample_rate: float
-    """The chance of a sample to be in the batch of a step, for the client that is accounted for."""
+    """Probability that a sample is in the batch of a step, for the client that is accounted for."""
     steps: int
-    """The steps of one task, for the same client."""
+    """Number of steps of one task, for the same client."""
     num_clients: int = 0
-    """How many are registered; their number is no secret."""
+    """Number of registered clients; it is public."""
     num_samples: int = 0
-    """How many samples all clients train on together; their number is no secret."""
+    """Number of training samples of all clients together; it is public."""
     groups: tuple[Draws, ...] = ()
-    """The clients that may be the ones to account for; none where all are alike."""
+    """Candidates for the client with the largest privacy loss; empty where all clients are alike."""
 
-    def each_group(self) -> list[Exposure]:
-        """Return what each group of clients is exposed to."""
+    def per_group(self) -> list[Exposure]:
+        """Return one exposure for each group of clients, or this one where there are no groups."""
         return [self._replace(sample_rate=one.rate, steps=one.steps, groups=(one,)) for one in self.groups] or [self]
 
     @property
     def cohort(self) -> int:
-        """How many clients an attempt asks, on average."""
+        """Expected number of clients in an attempt, at least 1."""
         return max(1, round(self.rate * self.num_clients))
 
     @property
-    def in_a_row(self) -> int:
-        """In so many attempts in a row nobody is asked twice, where clients are asked in turn."""
+    def attempts_per_pass(self) -> int:
+        """Number of consecutive attempts in which no client is asked twice, where clients are asked in turn."""
         return max(1, self.num_clients // self.cohort)
 
     @property
     def participations(self) -> int:
-        """How often a client can have been asked: once in each row of attempts if in turn, else in every one."""
-        return -(-self.attempts // self.in_a_row) if self.scheme == IN_TURN else self.attempts
+        """Maximum number of attempts with the same client: one in each pass if asked in turn, else all."""
+        return -(-self.attempts // self.attempts_per_pass) if self.scheme == IN_TURN else self.attempts
 
 
 RELATION = "zero-out"
-"""How neighbours differ: by one client, or sample, in whose place is one that counts for nothing.
+"""Relation between neighbouring data sets: one client, or sample, is replaced by an empty one of no effect.
 
-How many there are is the same for both, so that it may be told, and may set rates, weights and denominators (Kairouz
-et al. 2021, arXiv:2103.00039; dp-accounting calls it REPLACE_SPECIAL). Where each is drawn by a coin of its own, what
-is released has the same two distributions as if one were added or removed, and so the same epsilon."""
+Both have the same number of clients or samples, so that this number may be published and may set rates, weights and
+denominators (Kairouz et al. 2021, arXiv:2103.00039; dp-accounting calls it REPLACE_SPECIAL). Under Poisson sampling the
+released value has the same two distributions as under add-or-remove, hence the same epsilon."""
 IN_TURN = "in turn"
-"""The scheme of samplers that ask everybody before they ask anybody again."""
+"""Scheme of samplers that ask every client once before they ask any client again."""
 
 
 class SampleSteps(NamedTuple):
-    """How a client takes private steps: each sample's gradient is clipped, and noise is added to their sum."""
+    """Settings of private local steps: clip each sample's gradient, and add noise to the sum over the batch."""
 
     clip: float
-    """The largest length of one sample's gradient."""
+    """Maximum norm of one sample's gradient."""
     sigma: float
-    """The noise's deviation, in units of `clip`."""
+    """Noise multiplier: the standard deviation of the noise divided by `clip`."""
     share: float = 0.0
-    """If above 0, the clip of a step is this share of the length of the client's own gradient, and not `clip`."""
+    """If above 0, each step clips at this multiple of the norm of the client's own gradient instead of at `clip`."""
 
 
-class Sent(NamedTuple):
-    """What is known of a stacked update that is to be protected."""
+class SendContext(NamedTuple):
+    """Context of stacked updates that a mechanism protects."""
 
     spec: ParamSpec
     clip: float
-    """The largest length that an update may have."""
+    """Maximum norm of an update."""
     cohort: int
-    """How many clients were asked."""
+    """Number of clients in the attempt."""
     key: Callable[[int], bytes]
-    """Row -> the secret of this client and attempt."""
+    """Row -> the secret key of this client and attempt."""
 
 
-class Release(NamedTuple):
-    """What is known of a sum that is to be released."""
+class ReleaseContext(NamedTuple):
+    """Context of a sum that a mechanism releases."""
 
     exposure: Exposure
-    """With this attempt as the last."""
+    """Exposure that includes this attempt as the last."""
     secret: bytes
+    """The run's secret, from which the keys of the noise are derived."""
     dtype: torch.dtype
+    """Type of the released aggregate."""
 
 
-def nothing_kept() -> State:
-    """Remember nothing from round to round."""
+def no_memory() -> State:
+    """Return an empty state, for mechanisms without memory."""
     return {}
 
 
 class Mechanism(NamedTuple):
-    """One way to protect. Slots say where it acts; those that are empty leave the run as it is."""
+    """A privacy mechanism. Its slots say where it acts; an empty slot changes nothing."""
 
     unit: Literal["client", "sample"]
-    """Whose presence is hidden."""
+    """What the guarantee hides the presence of."""
     neighbours: str
-    """Which two data sets cannot be told apart, in words. They are neighbours by RELATION."""
+    """Description of the two data sets that cannot be distinguished. They are neighbours by RELATION."""
     delta: float
+    """Probability with which the bound epsilon may fail, in (0, 1)."""
     epsilon: float | None
-    """The budget: a run stops before the round that would exceed it; None for no limit."""
+    """Privacy budget: a run stops before the round that would exceed it; None for no limit."""
     event: Callable[[Exposure], Any]
-    """What has run -> its dp_accounting.DpEvent; raises a PlanError where the two do not fit."""
+    """Exposure -> its dp_accounting.DpEvent; raises PlanError for an exposure that the mechanism does not cover."""
     steps: SampleSteps | None = None
     """Private steps of the local loop."""
     assumptions: tuple[str, ...] = ()
-    """What must hold for the guarantee to hold, in plain words."""
+    """Conditions of the guarantee, one sentence each."""
     test_noise: bool = False
-    """Whether all randomness comes from the plan's seed: to test and to repeat, never to protect."""
+    """Whether all randomness derives from the plan's seed: repeatable for tests, without any protection."""
     clip: float = 0.0
-    """The largest length of a whole update in the first round."""
-    init: Callable[[], State] = nothing_kept
-    """What it remembers from round to round."""
+    """Maximum norm of a whole update in the first round."""
+    init: Callable[[], State] = no_memory
+    """() -> the mechanism's first memory."""
     clip_of: Callable[[State], float] | None = None
-    """What it remembers -> the clip of the next round, where that changes."""
-    at_client: Callable[[Update, Sent], Update] | None = None
-    """Stacked updates before anything leaves their clients -> what leaves them."""
-    on_grid: Callable[[Update, Sent], Update] | None = None
-    """Stacked updates as they arrived -> whole numbers, whose sum is all that is made of them."""
-    release: Callable[[State, State, Release], tuple[Aggregate, State]] | None = None
-    """(the sum on the grid, memory) -> (what the server's step sees, memory)."""
+    """Memory -> the clip of the next round, for an adaptive clip."""
+    at_client: Callable[[Update, SendContext], Update] | None = None
+    """Stacked updates inside their clients -> stacked updates that leave the clients."""
+    on_grid: Callable[[Update, SendContext], Update] | None = None
+    """Stacked updates as the server received them -> integers, of which only the sum is used."""
+    release: Callable[[State, State, ReleaseContext], tuple[Aggregate, State]] | None = None
+    """(sum on the grid, memory, context) -> (aggregate for the server's step, memory)."""
     sum_bound: Callable[[int], float] | None = None
-    """Size of a cohort -> what an entry of the sum stays below, where clients' own integers carry the noise.
+    """Cohort size -> bound on the size of an entry of the sum, where the clients' integers include the noise.
 
-    Then, and only then, secure aggregation may add them up."""
+    Secure aggregation may be used only if this slot is filled."""
     hides_cohort: bool = False
-    """Whether the guarantee needs that nobody knows who was asked, nor how many were."""
+    """Whether the guarantee requires that the cohort and its size stay secret."""
     min_reports: Callable[[int], int] | None = None
-    """Size of a cohort -> how many of it must answer, where that is its business."""
+    """Cohort size -> minimum number of reports, for a mechanism that needs one; else the policy's own holds."""

@@ -42,3 +42,5 @@ class Sampler(NamedTuple):
     """Probability of each client to be chosen, in (0, 1]; None: number wanted / number of clients."""
     draws_size: bool = False
     """Whether the number of clients is random too; a commit then waits for all of them."""
+    max_picks: int | None = None
+    """Maximum number of clients that it can choose at a time; None for any number."""

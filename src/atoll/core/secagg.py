@@ -1,4 +1,4 @@
-"""What a plan says about secure aggregation."""
+"""The plan's table about secure aggregation."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from atoll.core.parts import Part
 from atoll.core.section import Section
 
 MIN_SURVIVORS = 3
-"""A sum of two tells each of the two the other's update; where a plan does not say, at least so many are added."""
+"""Default minimum of survivors: from a sum of two updates, each of the two clients can compute the other's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Secagg(Section, key="secagg"):
-    """How the server learns the sum of the updates, and no update."""
+    """Settings of secure aggregation, by which the server learns the sum of the updates but no single update."""
 
     scheme: Part = field(default_factory=lambda: Part("pairwise"))
-    """Who must not collude with whom: `pairwise` masks, `additive` shares for several servers, or `ckks`."""
+    """Cryptographic scheme: `pairwise` masks, `additive` shares for several servers, or `ckks`."""
     clip: Positive = 4.0
-    """Largest size of one value of an update; larger ones are cut."""
+    """Maximum absolute value of an entry of an update; larger ones are cut to it."""
     modulus_bits: Literal[32, 64] = 32
-    """Bits of one value under its mask: 64 are twice as many bytes, and finer."""
+    """Bits of one masked value: 64 doubles the bytes and rounds more finely."""
     groups: Count = 1
-    """Into how many groups a cohort is split at random: each has a sum of its own, and the rule sees these."""
+    """Number of random groups of a cohort: each has its own sum, and the aggregator sees one row for each group."""
     min_survivors: Annotated[int, at_least(2, "a sum of one update is that update")] | None = None
-    """No sum of fewer updates is opened; MIN_SURVIVORS if unset."""
+    """Minimum number of updates in a sum that is opened; MIN_SURVIVORS if unset."""
     lost: ShareBelowOne = 0.0
-    """In a simulation: the chance of a client to fall silent in a session, at a step drawn by seed."""
+    """In a simulation: probability that a client drops out of a session, at a step drawn by seed."""
 
     @property
-    def least(self) -> int:
-        """The smallest number of updates whose sum is opened."""
+    def required_survivors(self) -> int:
+        """Minimum number of updates in a sum that is opened, with the default filled in."""
         return MIN_SURVIVORS if self.min_survivors is None else self.min_survivors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import threading
@@ -107,7 +108,7 @@ class Processes(Engine):
         for header, tensors in self._farm(requests):
             found = grouped(tensors)
             folded = found.pop("folded", {})
-            reports = [Report(*report) for report in header["reports"]]
+            reports = [Report(*(math.nan if value is None else value for value in each)) for each in header["reports"]]
             yield Work(folded, reports, {int(client): state for client, state in found.items()})
 
     def slices(self, params_D: Tensor, starts: list[int]) -> Iterable[State]:

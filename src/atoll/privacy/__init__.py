@@ -1,1 +1,1 @@
-"""Differential privacy: mechanisms, noise, accounting, the ledger of what was spent, and its audit."""
+"""Differential privacy: mechanisms, noise, accounting, the ledger of charged attempts, and audits."""

@@ -1,10 +1,11 @@
-"""A lower bound on what a Gaussian mechanism gives away, from canaries that are seen or missed.
+"""Statistical lower bounds on the privacy loss of a Gaussian mechanism, from canaries that are detected or missed.
 
-A canary moves what is released by a known length if it is in. Who guesses "in" beyond half of that length errs in two
-ways: canaries are missed, and entries without one are taken for one. Under mu-Gaussian privacy (Dong, Roth and Su 2019,
-arXiv:1905.02383) the rates a and b of both obey b >= Phi(Phi^-1(1 - a) - mu), so that bounds on them give one on mu
-(Nasr et al. 2023, arXiv:2302.07956). This takes far fewer canaries than a bound on epsilon alone, and one mu tells all
-epsilons of a Gaussian mechanism.
+A canary that takes part moves the released value by a known length. The test that guesses "present" beyond half of that
+length makes two kinds of errors: it misses canaries, and it reports canaries where there are none. Under mu-Gaussian
+privacy (Dong, Roth and Su 2019, arXiv:1905.02383) the rates a and b of these errors satisfy
+b >= Phi(Phi^-1(1 - a) - mu), so that upper bounds on both give a lower bound on mu (Nasr et al. 2023,
+arXiv:2302.07956). This takes far fewer canaries than a bound on epsilon alone, and mu determines epsilon for every
+delta.
 """
 
 from __future__ import annotations
@@ -15,29 +16,33 @@ import numpy as np
 from torch import Tensor
 
 LEAST, MOST = 1 << 10, 1 << 18
-"""Canaries that are looked for by default, at least and at most."""
+"""Minimum and maximum of the default number of canaries."""
 CHANCE = 0.95
-"""With what probability an audit finds what it says that it can find."""
+"""Probability with which an audit detects what it states as detectable_share."""
 
 
 class Counts(NamedTuple):
-    """How often canaries were missed, and how often one was seen where none is."""
+    """Numbers of entries with and without a canary, and of the errors in each."""
 
     inside: int = 0
+    """Entries with a canary."""
     missed: int = 0
+    """Entries with a canary that was not detected."""
     outside: int = 0
+    """Entries without a canary."""
     mistaken: int = 0
+    """Entries without a canary where one was reported."""
 
     def __add__(self, other: object) -> Counts:
-        """Both together."""
+        """Return the sums of all counts."""
         assert isinstance(other, Counts)
         return Counts(*(left + right for left, right in zip(self, other, strict=True)))
 
 
-def most_likely(num_hits: int, num: int, confidence: float) -> float:
-    """The largest probability with which so few hits of so many are not ruled out (Clopper and Pearson 1934).
+def rate_upper_bound(num_hits: int, num: int, confidence: float) -> float:
+    """Return the Clopper-Pearson upper bound on the probability of a hit, given `num_hits` of `num` (1934).
 
-    >>> round(most_likely(0, 100, 0.95), 4)
+    >>> round(rate_upper_bound(0, 100, 0.95), 4)
     0.0295
     """
     from scipy.stats import beta
@@ -45,51 +50,55 @@ def most_likely(num_hits: int, num: int, confidence: float) -> float:
     return 1.0 if num_hits >= num else float(beta.ppf(confidence, num_hits + 1, num - num_hits))
 
 
-def least_mu(counts: Counts, confidence: float) -> float:
-    """The mu that a mechanism must have at least, at this confidence, to be seen so well; 0 if nothing is shown."""
+def mu_lower_bound(counts: Counts, confidence: float) -> float:
+    """Return a lower bound on mu at this confidence, from the errors of the test; 0 if they show nothing."""
     from scipy.stats import norm
 
-    each = (1 + confidence) / 2
-    missed = most_likely(counts.missed, counts.inside, each)
-    mistaken = most_likely(counts.mistaken, counts.outside, each)
+    one_sided = (1 + confidence) / 2
+    missed = rate_upper_bound(counts.missed, counts.inside, one_sided)
+    mistaken = rate_upper_bound(counts.mistaken, counts.outside, one_sided)
     return max(0.0, -float(norm.ppf(missed)) - float(norm.ppf(mistaken)))
 
 
-def reached_mu(mu: float, num_inside: int, num_outside: int, confidence: float) -> float:
-    """The bound that is found with a probability of CHANCE if mu is the truth."""
+def reachable_mu(mu: float, num_inside: int, num_outside: int, confidence: float) -> float:
+    """Return the lower bound that an audit reaches with probability CHANCE if `mu` is the true value."""
     from scipy.stats import binom, norm
 
-    rate, each = float(norm.cdf(-mu / 2)), (1 + CHANCE) / 2
-    missed, mistaken = (int(binom.ppf(each, num, rate)) for num in (num_inside, num_outside))
-    return least_mu(Counts(num_inside, missed, num_outside, mistaken), confidence)
+    rate, one_sided = float(norm.cdf(-mu / 2)), (1 + CHANCE) / 2
+    missed, mistaken = (int(binom.ppf(one_sided, num, rate)) for num in (num_inside, num_outside))
+    return mu_lower_bound(Counts(num_inside, missed, num_outside, mistaken), confidence)
 
 
-def detectable(claimed: float, num_inside: int, num_outside: int, confidence: float, seen: float = 1.0) -> float:
-    """The largest share of the claimed noise that would be found out, with a probability of CHANCE; 0 if none would.
+def detectable_share(claimed: float, num_inside: int, num_outside: int, confidence: float, seen: float = 1.0) -> float:
+    """Return the largest share of the claimed noise that an audit detects as too small, with probability CHANCE.
 
-    `seen` is how much of its length a canary shows.
+    `claimed` is the claimed mu, and `seen` the share of its length by which a canary moves the released value. 0 means
+    that not even noise of 1 % of the claimed size would be detected.
     """
     shares = [step / 100 for step in range(99, 0, -1)]
     return next(
-        (s for s in shares if reached_mu(seen * claimed / s, num_inside, num_outside, confidence) > claimed), 0.0
+        (s for s in shares if reachable_mu(seen * claimed / s, num_inside, num_outside, confidence) > claimed), 0.0
     )
 
 
-def canaries_for(claimed: float, share: float, outside: float, confidence: float, seen: float = 1.0) -> int:
-    """How many canaries find out noise of this share of the claimed, with `outside` entries for each.
+def num_canaries_for(claimed: float, share: float, outside: float, confidence: float, seen: float = 1.0) -> int:
+    """Return the number of canaries that detect noise of `share` of the claimed size, with `outside` entries for each.
 
-    If MOST do not find it out, a few are enough to say so.
+    If MOST canaries are too few, return 4 * LEAST: enough to report that nothing can be detected.
     """
     num = LEAST
-    while not reached_mu(seen * claimed / share, num, int(num * outside), confidence) > claimed:
+    while not reachable_mu(seen * claimed / share, num, int(num * outside), confidence) > claimed:
         if num >= MOST:
             return 4 * LEAST
         num *= 2
     return num
 
 
-def count_seen(score_D: Tensor, entries_M: np.ndarray, seen: float = 1.0) -> Counts:
-    """Guess, by scores in clips, which entries have a canary, and compare with those that do."""
+def count_detections(score_D: Tensor, entries_M: np.ndarray, seen: float = 1.0) -> Counts:
+    """Guess from scores, in units of the clip, which entries have a canary, and count the errors.
+
+    `entries_M` are the entries that have one.
+    """
     guessed_D = (score_D > seen / 2).numpy()
     inside_D = np.zeros(len(guessed_D), dtype=bool)
     inside_D[entries_M] = True

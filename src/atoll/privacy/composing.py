@@ -1,6 +1,6 @@
-"""What several runs spend together: their events, written down as plain data, and composed.
+"""Composition of the events of several runs, and their form as plain data.
 
-Events are composed themselves, not their epsilons, which would add up to much more.
+The events themselves are composed: a sum of the runs' epsilons would be much larger.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import math
 from typing import Any
 
 from atoll.core.errors import RunError
-from atoll.privacy.accounting import LARGE, LEAST_DELTA, by_rdp
+from atoll.privacy.accounting import LARGE, LEAST_DELTA, rdp_epsilon
 
 INTERVAL = 1e-3
-"""Into intervals of this length losses are sorted; what rounding them up adds is about the steps times its square."""
+"""Length of the intervals of loss distributions for 100 steps; rounding adds about the steps times its square."""
 
 
 def as_plain(event: Any) -> dict[str, Any]:
-    """An event as plain data; one that no mechanism of Atoll emits is refused."""
+    """Return an event as plain data; refuse one that no mechanism of Atoll emits."""
     import dp_accounting as dp
 
     match event:
@@ -27,10 +27,12 @@ def as_plain(event: Any) -> dict[str, Any]:
         case dp.SelfComposedDpEvent():
             return {"times": event.count, "of": as_plain(event.event)}
         case dp.ComposedDpEvent():
-            return {"all": [as_plain(each) for each in event.events]}
+            return {"all": [as_plain(inner) for inner in event.events]}
         case dp.SingleEpochTreeAggregationDpEvent():
             return {"tree": event.noise_multiplier, "steps": event.step_counts}
-    raise RunError(f"an event of kind {type(event).__name__} cannot be added to those of other runs")
+    raise RunError(
+        f"an event of type {type(event).__name__} cannot be composed with those of other runs: use a mechanism of Atoll"
+    )
 
 
 def as_event(plain: dict[str, Any]) -> Any:
@@ -48,44 +50,45 @@ def as_event(plain: dict[str, Any]) -> Any:
             return dp.PoissonSampledDpEvent(rate, as_event(inner))
         case {"times": count, "of": inner}:
             return dp.SelfComposedDpEvent(as_event(inner), count)
-        case {"all": each}:
-            return dp.ComposedDpEvent([as_event(one) for one in each])
+        case {"all": inners}:
+            return dp.ComposedDpEvent([as_event(inner) for inner in inners])
         case {"tree": sigma, "steps": steps}:
             return dp.SingleEpochTreeAggregationDpEvent(sigma, steps)
-    raise RunError(f"{plain} is no event that can be accounted for")
+    raise RunError(f"{plain} is not an event that can be accounted for: restore the file that it was read from")
 
 
 def spent_together(events: list[Any], delta: float, most: float | None = None) -> tuple[float, str]:
-    """The epsilon of all events at one delta, and the accountant: Renyi divergences where these show less than `most`.
+    """Return the epsilon of all events together at one delta, and the accountant that computed it.
 
-    They are quick. Where they show more, privacy loss distributions are tried, which take longer and are tighter.
+    Renyi divergences are quick and enough if they show at most `most`. Else privacy loss distributions are tried,
+    which take longer and are tighter.
     """
     import dp_accounting as dp
 
-    epsilon = by_rdp(dp.ComposedDpEvent(events), delta) if events else 0.0
+    epsilon = rdp_epsilon(dp.ComposedDpEvent(events), delta) if events else 0.0
     if epsilon > LARGE or delta < LEAST_DELTA or (most is not None and epsilon <= most):
         return epsilon, "rdp"
-    tighter = _by_pld(_leaves(events, 1), delta)
+    tighter = _pld_epsilon(_leaves(events, 1), delta)
     return (epsilon, "rdp") if tighter is None or tighter >= epsilon else (tighter, "pld")
 
 
 def _leaves(events: list[Any], times: int) -> list[tuple[Any, int]]:
-    """The single mechanisms that events are made of, and how often each has run."""
+    """Return the elementary events inside composed ones, each with its number of repetitions."""
     import dp_accounting as dp
 
-    found: list[tuple[Any, int]] = []
+    leaves: list[tuple[Any, int]] = []
     for event in events:
         if isinstance(event, dp.ComposedDpEvent):
-            found += _leaves(event.events, times)
+            leaves += _leaves(event.events, times)
         elif isinstance(event, dp.SelfComposedDpEvent):
-            found += _leaves([event.event], times * event.count)
+            leaves += _leaves([event.event], times * event.count)
         else:
-            found.append((event, times))
-    return found
+            leaves.append((event, times))
+    return leaves
 
 
-def _by_pld(leaves: list[tuple[Any, int]], delta: float) -> float | None:
-    """Epsilon by privacy loss distributions of Gaussians, sampled or not; None if there is anything else."""
+def _pld_epsilon(leaves: list[tuple[Any, int]], delta: float) -> float | None:
+    """Return epsilon by privacy loss distributions of (sampled) Gaussians; None if there is any other event."""
     import dp_accounting as dp
     from dp_accounting.pld import PLDAccountant
 
@@ -98,5 +101,5 @@ def _by_pld(leaves: list[tuple[Any, int]], delta: float) -> float | None:
     )
     for event, count in leaves:
         accountant.compose(event, count)
-    found = float(accountant.get_epsilon(delta))
-    return found if math.isfinite(found) else None
+    epsilon = float(accountant.get_epsilon(delta))
+    return epsilon if math.isfinite(epsilon) else None

@@ -1,4 +1,4 @@
-"""A NumPy generator whose bits are secret: what samplers draw a private cohort from."""
+"""A NumPy generator with secret bits, from which samplers draw a private cohort."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from atoll.privacy.noise import Bits
 
 AHEAD = 256
-"""Words that are drawn together."""
+"""Number of 64-bit words that are drawn at once."""
 
 
 UINT64 = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p)
@@ -19,7 +19,7 @@ DOUBLE = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_void_p)
 
 
 class _Table(ctypes.Structure):
-    """What NumPy calls for bits: its `bitgen_t`."""
+    """NumPy's table of functions of a bit generator, `bitgen_t`."""
 
     _fields_ = (
         ("state", ctypes.c_void_p),
@@ -31,7 +31,7 @@ class _Table(ctypes.Structure):
 
 
 class SecretBits:
-    """A bit generator of NumPy's kind on AES-256 in counter mode; a key is for one use.
+    """A NumPy bit generator on AES-256 in counter mode; use a key only once.
 
     >>> rngs = [np.random.Generator(SecretBits(bytes(32))) for _ in range(2)]
     >>> len({tuple(rng.choice(1000, size=5, replace=False).tolist()) for rng in rngs})
@@ -60,5 +60,5 @@ class SecretBits:
 
 
 def secret_generator(key: bytes) -> np.random.Generator:
-    """A generator whose draws nobody can foresee who does not have the key."""
+    """Return a generator whose draws cannot be predicted without the key."""
     return np.random.Generator(SecretBits(key))  # type: ignore[arg-type]

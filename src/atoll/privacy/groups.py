@@ -1,4 +1,4 @@
-"""Clients by how often a task draws each of their samples, so that each is accounted for by what it does itself.
+"""Groups of clients by sampling rate and steps, so that each client is accounted for by its own numbers.
 
 Shapes: C clients.
 """
@@ -10,16 +10,16 @@ import numpy as np
 from atoll.core.privacy import Draws
 
 EXACT = 8
-"""Up to so many groups are kept as they are; of more, some are joined."""
+"""Maximum number of groups that are kept exactly; of more, neighbours are joined."""
 NEAR, FAR = 1.02, 0.9
-"""By how much the steps of joined clients may differ: by 2 %, or by most of what their rate is below the largest."""
+"""Factors that bound the steps of joined clients: 1.02, or 0.9 times the ratio of the largest rate to theirs."""
 
 
 def most_exposed(rate_C: np.ndarray, steps_C: np.ndarray) -> tuple[Draws, ...]:
-    """Return the draws that no other client exceeds in both rate and steps: the largest epsilon is one of theirs.
+    """Return the Pareto front of clients in rate and steps; the client with the largest epsilon is among them.
 
-    Epsilon grows with the rate and with the steps, so that a client counts for nothing if another has at least as much
-    of both.
+    Epsilon grows with the rate and with the steps, so that a client can be skipped if another has at least as much of
+    both.
 
     >>> most_exposed(np.array([0.5, 0.1, 0.1]), np.array([2, 10, 3]))
     (Draws(rate=0.5, steps=2, client=0), Draws(rate=0.1, steps=10, client=1))
@@ -32,18 +32,18 @@ def most_exposed(rate_C: np.ndarray, steps_C: np.ndarray) -> tuple[Draws, ...]:
 
 
 def _joined(front: list[Draws]) -> tuple[Draws, ...]:
-    """Take neighbours for one client that has the largest rate and the most steps among them, and so spends no less.
+    """Replace runs of neighbours by one client with their largest rate and most steps, whose epsilon is no smaller.
 
-    Rates fall and steps rise along the list. Epsilon goes about with the rate times the root of the steps: at a rate
-    that is below the largest by a factor s it is far from the largest epsilon, and steps may grow by nearly as much
-    before it is not. So there are few groups, and the largest epsilon grows by about 1 % at most, from NEAR.
+    Rates fall and steps rise along the front. Epsilon is about proportional to the rate times the root of the steps:
+    where the rate is below the largest by a factor s, steps may grow by nearly s before that client's epsilon comes
+    close to the largest. This leaves few groups, and the largest epsilon grows by about 1 % at most, from NEAR.
     """
     joined: list[Draws] = []
     first = front[0]
-    for each in front:
-        if joined and each.steps <= first.steps * max(NEAR, FAR * front[0].rate / first.rate):
-            joined[-1] = first._replace(steps=each.steps)
+    for draws in front:
+        if joined and draws.steps <= first.steps * max(NEAR, FAR * front[0].rate / first.rate):
+            joined[-1] = first._replace(steps=draws.steps)
         else:
-            joined.append(each)
-            first = each
+            joined.append(draws)
+            first = draws
     return tuple(joined)

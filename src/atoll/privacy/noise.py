@@ -1,17 +1,18 @@
 """Secret randomness: keys, coins, and the exact discrete Gaussian. Shapes: N values.
 
-Noise that is drawn as a float has gaps that give away what it was added to (Mironov 2012, "On significance of the least
-significant bits for differential privacy"). Here noise is a whole number with the very probabilities of the definition
-(what that protects: Canonne, Kamath and Steinke 2020, arXiv:2004.00010):
+Noise that is drawn as a float has gaps that reveal what it was added to (Mironov 2012, "On significance of the least
+significant bits for differential privacy"). Here noise is an integer with exactly the probabilities of the definition
+(its guarantee: Canonne, Kamath and Steinke 2020, arXiv:2004.00010):
 
-- |x| is cut into bins of W = 2^m integers, W at most sigma / 32, or 1. A bin b is drawn with a chance proportional to
-  exp(-(bW)^2 / 2 sigma^2), a place j in it uniformly, and x = bW + j is kept with probability
-  exp(-j (2bW + j) / 2 sigma^2); the product is exp(-x^2 / 2 sigma^2). A sign is drawn, and -0 is drawn again. (Karney
-  2016, arXiv:1303.6257, algorithm D, with narrower bins, so that nine of ten are kept without a look at exp.)
-- A uniform number is a string of random bits, drawn as far as it is needed. The first bits decide unless they lie
-  beside the bound; then more are drawn, and the bound is computed with more digits. Floats only say which case it is,
-  with a band that is wider than their error, so that the outcome depends neither on rounding nor on the machine.
-- Bits come from AES-256 in counter mode. Time does depend on the values drawn: do not let an adversary measure it.
+- |x| is divided into bins of W = 2^m integers, W at most sigma / 32, or 1. A bin b is drawn with probability
+  proportional to exp(-(bW)^2 / 2 sigma^2), a place j in it uniformly, and x = bW + j is kept with probability
+  exp(-j (2bW + j) / 2 sigma^2); the product is exp(-x^2 / 2 sigma^2). A sign is drawn, and -0 is rejected. (Karney
+  2016, arXiv:1303.6257, algorithm D, with narrower bins, so that nine of ten are kept without computing exp.)
+- A uniform number is a string of random bits, drawn as far as comparisons need it. If the first bits do not decide,
+  more are drawn, and the bound is computed with more digits. Floats only detect the undecided cases, with a band that
+  is wider than their error, so that the outcome depends neither on rounding nor on the machine.
+- Bits come from AES-256 in counter mode. The running time depends on the values drawn: an adversary must not be able to
+  measure it.
 """
 
 from __future__ import annotations
@@ -34,29 +35,30 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from atoll.core.errors import PlanError
 
 Bounds = tuple[Fraction, Fraction]
-"""A number that is known to lie between two others."""
+"""Lower and upper bound on a real number."""
 
 SMALLEST, LARGEST = 2.0**-6, 2.0**44
+"""Range of the standard deviation, in steps of the grid."""
 CELL_BITS = 14
-"""How many bits say the bin of most values by a table."""
+"""Number of bits that index the table of bins; they determine the bin of most values."""
 SPARE = 32
-"""One value in so many, and so many more, is drawn in place of those that are not kept: one in fifty."""
+"""num / SPARE + SPARE extra values are drawn to replace rejected ones, which are about one in fifty."""
 BLOCK = 1 << 15
-"""Values that are drawn together: they stay in the processor's cache."""
+"""Number of values that are drawn together, so that they stay in the processor's cache."""
 ZEROS = memoryview(bytes(8 * BLOCK))
 BAND = 2.0**-40
-"""How far a uniform number must be from a probability in float64 to be compared there; float errors are below 2^-48."""
+"""Distance from a probability below which a uniform number is not compared in float64; errors there are below 2^-48."""
 GUARD = 12
-"""Digits beyond those asked for: more than the rounding of a sum of thousands of terms can spoil."""
+"""Extra decimal digits: more than the rounding errors of a sum of thousands of terms can affect."""
 
 
 def fresh_secret() -> bytes:
-    """32 bytes from the operating system."""
+    """Return 32 random bytes from the operating system."""
     return os.urandom(32)
 
 
 def derived(secret: bytes, *context: int | str) -> bytes:
-    """The key of 32 bytes that belongs to a secret and a context, by HKDF-SHA256 (RFC 5869).
+    """Derive the 32-byte key of a secret and a context, by HKDF-SHA256 (RFC 5869).
 
     >>> derived(bytes(32), "noise", 1, 2) == derived(bytes(32), "noise", 12)
     False
@@ -69,7 +71,7 @@ def derived(secret: bytes, *context: int | str) -> bytes:
 
 
 def coins(key: bytes, rate: Fraction, num: int) -> np.ndarray:
-    """So many independent coins (N,), each true with exactly this probability; a key is for one use."""
+    """Draw `num` independent coins (N,), each true with probability exactly `rate`; use a key only once."""
     if not 0 <= rate <= 1:
         raise PlanError(f"a probability must be in [0, 1], got {rate}: check the batch size and the number of samples")
     if rate == 1:
@@ -84,7 +86,7 @@ def coins(key: bytes, rate: Fraction, num: int) -> np.ndarray:
 
 
 def discrete_gaussian(key: bytes, sigma: float, num: int) -> np.ndarray:
-    """So many independent integers (N,) with P(x) proportional to exp(-x^2 / 2 sigma^2); a key is for one use.
+    """Draw `num` independent integers (N,) with P(x) proportional to exp(-x^2 / 2 sigma^2); use a key only once.
 
     >>> discrete_gaussian(bytes(32), 3.0, 5).dtype
     dtype('int64')
@@ -93,32 +95,33 @@ def discrete_gaussian(key: bytes, sigma: float, num: int) -> np.ndarray:
 
 
 def narrow_gaussian(key: bytes, sigma: float, num: int) -> np.ndarray:
-    """As `discrete_gaussian`, in int32 where sigma is below 2^24, and every value below 2^28."""
+    """Draw the values of `discrete_gaussian`, in int32 where sigma is below 2^24 and every value below 2^28."""
     if not SMALLEST <= sigma <= LARGEST:
         raise PlanError(
-            f"the noise's deviation must be in [2^-6, 2^44] steps of the grid, got {sigma}: change the grid"
+            f"the standard deviation of the noise must be in [2^-6, 2^44] steps of the grid, got {sigma}: change sigma "
+            "or the grid"
         )
     table = _table(float(sigma))
     streams = Streams(Bits(key, 0), Bits(key, 1), Bits(key, 2))
-    return _drawn(table, streams, num)
+    return _draw(table, streams, num)
 
 
 class Bits:
-    """A stream of random bits: AES-256 in counter mode, with 2^32 streams to a key that never meet."""
+    """A stream of random bits: AES-256 in counter mode, with 2^32 disjoint streams for each key."""
 
     def __init__(self, key: bytes, number: int) -> None:
         self._stream = Cipher(AES256(key), CTR(number.to_bytes(4, "big") + bytes(12))).encryptor()
 
     def uint64(self, num: int) -> np.ndarray:
-        """So many words of 64 bits."""
+        """Draw `num` words of 64 bits."""
         return self.fill(np.empty(num, np.dtype("<u8")))
 
     def uint32(self, num: int) -> np.ndarray:
-        """So many words of 32 bits."""
+        """Draw `num` words of 32 bits."""
         return self.fill(np.empty(num, np.dtype("<u4")))
 
     def fill(self, words: np.ndarray) -> np.ndarray:
-        """An array of words, with random bits in place of what it held."""
+        """Overwrite an array with random bits, and return it."""
         if len(words):
             zeros = ZEROS[: words.nbytes] if words.nbytes <= len(ZEROS) else bytes(words.nbytes)
             self._stream.update_into(zeros, words.data.cast("B"))
@@ -126,13 +129,13 @@ class Bits:
 
 
 class Uniform:
-    """A number, uniform in [0, 1), of which only as many binary digits are drawn as comparisons ask for."""
+    """A uniform number in [0, 1), of which only as many binary digits are drawn as comparisons need."""
 
     def __init__(self, drawn: int, num_bits: int, more: Bits) -> None:
         self.drawn, self.num_bits, self.more = drawn, num_bits, more
 
     def below(self, bounds: Callable[[int], Bounds]) -> bool:
-        """Whether it lies below a number that is known to any number of decimal digits."""
+        """Return whether the number is below another, which `bounds` computes to any number of decimal digits."""
         digits = 40
         while True:
             low, high = bounds(digits)
@@ -146,18 +149,18 @@ class Uniform:
 
 
 class Streams(NamedTuple):
-    """Three streams of one key."""
+    """Three disjoint streams of one key."""
 
     words: Bits
-    """A word a value: its cell, its sign, its place in the bin."""
+    """One word for each value: its sign, its cell, and its place in the bin."""
     fine: Bits
-    """32 bits a value, that say whether it is kept."""
+    """32 bits for each value, which decide whether it is kept."""
     more: Bits
-    """What the few values take that are not decided yet."""
+    """Further bits for the few values that are still undecided."""
 
 
 class Table(NamedTuple):
-    """What is computed once for a sigma."""
+    """Numbers that depend on sigma only, computed once."""
 
     log_width: int
     """m: a bin has 2^m integers."""
@@ -168,34 +171,34 @@ class Table(NamedTuple):
     lowest: np.ndarray
     """Sign and cell -> the lowest integer of its bin, or of the bin's mirror image if the sign is minus.
 
-    Its type is that of the values: of 32 bits where sign, cell and place fit a word of as many."""
+    Its type is that of the values: int32 where sign, cell and place fit into 32 bits, else int64."""
     sure: np.ndarray
     """Sign and cell -> the 32-bit number below which every place of its bin is kept."""
     ends: np.ndarray
-    """Bin -> the floor of 2^64 times the probability of this bin or one before; the last is 2^64 - 1."""
+    """Bin -> the floor of 2^64 times the probability of this bin or an earlier one; the last is 2^64 - 1."""
 
 
-def _drawn(table: Table, streams: Streams, num: int) -> np.ndarray:
-    """So many values: some more are proposed, and take the places of those that are not kept."""
+def _draw(table: Table, streams: Streams, num: int) -> np.ndarray:
+    """Draw `num` values: propose some more, which replace the rejected ones."""
     total = num + num // SPARE + SPARE
     values = np.empty(total, dtype=table.lowest.dtype)
     starts = range(0, total, BLOCK)
-    proposed = [_propose(table, streams, values[start : start + BLOCK]) for start in starts]
-    unsure = np.concatenate([start + each[0] for start, each in zip(starts, proposed, strict=True)])
-    signed_cells = np.concatenate([each[1] for each in proposed])
-    fine = np.concatenate([each[2] for each in proposed])
-    values[unsure], keep = _looked_at(table, signed_cells, values[unsure], fine, streams.more)
-    rejected = unsure[~keep]
+    proposals = [_propose(table, streams, values[start : start + BLOCK]) for start in starts]
+    undecided = np.concatenate([start + proposal[0] for start, proposal in zip(starts, proposals, strict=True)])
+    signed_cells = np.concatenate([proposal[1] for proposal in proposals])
+    fine = np.concatenate([proposal[2] for proposal in proposals])
+    values[undecided], keep = _decide(table, signed_cells, values[undecided], fine, streams.more)
+    rejected = undecided[~keep]
     holes = rejected[: np.searchsorted(rejected, num)]
     spares = np.delete(values[num:], rejected[len(holes) :] - num)
     if len(spares) < len(holes):
-        spares = np.concatenate([spares, _drawn(table, streams, len(holes) - len(spares))])
+        spares = np.concatenate([spares, _draw(table, streams, len(holes) - len(spares))])
     values[holes] = spares[: len(holes)]
     return values[:num]
 
 
 def _propose(table: Table, streams: Streams, out_N: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Fill an array with proposed values; where that is undecided, and the signed cells and fine bits there.
+    """Fill an array with proposed values; return the undecided indices, with their signed cells and fine bits.
 
     A word is a sign, a cell, and a place: from the near end of the bin if the sign is plus, from the far end if minus.
     """
@@ -205,14 +208,14 @@ def _propose(table: Table, streams: Streams, out_N: np.ndarray) -> tuple[np.ndar
     np.right_shift(words, kind.type(8 * out_N.itemsize - 1 - CELL_BITS), out=signed_cells, casting="unsafe")
     words &= kind.type((1 << table.log_width) - 1)
     out_N += table.lowest.take(signed_cells, mode="clip")
-    unsure = np.flatnonzero(fine >= table.sure.take(signed_cells, mode="clip"))
-    return unsure, signed_cells[unsure], fine[unsure]
+    undecided = np.flatnonzero(fine >= table.sure.take(signed_cells, mode="clip"))
+    return undecided, signed_cells[undecided], fine[undecided]
 
 
-def _looked_at(
+def _decide(
     table: Table, signed_cells: np.ndarray, values: np.ndarray, fine: np.ndarray, more: Bits
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Values that bits so far do not decide, and whether each is kept."""
+    """Draw more bits for undecided values; return the values, and whether each is kept."""
     cells = signed_cells & ((1 << CELL_BITS) - 1)
     negative = signed_cells >> CELL_BITS == 1
     mask = (1 << table.log_width) - 1
@@ -228,24 +231,24 @@ def _looked_at(
 
 
 def _bins(table: Table, cells: np.ndarray, more: Bits) -> np.ndarray:
-    """The bins of uniform numbers whose first bits are these cells, where a bin ends."""
+    """Return the bins of uniform numbers whose first bits are `cells`, for cells in which a bin ends."""
     rest = 64 - CELL_BITS
     drawn = cells << rest | more.uint64(len(cells)) >> CELL_BITS
-    found = np.searchsorted(table.ends, drawn, side="left")
-    for position in np.flatnonzero(table.ends[found] == drawn):
-        found[position] = _bin_of(table, Uniform(int(drawn[position]), 64, more), int(found[position]))
-    return found
+    bins = np.searchsorted(table.ends, drawn, side="left")
+    for position in np.flatnonzero(table.ends[bins] == drawn):
+        bins[position] = _bin_of(table, Uniform(int(drawn[position]), 64, more), int(bins[position]))
+    return bins
 
 
 def _bin_of(table: Table, number: Uniform, b: int) -> int:
-    """The bin of a uniform number, which is b or a later one."""
+    """Return the bin of a uniform number, which is b or a later one."""
     while not number.below(partial(_share, table, b)):
         b += 1
     return b
 
 
 def _kept(table: Table, first: np.ndarray, places: np.ndarray, fine: np.ndarray, more: Bits) -> np.ndarray:
-    """Whether uniform numbers that start with the 32 bits of `fine` lie below exp(-j (2bW + j) / 2 sigma^2)."""
+    """Return whether uniform numbers that start with the bits of `fine` are below exp(-j (2bW + j) / 2 sigma^2)."""
     drawn = fine.astype(np.uint64) << 32 | more.uint32(len(fine))
     exponents = places.astype(np.float64) * (2 * first + places) / float(table.twice_variance)
     gap = np.exp(-exponents) - drawn * 2.0**-64
@@ -259,10 +262,17 @@ def _kept(table: Table, first: np.ndarray, places: np.ndarray, fine: np.ndarray,
 
 @lru_cache(maxsize=64)
 def _table(sigma: float) -> Table:
-    """The table of a sigma; it takes a few milliseconds."""
+    """Compute the table of a sigma, in a few milliseconds."""
     log_width = max(0, math.floor(math.log2(sigma)) - 5)
     empty = np.empty(0)
-    table = Table(log_width, 2 * Fraction(sigma) ** 2, empty, empty, empty, empty)
+    table = Table(
+        log_width=log_width,
+        twice_variance=2 * Fraction(sigma) ** 2,
+        bins=empty,
+        lowest=empty,
+        sure=empty,
+        ends=empty,
+    )
     ends: list[int] = []
     while not ends or ends[-1] < (1 << 64) - 1:
         low, high = (math.floor(bound * (1 << 64)) for bound in _share(table, len(ends), 60))
@@ -277,7 +287,7 @@ def _table(sigma: float) -> Table:
     furthest = (width - 1) * (2 * bins.astype(np.float64) * width + width - 1) / float(table.twice_variance)
     sure = np.floor((np.exp(-furthest) - BAND) * 2.0**32).clip(0)
     sure[~clear] = 0
-    sure_minus = np.where(bins == 0, 0, sure)  # bin 0 holds -0, which must be looked at
+    sure_minus = np.where(bins == 0, 0, sure)  # bin 0 holds -0, which must be rejected
     return table._replace(
         bins=np.where(clear, bins, -1),
         lowest=np.concatenate([bins * width, 1 - (bins + 1) * width]).astype(
@@ -289,7 +299,7 @@ def _table(sigma: float) -> Table:
 
 
 def _share(table: Table, b: int, digits: int) -> Bounds:
-    """The probability of bin b or one before it, to so many digits."""
+    """Bound the probability of bin b or an earlier one, to `digits` decimal digits."""
     sums = _sums(Fraction(1 << 2 * table.log_width) / table.twice_variance, digits)
     error = Fraction(1, 10**digits)
     part, whole = Fraction(sums[min(b, len(sums) - 1)]), Fraction(sums[-1])
@@ -298,7 +308,7 @@ def _share(table: Table, b: int, digits: int) -> Bounds:
 
 @lru_cache(maxsize=8)
 def _sums(slope: Fraction, digits: int) -> list[Decimal]:
-    """Partial sums of exp(-slope b^2) over b = 0, 1, ..., until all that follow are below 10^-digits together."""
+    """Return partial sums of exp(-slope b^2) over b = 0, 1, ..., until the rest of the series is below 10^-digits."""
     context = Context(prec=digits + GUARD)
     rate = context.divide(Decimal(slope.numerator), Decimal(slope.denominator))
     total = Decimal(0)
@@ -308,12 +318,13 @@ def _sums(slope: Fraction, digits: int) -> list[Decimal]:
         term = context.exp(context.multiply(rate, Decimal(-b * b)))
         total = context.add(total, term)
         sums.append(total)
-        if term < Decimal(1).scaleb(-digits - GUARD // 2):  # bins are at least sigma / 64 wide: a factor of 65 at most
+        # Bins are at least sigma / 64 wide, so that the rest of the series is below 65 times this term.
+        if term < Decimal(1).scaleb(-digits - GUARD // 2):
             return sums
 
 
 def _exp_bounds(exponent: Fraction, digits: int) -> Bounds:
-    """exp(-exponent) to so many digits; the exponent is not negative. Decimal's exp is rounded correctly."""
+    """Bound exp(-exponent) to `digits` decimal digits, for exponents >= 0. Decimal's exp is rounded correctly."""
     if exponent == 0:
         return Fraction(1), Fraction(1)
     context = Context(prec=digits + GUARD)

@@ -4,48 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
+from atoll.core.events import ClientReported, Event, RoundCommitted, RunEnded, RunStarted, SetupStep
 from atoll.report.reading import human_bytes, human_seconds, privacy_text
 
 
-class Watcher(Protocol):
-    """Somebody who looks on. Every method may do nothing.
-
-    One that also has `preparing(what)` is told what takes long before the first round.
-    """
-
-    def begin(self, title: str, done: int, rounds: int) -> None:
-        """A run starts, or goes on after `done` rounds."""
-
-    def clients(self, done: int, total: int) -> None:
-        """So many clients of the cohort are trained."""
-
-    def round(self, row: dict[str, Any]) -> None:
-        """A round is committed."""
-
-    def end(self) -> None:
-        """The run is over or interrupted."""
-
-
-class NullWatcher:
-    """Looks away."""
-
-    def begin(self, title: str, done: int, rounds: int) -> None:
-        """Do nothing."""
-
-    def clients(self, done: int, total: int) -> None:
-        """Do nothing."""
-
-    def round(self, row: dict[str, Any]) -> None:
-        """Do nothing."""
-
-    def end(self) -> None:
-        """Do nothing."""
-
-
 class Bar:
-    """A progress bar on a terminal or in a notebook, or a line now and then where output is piped."""
+    """A reader of events: a progress bar on a terminal or in a notebook, or a line now and then on a pipe."""
 
     LINES = 10
     """So many lines a whole run prints to a pipe, if its rounds are short."""
@@ -64,9 +30,25 @@ class Bar:
         self._row: dict[str, Any] = {"round": 0}
         self._rounds, self._text = 0, ""
         if self._screen != "pipe":
-            self.preparing("setting up")
+            self._prepare("setting up")
 
-    def preparing(self, what: str) -> None:
+    def __call__(self, event: Event) -> None:
+        """Show an event."""
+        match event:
+            case SetupStep():
+                self._prepare(event.text)
+            case RunStarted():
+                self._begin(event.title, event.version, event.rounds)
+            case ClientReported():
+                self._clients(event.num_done, event.num_expected)
+            case RoundCommitted():
+                self._round(event.row)
+            case RunEnded():
+                self.end()
+            case _:
+                pass
+
+    def _prepare(self, what: str) -> None:
         """Say what is done before the first round: a bar would stand still."""
         if self._cell is not None:
             self._cell.show(0.0, what, now=True)
@@ -75,7 +57,7 @@ class Bar:
         else:
             self._say(what)
 
-    def begin(self, title: str, done: int, rounds: int) -> None:
+    def _begin(self, title: str, done: int, rounds: int) -> None:
         """Show an empty bar."""
         self._rounds, self._row, self._text = rounds, {"round": done}, title
         if self._screen == "pipe":
@@ -99,7 +81,7 @@ class Bar:
         self._task = self._progress.add_task("", total=max(rounds, 1), completed=done, numbers=title)
         self._progress.start()
 
-    def clients(self, done: int, total: int) -> None:
+    def _clients(self, done: int, total: int) -> None:
         """Move within the round."""
         within = self._row["round"] + done / max(total, 1) * 0.99
         if self._progress is not None:
@@ -109,7 +91,7 @@ class Bar:
         elif self._is_late():
             self._say(f"round {self._row['round'] + 1}/{self._rounds}  {done} of {total} clients")
 
-    def round(self, row: dict[str, Any]) -> None:
+    def _round(self, row: dict[str, Any]) -> None:
         """Show the numbers of a round."""
         self._row, self._text = row, summary(row)
         number, last = row["round"], row["round"] == self._rounds

@@ -13,22 +13,16 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import torch
-from safetensors import SafetensorError, safe_open
 
 from atoll.commit.finish import without_nan
-from atoll.commit.run_state import Ahead, Journey, RunState
-from atoll.core.aggregator import as_rows, rows_of
-from atoll.core.coordinator import CoordinatorState
+from atoll.commit.run_state import RunState
+from atoll.commit.state_file import encode_state, read_state
 from atoll.core.errors import DiskFull, RunError
-from atoll.core.messages import Broadcast, State, Task
+from atoll.core.messages import State
 from atoll.core.plan import Plan
 from atoll.core.tensor_file import tensor_file
-from atoll.train.exchange import Report
 
 CHECKPOINT = "checkpoint.safetensors"
-PLAIN = ("bytes_up", "bytes_down", "samples", "seconds", "clock", "upload", "news", "last_news")
-"""The fields of a run's state that are plain numbers."""
 
 
 class RunDirectory:
@@ -134,93 +128,6 @@ class RunDirectory:
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(final)
-
-
-def encode_state(state: RunState, identity: str) -> list[bytes | memoryview]:
-    """The parts of a safetensors file with a run's state, whose plain part is JSON in the header."""
-    tensors: State = {"params": state.params_D}
-    tensors |= {f"server/{name}": tensor for name, tensor in state.server.items()}
-    tensors |= {f"rule/{name}": tensor for name, tensor in state.rule.items()}
-    tensors |= {f"downlink/{name}": tensor for name, tensor in state.downlink.items()}
-    for client, memory in state.clients.items():
-        tensors |= {f"client/{client}/{name}": tensor for name, tensor in memory.items()}
-    for version, sent in state.sent.items():
-        tensors |= {f"sent/{version}/{name}": tensor for name, tensor in _tensors(sent).items()}
-    for client, ahead in state.ahead.items():
-        parts = {"update": as_rows(ahead.update), "state": ahead.state}
-        for kind, group in parts.items():
-            tensors |= {f"ahead/{client}/{kind}/{name}": tensor for name, tensor in group.items()}
-    text = {
-        "identity": identity,
-        "coordinator": state.coordinator.to_plain(),
-        **{name: getattr(state, name) for name in PLAIN},
-        "journeys": state.journeys,
-        "works": list(state.works.items()),
-        "heard": list(state.heard.items()),
-        "trust": list(state.trust.items()),
-        "quarantined": state.quarantined,
-        "contribution": list(state.contribution.items()),
-        "reports": {client: ahead.report for client, ahead in state.ahead.items()},
-    }
-    return tensor_file(tensors, {"state": json.dumps(text)})
-
-
-def read_state(path: Path, identity: str) -> RunState:
-    """Read the state that `encode_state` wrote for the run of this identity."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            text = json.loads(file.metadata()["state"])
-            # copied: sums and products have other last bits where memory does not begin as torch lets it begin
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, KeyError, TypeError, json.JSONDecodeError, OSError) as error:
-        raise RunError(f"the checkpoint {path} cannot be read ({error}): start again with another --out") from error
-    if text["identity"] != identity:
-        raise RunError(
-            f"{path.parent} belongs to another plan: resume without a plan to go on with its own, "
-            "or choose another --out"
-        )
-    return _decode_state(text, tensors)
-
-
-def _tensors(sent: Broadcast) -> State:
-    return {"params": sent.params_D, **{f"aux.{name}": tensor for name, tensor in sent.aux.items()}}
-
-
-def _decode_state(text: dict[str, Any], tensors: dict[str, torch.Tensor]) -> RunState:
-    tree: dict[str, Any] = {"server": {}, "rule": {}, "downlink": {}, "client": {}, "sent": {}, "ahead": {}}
-    for path, tensor in tensors.items():
-        *folders, name = path.split("/")
-        table = tree
-        for folder in folders:
-            table = table.setdefault(folder, {})
-        table[name] = tensor
-    ahead = {
-        int(client): Ahead(rows_of(parts["update"]), Report(*text["reports"][client]), parts.get("state", {}))
-        for client, parts in tree["ahead"].items()
-    }
-    sent = {
-        int(version): Broadcast(
-            each["params"], {name[4:]: tensor for name, tensor in each.items() if name.startswith("aux.")}
-        )
-        for version, each in tree["sent"].items()
-    }
-    return RunState(
-        params_D=tree["params"],
-        server=tree["server"],
-        rule=tree["rule"],
-        clients={int(client): memory for client, memory in tree["client"].items()},
-        coordinator=CoordinatorState.from_plain(text["coordinator"]),
-        **{name: text[name] for name in PLAIN},
-        journeys=tuple(Journey(Task(*task), *rest) for task, *rest in text["journeys"]),
-        works={Task(*task): work for task, work in text["works"]},
-        sent=sent,
-        ahead=ahead,
-        downlink=tree["downlink"],
-        heard=dict(text["heard"]),
-        trust=dict(text["trust"]),
-        quarantined=tuple(text["quarantined"]),
-        contribution=dict(text["contribution"]),
-    )
 
 
 def _locked(path: Path) -> IO[str]:

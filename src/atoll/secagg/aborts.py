@@ -1,4 +1,4 @@
-"""Why a machine refuses a message or ends a session: one error with a typed reason."""
+"""The error by which a state machine refuses a message or ends a session, with a typed reason."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from atoll.core.errors import AtollError
 
 
 class Reason(StrEnum):
-    """What was wrong."""
+    """Why a message was refused or a session ended."""
 
     MALFORMED = "not a message of this protocol"
     UNEXPECTED = "a message that makes no sense now"
@@ -31,7 +31,7 @@ class Reason(StrEnum):
 
 
 class Abort(AtollError):
-    """A message is refused, or a session over. `state` is what the machine goes on with, whatever happened."""
+    """A message is refused, or a session is over. `state` is the machine's next state in either case."""
 
     def __init__(self, reason: Reason, text: str, state: Any = None) -> None:
         super().__init__(f"secure aggregation: {text}")

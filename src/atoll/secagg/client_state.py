@@ -1,4 +1,4 @@
-"""What a client remembers of a session, what it accepts when, and what it insists on."""
+"""State of a client in a session, its transition table, and its minimum requirements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from atoll.secagg.wire import Config, Consents, Invite, Mailbox, Mode, Roster, S
 
 
 class Phase(StrEnum):
-    """Where a client stands."""
+    """Phase of a client in a session."""
 
     IDLE = "waiting to be asked"
     ADVERTISED = "waiting for the roster"
@@ -30,7 +30,7 @@ class Phase(StrEnum):
 
 
 class Vector(NamedTuple):
-    """The driver gives the client what it has to add to the sum: unsigned integers, as `encoding.encode` makes them."""
+    """Event: the driver passes the client's summand, unsigned integers as `encoding.encode` returns them."""
 
     values: np.ndarray
 
@@ -52,64 +52,71 @@ NEXT: dict[Mode, dict[Phase, tuple[type, Phase]]] = {
         Phase.CONSENTED: (Consents, Phase.DONE),
     },
 }
-"""What is accepted in each phase, and where it leads; anything else aborts."""
+"""Mode -> phase -> the event that is accepted and the next phase; any other event aborts."""
 
 
 class Floors(NamedTuple):
-    """What a client insists on, whatever the server asks for."""
+    """Minimum requirements of a client, which no server can lower."""
 
     mode: Mode = "active"
+    """Server behaviour that the protocol must withstand."""
     min_cohort: int = 3
-    """Clients in the cohort, and clients with keys."""
+    """Minimum number of clients in the cohort, and of clients with keys."""
     min_survivors: int = 3
-    """Vectors in the sum."""
+    """Minimum number of vectors in the sum."""
     min_threshold: int = 2
+    """Minimum number of shares that rebuild a secret."""
     min_colluding: float = 0.0
-    """Share of colluders that the threshold must stand."""
+    """Minimum share of colluding clients that the threshold must withstand, in [0, 1)."""
 
 
 class Peer(NamedTuple):
-    """A neighbour."""
+    """A neighbour of a client."""
 
     client: int
     mask_key: bytes
+    """Its public key for the common mask."""
     channel: bytes
-    """The key that seals shares between the two."""
+    """Symmetric key that encrypts shares between the two."""
 
 
 class ClientState(NamedTuple):
-    """All that a client remembers of a session; plain data, so that `msgspec` writes and reads it. Keep it secret."""
+    """State of a client in a session; plain data that `msgspec` writes and reads. It holds secrets."""
 
     phase: Phase = Phase.IDLE
     model: bytes = b""
+    """Hash of the model that the client trains."""
     session: bytes = b""
     config: Config | None = None
     cohort_size: int = 0
     mask_private: bytes = b""
     channel_private: bytes = b""
     own_secret: bytes = b""
-    """Gives the client's own mask."""
+    """Secret from which the client's own mask derives."""
     record: bytes = b""
-    """Its advert as others see it."""
+    """The client's advert in the form that others receive."""
     num_clients: int = 0
+    """Number of clients in the roster."""
     place: int = 0
     """The client's place in the roster."""
     root: bytes = b""
+    """Merkle root of the roster."""
     peers: Mapping[int, Peer] = MappingProxyType({})
-    """Neighbours by their place in the roster; once shares arrived, those who shared."""
+    """Neighbours by place in the roster; once shares have arrived, those that sent shares."""
     held: Mapping[int, bytes] = MappingProxyType({})
-    """Two shares by their owner's place: of its own mask, and of its mask key."""
+    """Place of an owner -> two shares: of its own mask, and of its mask key."""
     survivors: bytes = b""
+    """The accepted survivor set, one bit for each client of the roster."""
 
 
 def limit(state: ClientState) -> int:
-    """The most bytes that the message which is due can have."""
-    each = wire.RECORD.size + wire.HASH * tree.depth(max(state.cohort_size, 2))
+    """Return the maximum number of bytes of the next message."""
+    entry = wire.RECORD.size + wire.HASH * tree.depth(max(state.cohort_size, 2))
     return (
         wire.ENVELOPE_BYTES
         + {
             Phase.IDLE: 8 * wire.MAX_CLIENTS + 1024,
-            Phase.ADVERTISED: each * (state.cohort_size + 1),
+            Phase.ADVERTISED: entry * (state.cohort_size + 1),
             Phase.SHARED: (wire.SEALED + 1) * len(state.peers),
             Phase.MASKED: state.num_clients,
             Phase.CONSENTED: (wire.SIGNATURE + 1) * state.num_clients,
@@ -118,13 +125,13 @@ def limit(state: ClientState) -> int:
 
 
 def config_of(state: ClientState) -> Config:
-    """What was agreed on in the invitation."""
+    """Return the configuration of the accepted invitation."""
     assert state.config is not None, "a session has a configuration from the invitation on"
     return state.config
 
 
 def parameters_of(state: ClientState) -> Parameters:
-    """Degree and threshold, which every client finds for itself."""
+    """Compute degree and threshold, which a client never takes from the server."""
     config = config_of(state)
     try:
         return parameters(state.num_clients, config.dropouts, config.colluding, config.mode)
@@ -133,5 +140,5 @@ def parameters_of(state: ClientState) -> Parameters:
 
 
 def graph_of(state: ClientState) -> Graph:
-    """Who masks with whom."""
+    """Return the graph of neighbours."""
     return graph(parameters_of(state), state.session, state.root)

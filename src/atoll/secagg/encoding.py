@@ -1,7 +1,7 @@
-"""Real values as integers that can be added under a mask, and back.
+"""Encoding of real values as integers that can be added under a mask, and its inverse.
 
-Values are clipped to [-clip, clip], scaled to whole levels and rounded up or down by chance, so that the mean is kept.
-Integers live modulo 2^32 or 2^64. A weighted mean travels as weighted values with the weight as the last of them.
+Values are clipped to [-clip, clip], scaled to whole levels and rounded up or down at random, so that the mean is kept.
+Integers are modulo 2^32 or 2^64. A weighted mean is sent as weighted values, with the weight as the last value.
 
 Shapes: D values, L = D + 1 with the weight.
 """
@@ -18,27 +18,28 @@ from atoll.secagg.masks import Stream
 
 
 class Encoding(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """How a value becomes an integer."""
+    """Parameters of the encoding of a value as an integer."""
 
     clip: Annotated[float, msgspec.Meta(gt=0, lt=1e300)]
-    """Largest size of a value; larger ones are cut."""
+    """Maximum absolute value; larger values are cut to it."""
     value_bits: Annotated[int, msgspec.Meta(ge=2, le=53)]
-    """Bits of one value, its sign included."""
+    """Bits of one value, including its sign."""
     modulus_bits: Literal[32, 64] = 32
+    """Bits of one masked value: sums are modulo 2^modulus_bits."""
 
     @property
     def levels(self) -> int:
-        """The integer that `clip` becomes."""
+        """The integer that encodes `clip`."""
         return (1 << self.value_bits - 1) - 1
 
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger]:
-        """How encoded values lie in memory."""
+        """NumPy type of encoded values."""
         return np.dtype(f"<u{self.modulus_bits // 8}")
 
 
 def finest(clip: float, num_clients: int, modulus_bits: Literal[32, 64] = 32) -> Encoding:
-    """The encoding with the most bits whose sum over so many clients cannot overflow.
+    """Return the encoding with the most bits whose sum over `num_clients` clients cannot overflow.
 
     >>> finest(1.0, 500).value_bits
     23
@@ -55,7 +56,7 @@ def finest(clip: float, num_clients: int, modulus_bits: Literal[32, 64] = 32) ->
 
 
 def check_sum(encoding: Encoding, num_clients: int) -> None:
-    """Refuse an encoding whose sum over so many clients could wrap around: n·(2^(bits-1) - 1) must be below 2^(m-1)."""
+    """Refuse an encoding whose sum could wrap around: num_clients·(2^(bits-1) - 1) must be below 2^(m-1)."""
     if num_clients * encoding.levels >= 1 << encoding.modulus_bits - 1:
         raise PlanError(
             f"{num_clients} clients with values of {encoding.value_bits} bits can overflow a sum modulo "
@@ -70,22 +71,22 @@ def encode(values_D: np.ndarray, weight: float, encoding: Encoding, rounding: St
     """
     if not 0 <= weight <= 1:
         raise PlanError(
-            f"a weight is a share of the largest one, in [0, 1]: got {weight}; divide by the largest weight"
+            f"a weight must be a share of the largest one, in [0, 1], got {weight}; divide by the largest weight"
         )
     scaled_L = np.empty(values_D.size + 1, np.float64)
-    np.clip(values_D, -encoding.clip, encoding.clip, out=scaled_L[:-1])  # which leaves no infinity, but NaN
+    np.clip(values_D, -encoding.clip, encoding.clip, out=scaled_L[:-1])  # removes infinities, but keeps NaN
     if not np.isfinite(scaled_L[:-1]).all():
         raise PlanError("values under secure aggregation must be finite: refuse this update before it is masked")
     scaled_L[:-1] *= weight * (encoding.levels / encoding.clip)
     scaled_L[-1] = weight * encoding.levels
-    np.clip(scaled_L, -encoding.levels, encoding.levels, out=scaled_L)  # what the scaling itself may have rounded up
+    np.clip(scaled_L, -encoding.levels, encoding.levels, out=scaled_L)  # scaling may have rounded up beyond the levels
     scaled_L += rounding.uniform(scaled_L.size)
     np.floor(scaled_L, out=scaled_L)
     return scaled_L.astype(np.int64).astype(encoding.dtype)
 
 
 def decode(sum_L: np.ndarray, encoding: Encoding) -> tuple[np.ndarray, float]:
-    """The weighted mean of the values (D,), and the sum of the weights; zeros if no weight is there."""
+    """Return the weighted mean of the values (D,), and the sum of the weights; zeros if the weights sum to 0."""
     signed_L = sum_L.astype(encoding.dtype).view(f"<i{encoding.modulus_bits // 8}").astype(np.float64)
     total = float(signed_L[-1])
     if total <= 0:

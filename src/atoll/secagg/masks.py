@@ -1,4 +1,4 @@
-"""Masks: seeds stretched by AES-256 in counter mode, and added to vectors of unsigned integers that wrap around."""
+"""Masks: seeds expanded by AES-256 in counter mode, and added to vectors of unsigned integers that wrap around."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 BLOCK = 1 << 18
-"""Bytes that are stretched and added together: they stay in the processor's cache."""
+"""Number of bytes that are expanded and added at once, so that they stay in the processor's cache."""
 ZEROS = bytes(BLOCK)
 
 
 class Mask(NamedTuple):
-    """The seed of a mask, and whether it is added or taken away."""
+    """The seed of a mask, and its sign."""
 
     seed: bytes
     """An AES-256 key that is used for this mask only."""
     plus: bool
+    """Whether the mask is added; else it is subtracted."""
 
 
 def apply(vector: np.ndarray, masks: Iterable[Mask]) -> None:
@@ -38,7 +39,7 @@ def apply(vector: np.ndarray, masks: Iterable[Mask]) -> None:
 
 
 def expand(seed: bytes, out: np.ndarray) -> None:
-    """Write the mask of a seed into an array, whatever it held."""
+    """Overwrite an array with the mask of a seed."""
     stream, raw = Cipher(AES256(seed), CTR(bytes(16))).encryptor(), out.data.cast("B")
     for start in range(0, raw.nbytes, BLOCK):
         part = raw[start : start + BLOCK]
@@ -46,14 +47,14 @@ def expand(seed: bytes, out: np.ndarray) -> None:
 
 
 class Stream:
-    """Uniform numbers from AES-256 in counter mode, for rounding: each call goes on where the last one ended."""
+    """Uniform numbers from AES-256 in counter mode, for rounding; each call continues the stream."""
 
     def __init__(self, key: bytes | None = None) -> None:
         """Start from a key of 32 bytes, or from the operating system's randomness."""
         self._stream = Cipher(AES256(os.urandom(32) if key is None else key), CTR(bytes(16))).encryptor()
 
     def uniform(self, num: int) -> np.ndarray:
-        """So many float64 in [0, 1), in steps of 2^-32."""
+        """Return `num` float64 in [0, 1), in steps of 2^-32."""
         words = np.empty(num, np.uint32)
         self._stream.update_into(bytes(words.nbytes), words.data.cast("B"))
         return words * 2.0**-32

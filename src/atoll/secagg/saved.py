@@ -1,4 +1,4 @@
-"""States as bytes and back, so that a session outlives the process that runs it. A client's are secret."""
+"""Serialisation of states, so that a session survives the process that runs it. A client's state is secret."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ S = TypeVar("S", ClientState, ServerState)
 
 
 def dump(state: ClientState | ServerState) -> bytes:
-    """Write a state."""
+    """Serialise a state."""
     return msgspec.msgpack.encode(state, enc_hook=dict)
 
 
 def load(data: bytes, kind: type[S]) -> S:
-    """Read a state that this machine wrote."""
+    """Deserialise a state that `dump` wrote."""
     return msgspec.msgpack.decode(data, type=kind)

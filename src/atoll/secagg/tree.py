@@ -1,6 +1,6 @@
-"""A Merkle tree: one hash stands for all adverts, and a short proof shows that an advert is among them.
+"""A Merkle tree: one hash identifies all adverts, and a short proof shows that an advert is among them.
 
-The tree is filled up with empty leaves to a power of two; its size is part of the root.
+The tree is padded with empty leaves to a power of two; the number of leaves is part of the root.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ EMPTY = bytes(HASH)
 
 
 def build(leaves: list[bytes]) -> list[list[bytes]]:
-    """All levels of the tree, the leaves' hashes first."""
+    """Return all levels of the tree, the leaves' hashes first."""
     level = [_hash(b"\0", leaf) for leaf in leaves]
     level += [EMPTY] * ((1 << depth(len(leaves))) - len(leaves))
     levels = [level]
@@ -23,17 +23,17 @@ def build(leaves: list[bytes]) -> list[list[bytes]]:
 
 
 def root(levels: list[list[bytes]], num_leaves: int) -> bytes:
-    """The hash that stands for all leaves."""
+    """Return the hash that identifies all leaves."""
     return _top(levels[-1][0], num_leaves)
 
 
 def proof(levels: list[list[bytes]], index: int) -> bytes:
-    """What shows that the leaf at this place is in the tree: `depth` hashes."""
+    """Return the proof that the leaf at this index is in the tree: `depth` hashes."""
     return b"".join(level[index >> height ^ 1] for height, level in enumerate(levels[:-1]))
 
 
 def proves(proof: bytes, leaf: bytes, index: int, num_leaves: int, root: bytes) -> bool:
-    """Whether a proof holds."""
+    """Return whether a proof shows that a leaf is in the tree with this root."""
     node = _hash(b"\0", leaf)
     for at in range(0, len(proof), HASH):
         sibling = proof[at : at + HASH]
@@ -43,7 +43,7 @@ def proves(proof: bytes, leaf: bytes, index: int, num_leaves: int, root: bytes) 
 
 
 def depth(num_leaves: int) -> int:
-    """Hashes in a proof.
+    """Return the number of hashes in a proof.
 
     >>> depth(1), depth(2), depth(1000)
     (0, 1, 10)

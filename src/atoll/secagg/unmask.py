@@ -1,6 +1,7 @@
-"""Take the masks off a sum: rebuild the secrets that the survivors opened, and remove what they stand for.
+"""Remove the masks from a sum: rebuild secrets from the revealed shares, and subtract the masks that they determine.
 
-Of a survivor its own mask goes; of a client that shared but sent no vector, the masks that its neighbours added for it.
+For a survivor that is its own mask; for a client that sent shares but no vector, the masks that its neighbours share
+with it.
 """
 
 from __future__ import annotations
@@ -18,96 +19,101 @@ from atoll.secagg.masks import Mask, apply
 from atoll.secagg.wire import read_record
 
 
-class Opened(NamedTuple):
-    """What is known at the end. N clients, by their place in the roster."""
+class Revealed(NamedTuple):
+    """Inputs of the unmasking. N clients, by their place in the roster."""
 
     session: bytes
     graph: Graph
     records: list[bytes]
+    """Adverts of all clients."""
     shared: np.ndarray
-    """(N,), who shared its secrets."""
+    """(N,), whether a client sent shares of its secrets."""
     survived: np.ndarray
-    """(N,), whose vector is in the sum."""
+    """(N,), whether a client's vector is in the sum."""
     reveals: Mapping[int, bytes]
-    """For each client that opened shares: one of each neighbour that shared, in ascending order."""
+    """Client -> the shares that it revealed: one for each neighbour that sent shares, in ascending order."""
 
 
-class Pieces(NamedTuple):
+class SecretShares(NamedTuple):
     """Shares of one secret, with the numbers of their holders."""
 
     holders: list[int]
     shares: list[bytes]
 
 
-def unmask(total: np.ndarray, opened: Opened) -> None:
-    """Turn a masked sum into the sum, in place; Abort, before anything is opened, if a secret lacks shares."""
-    pieces = _collect(opened)
-    threshold = opened.graph.parameters.threshold
-    for index in _needed(opened):
-        if len(pieces[index].holders) < threshold:
+def unmask(total: np.ndarray, revealed: Revealed) -> None:
+    """Remove the masks from a sum in place; raise Abort, before any change, if a secret lacks shares."""
+    secrets = _collect(revealed)
+    threshold = revealed.graph.parameters.threshold
+    for index in _needed(revealed):
+        if len(secrets[index].holders) < threshold:
             raise Abort(
                 Reason.TOO_FEW,
-                f"{len(pieces[index].holders)} clients opened a secret, {threshold} are needed; start a new attempt",
+                f"{len(secrets[index].holders)} clients revealed a share of a secret, {threshold} are needed; start a "
+                "new attempt",
             )
-    apply(total, _masks(opened, pieces))
+    apply(total, _masks(revealed, secrets))
 
 
-def _needed(opened: Opened) -> list[int]:
-    """Whose secrets are needed: survivors, and the lost who have a neighbour among them."""
-    table = opened.graph.table()
-    return np.flatnonzero(opened.survived | opened.shared & opened.survived[table].any(axis=1)).tolist()
+def _needed(revealed: Revealed) -> list[int]:
+    """Return the clients whose secrets are needed: survivors, and lost clients with a surviving neighbour."""
+    table = revealed.graph.table()
+    return np.flatnonzero(revealed.survived | revealed.shared & revealed.survived[table].any(axis=1)).tolist()
 
 
-def _collect(opened: Opened) -> list[Pieces]:
-    """The first `threshold` shares of each secret, in the order of their holders."""
-    params, table = opened.graph.parameters, opened.graph.table()
-    pieces = [Pieces([], []) for _ in opened.records]
-    for holder in sorted(opened.reveals):
-        owners = opened.graph.holders(holder)
-        owners = owners[opened.shared[owners]]
+def _collect(revealed: Revealed) -> list[SecretShares]:
+    """Return the first `threshold` shares of each secret, by ascending holders."""
+    params, table = revealed.graph.parameters, revealed.graph.table()
+    secrets = [SecretShares([], []) for _ in revealed.records]
+    for holder in sorted(revealed.reveals):
+        owners = revealed.graph.holders(holder)
+        owners = owners[revealed.shared[owners]]
         before = holder if params.complete else (table[owners] < holder).sum(axis=1)  # holders with smaller numbers
         numbers = np.broadcast_to(before, owners.shape) + 1
-        reveal = opened.reveals[holder]
+        reveal = revealed.reveals[holder]
         for at, (owner, number) in enumerate(zip(owners.tolist(), numbers.tolist(), strict=True)):
-            if len(pieces[owner].holders) < params.threshold:
-                pieces[owner].holders.append(number)
-                pieces[owner].shares.append(reveal[shamir.SHARE * at : shamir.SHARE * (at + 1)])
-    return pieces
+            if len(secrets[owner].holders) < params.threshold:
+                secrets[owner].holders.append(number)
+                secrets[owner].shares.append(reveal[shamir.SHARE * at : shamir.SHARE * (at + 1)])
+    return secrets
 
 
-def _masks(opened: Opened, pieces: list[Pieces]) -> Iterator[Mask]:
-    """What has to be added to the masked sum, one mask after another."""
+def _masks(revealed: Revealed, secrets: list[SecretShares]) -> Iterator[Mask]:
+    """Yield the masks that turn the masked sum into the sum."""
     coefficients: dict[tuple[int, ...], list[int]] = {}
-    for index in _needed(opened):
-        holders = tuple(pieces[index].holders)
+    for index in _needed(revealed):
+        holders = tuple(secrets[index].holders)
         if holders not in coefficients:
             coefficients[holders] = shamir.coefficients(holders)
-        secret = shamir.combine(pieces[index].shares, coefficients[holders])
-        if opened.survived[index]:
-            yield _own_mask(opened, index, secret)
+        secret = shamir.combine(secrets[index].shares, coefficients[holders])
+        if revealed.survived[index]:
+            yield _own_mask(revealed, index, secret)
         else:
-            yield from _pair_masks(opened, index, secret)
+            yield from _pair_masks(revealed, index, secret)
 
 
-def _own_mask(opened: Opened, index: int, secret: bytes | None) -> Mask:
-    client, advert, _ = read_record(opened.records[index])
-    if secret is None or not keys.same(keys.commitment(secret, opened.session), advert.commitment):
-        raise _false_share(client)
-    return Mask(keys.own_mask_seed(secret, opened.session), False)
+def _own_mask(revealed: Revealed, index: int, secret: bytes | None) -> Mask:
+    """Return the mask that removes a survivor's own one."""
+    client, advert, _ = read_record(revealed.records[index])
+    if secret is None or not keys.same(keys.commitment(secret, revealed.session), advert.commitment):
+        raise _wrong_secret(client)
+    return Mask(keys.own_mask_seed(secret, revealed.session), False)
 
 
-def _pair_masks(opened: Opened, index: int, secret: bytes | None) -> Iterator[Mask]:
-    """Undo what each surviving neighbour added for a client that was lost."""
-    client, advert, _ = read_record(opened.records[index])
+def _pair_masks(revealed: Revealed, index: int, secret: bytes | None) -> Iterator[Mask]:
+    """Yield the masks that remove what the surviving neighbours added for a lost client."""
+    client, advert, _ = read_record(revealed.records[index])
     if secret is None or not keys.same(keys.public_key(secret), advert.mask_key):
-        raise _false_share(client)
+        raise _wrong_secret(client)
     private = X25519PrivateKey.from_private_bytes(secret)
-    neighbours = opened.graph.neighbours(index)
-    for other in neighbours[opened.survived[neighbours]].tolist():
-        survivor, its_advert, _ = read_record(opened.records[other])
-        seed = keys.agree(private, advert.mask_key, its_advert.mask_key, opened.session, b"mask")
+    neighbours = revealed.graph.neighbours(index)
+    for other in neighbours[revealed.survived[neighbours]].tolist():
+        survivor, its_advert, _ = read_record(revealed.records[other])
+        seed = keys.agree(private, advert.mask_key, its_advert.mask_key, revealed.session, b"mask")
         yield Mask(seed, survivor > client)
 
 
-def _false_share(client: int) -> Abort:
-    return Abort(Reason.BAD_SHARE, f"shares of client {client} do not give what it promised; start a new attempt")
+def _wrong_secret(client: int) -> Abort:
+    return Abort(
+        Reason.BAD_SHARE, f"the shares of client {client} do not match its commitment or key; start a new attempt"
+    )

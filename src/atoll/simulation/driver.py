@@ -15,39 +15,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.commit.finish import end_reason, finish_round, measured_again, why_refused
-from atoll.commit.guard import Guard, must_fit
-from atoll.commit.run_state import Ahead, Journey, Round, RunState
+from atoll.commit.finish import Outcome, RoundWork, abandon, commit_round, finish_run, send_tasks, why_stop
+from atoll.commit.guard import must_fit
+from atoll.commit.parts import RunParts
+from atoll.commit.run_state import Ahead, Journey, RunState, first_state, forget
 from atoll.commit.secure_sum import Added
 from atoll.commit.server_step import aggregated
-from atoll.commit.versions import Versions, valid_of
+from atoll.commit.versions import valid_of
 from atoll.core.aggregator import as_rows, rows_of
 from atoll.core.coordinator import (
     Abandon,
     Arrived,
     Begin,
     Commit,
-    Committed,
-    Coordinator,
     Deadline,
-    Event,
     Failed,
     Finish,
     Phase,
     Reason,
     Send,
 )
+from atoll.core.coordinator import Event as MachineEvent
 from atoll.core.devices import INSTANT, Devices, Load
 from atoll.core.eligibility import Eligibility
 from atoll.core.errors import TrainingError
+from atoll.core.events import ClientReported, Event, Reader, unread
 from atoll.core.messages import Payload, State, Task, Update
-from atoll.core.plan import Plan
 from atoll.core.seeds import generator
 from atoll.core.wire import packed_size
-from atoll.engine.base import Engine, Progress, silent
+from atoll.engine.base import Progress
 from atoll.simulation.secure_round import Sent, add_in_secret, counted, fates
 from atoll.train.exchange import Work, acceptable
-from atoll.train.layout import first_server
 from atoll.train.loop import knowledge
 
 LOOK_AHEAD = 4
@@ -63,100 +61,76 @@ class Simulation:
 
     def __init__(
         self,
-        plan: Plan,
-        engine: Engine,
-        coordinator: Coordinator,
+        parts: RunParts,
         state: RunState | None = None,
         devices: Devices = INSTANT,
-        guard: Guard | None = None,
+        last_row: dict[str, Any] | None = None,
     ) -> None:
-        must_fit(engine.job, guard)
-        self.plan, self.engine, self.job, self.coordinator = plan, engine, engine.job, coordinator
-        self.devices, self.guard = devices, guard
-        self.versions = Versions(coordinator, engine.trainer, guard)
-        self._all_eligible = plan.eligibility == Eligibility()
-        first_D = self.job.first_D.clone()
-        rule = self.job.aggregator.init() if guard is None else guard.init()
-        self.state = state or RunState(first_D, first_server(self.job, first_D), rule, upload=first_D.nbytes)
-        self.reason: Reason | None = None
-        self.last_row: dict[str, Any] | None = None
-        """What is known of the last round; whoever gives a state gives this too."""
+        must_fit(parts.job, parts.guard)
+        self.parts, self.devices = parts, devices
+        self.plan, self.job, self.engine = parts.plan, parts.job, parts.engine
+        self.coordinator, self.guard, self.versions = parts.coordinator, parts.guard, parts.versions
+        self._all_eligible = parts.plan.eligibility == Eligibility()
+        self.state = state or first_state(parts.job, parts.guard)
+        self.last_row = last_row
+        """The metrics row of the last round; whoever gives a state gives this too."""
+        self.reason: Reason | None = why_stop(parts.plan.stop, last_row) if last_row else None
 
-    def rounds(self, progress: Progress = silent, clock: Callable[[], float] = time.perf_counter) -> Iterator[Round]:
-        """Yield after every commit, when `state` is whole and may be written down.
+    def rounds(
+        self, read: Reader = unread, clock: Callable[[], float] = time.perf_counter
+    ) -> Iterator[tuple[Event, ...]]:
+        """Yield what happened after every commit, when `state` is whole and may be written down.
 
-        A round is not counted that takes more bytes than are left, or makes a model that is not finite. The last one
-        that counts is yielded again if it has not been measured: nobody knew that it was the last.
+        The last round is yielded again if it has not been measured: nobody knew that it was the last. `read` is given
+        what happens in between, as it does.
         """
         while self.reason is None:
             started = clock()
-            if self._is_spent():
+            if self.parts.is_spent(self.state.coordinator):
                 self.reason = Reason.PRIVACY
                 break
-            state, done, reason = self._attempt(self.state, progress)
-            self.reason = reason or why_refused(self.plan.stop, state)
-            if self.reason is not None:
-                break
-            if done is None:
-                self.state = state._replace(seconds=state.seconds + clock() - started)
-                continue
-            self.state, found, reason = finish_round(
-                self.plan,
-                self.engine,
-                self.coordinator,
-                self.guard,
-                state,
-                done,
-                lambda started=started: clock() - started,  # type: ignore[misc]
-            )
-            self.last_row = found.row
-            yield found
-            self.reason = reason
-        again = measured_again(self.plan, self.engine, self.state, self.last_row)
-        if again is not None:
-            self.last_row = again.row
-            yield again
-        assert self.reason is not None
-        self.reason = end_reason(self.reason, self.last_row)
+            outcome = self._attempt(self.state, read, lambda started=started: clock() - started)  # type: ignore[misc]
+            if outcome.row is not None:
+                self.state, self.last_row = outcome.state, outcome.row
+                yield outcome.events
+            elif outcome.reason is None:
+                self.state = outcome.state._replace(seconds=outcome.state.seconds + clock() - started)
+            self.reason = outcome.reason
+        self.reason, events = finish_run(self.parts, self.state, self.reason, self.last_row)
+        if events:
+            yield events
 
-    def _is_spent(self) -> bool:
-        """Whether privacy does not pay for another attempt."""
-        machine = self.state.coordinator
-        more = self.guard is not None and machine.version < self.coordinator.rounds
-        return more and self.guard is not None and not self.guard.allows(machine.attempt)
-
-    def _attempt(self, state: RunState, progress: Progress) -> tuple[RunState, dict[str, Any] | None, Reason | None]:
-        """Follow the coordinator until it has a commit (and its row), abandons the attempt, or ends the run.
+    def _attempt(self, state: RunState, read: Reader, elapsed: Callable[[], float]) -> Outcome:
+        """Follow the coordinator until a round is committed, the attempt is abandoned, or the run ends.
 
         `state` is a value: whatever interrupts this, the driver still holds the last commit.
         """
-        began, row = state.clock, None
-        asked: tuple[Task, ...] = ()
-        event: Event = self._begin(state)
+        began, asked = state.clock, tuple[Task, ...]()
+        event: MachineEvent = self._begin(state)
         while True:
             machine, commands = self.coordinator.step(state.coordinator, event)
             state = state._replace(coordinator=machine)
-            if row is not None and isinstance(event, Committed) and not commands:
-                return state, row, None
-            committed: Event | None = None
             for command in commands:
                 match command:
                     case Send(tasks):
-                        state, asked = self._send(state, tasks), asked + tasks
+                        state, asked = self._send(state, tasks, read), asked + tasks
                     case Commit(tasks):
-                        state, row, committed = self._commit(state, tasks, asked, progress)
-                    case Abandon(attempt):
-                        if self.guard is not None:
-                            self.guard.charge(attempt)
-                        return self._wait(self._forget(state)), None, None
+                        outcome = self._commit(state, tasks, asked, read, elapsed)
+                        ended = [each for each in outcome.commands if isinstance(each, Abandon)]
+                        return self._abandon(outcome.state, ended[0], read) if ended else outcome
+                    case Abandon():
+                        return self._abandon(forget(state, (), self.coordinator.policy), command, read)
                     case Finish(reason):
-                        return state, None, reason
-            if committed is not None:
-                event = committed
-            elif machine.phase is Phase.READY:  # somebody was lost, and another is asked in place
+                        return Outcome(state, None, reason=reason)
+            if machine.phase is Phase.READY:  # somebody was lost, and another is asked in place
                 event = self._begin(state)
             else:
                 state, event = self._next(state, began)
+
+    def _abandon(self, state: RunState, command: Abandon, read: Reader) -> Outcome:
+        for event in abandon(self.parts, command):
+            read(event)
+        return Outcome(self._wait(state), None)
 
     def _begin(self, state: RunState) -> Begin:
         devices, rule, now, shut_out = self.devices, self.plan.eligibility, state.clock, frozenset(state.quarantined)
@@ -177,11 +151,11 @@ class Simulation:
         doubled = max(0, state.coordinator.abandoned_in_a_row - SHORT_WAITS)
         return state._replace(clock=state.clock + min(MOST_PATIENCE, PATIENCE * 2.0**doubled))
 
-    def _send(self, state: RunState, tasks: tuple[Task, ...]) -> RunState:
+    def _send(self, state: RunState, tasks: tuple[Task, ...], read: Reader) -> RunState:
         """Set tasks on their way."""
         machine = state.coordinator
-        if self.guard is not None and self.guard.trusts_nobody:
-            self.guard.charge(machine.attempt)
+        for event in send_tasks(self.parts, machine.attempt, tasks):
+            read(event)
         state, costs = self._broadcast(state, [task.client for task in tasks])
         loads = [
             Load(task.client, self._passes(state, task), down, state.upload)
@@ -210,7 +184,7 @@ class Simulation:
         costs = [min(whole, state.news - state.heard[client]) if client in state.heard else whole for client in clients]
         return state._replace(heard={**state.heard, **dict.fromkeys(clients, state.news)}), costs
 
-    def _next(self, state: RunState, began: float) -> tuple[RunState, Event]:
+    def _next(self, state: RunState, began: float) -> tuple[RunState, MachineEvent]:
         """What happens next: those tasks end that end first, or the attempt's time does.
 
         Where clients work on after a commit, nobody is asked until the next commit or loss, so that all who arrive
@@ -237,9 +211,14 @@ class Simulation:
         return state._replace(heard=heard, works=works), Failed(ended)
 
     def _commit(
-        self, state: RunState, tasks: tuple[Task, ...], asked: tuple[Task, ...], progress: Progress
-    ) -> tuple[RunState, dict[str, Any], Committed]:
-        """Train the clients whose work counts, aggregate, and move the model if enough of them are valid."""
+        self,
+        state: RunState,
+        tasks: tuple[Task, ...],
+        asked: tuple[Task, ...],
+        read: Reader,
+        elapsed: Callable[[], float],
+    ) -> Outcome:
+        """Train the clients whose work counts, and finish the round."""
         job, policy = self.job, self.coordinator.policy
         own = self.versions.own_update(state)
         lost: dict[int, str] = {}
@@ -247,13 +226,17 @@ class Simulation:
             lost = fates(job, asked, tasks)
             tasks = counted(job, tasks, lost)
             if not tasks:
-                return self._forget(state), {}, Committed(0)
-        state, work, late = self._train(state, tasks, own, progress)
+                return commit_round(self.parts, state, RoundWork((), None), elapsed)
+        expected = policy.goal(self.coordinator.num_clients)
+
+        def trained(num: int) -> None:
+            read(ClientReported(num_done=num, num_expected=expected))
+
+        state, work = self._train(state, tasks, own, trained)
         if not valid_of(work) and policy.min_reports > 0:
             self._must_be_an_attack(state, tasks)
-            return self._forget(state), {}, Committed(0, len(work.reports))
         added: Added | None = None
-        if job.secure is not None:
+        if job.secure is not None and valid_of(work):
             added, work = self._add_in_secret(state, asked, lost, work)
         done = self._as_done(state, tasks)
 
@@ -261,12 +244,8 @@ class Simulation:
             some = [each for each in done if each.client in clients]
             return self.engine.train(some, state.sent, state.clients).folded
 
-        state, row, event = self.versions.settle(state, done, work, own, added, fold)
-        if row and self.devices is not INSTANT:
-            row["simulated_seconds"] = round(state.clock, 6)
-        if row and policy.overlaps_rounds:
-            row["staleness"] = late
-        return self._forget(state), row, event
+        extras = {} if self.devices is INSTANT else {"simulated_seconds": round(state.clock, 6)}
+        return commit_round(self.parts, state, RoundWork(done, work, own, added, fold, extras), elapsed)
 
     def _must_be_an_attack(self, state: RunState, tasks: tuple[Task, ...]) -> None:
         """Bad clients must not end a run; honest ones who all send NaN should."""
@@ -300,33 +279,19 @@ class Simulation:
         done = [task._replace(work=state.works[task]) if task in state.works else task for task in tasks]
         return done if self.guard is None else self.guard.orders(done, state.rule)
 
-    def _forget(self, state: RunState) -> RunState:
-        """Drop what nobody works on any more."""
-        if not self.coordinator.policy.overlaps_rounds:
-            return state._replace(journeys=(), works={}, sent={})
-        machine, ahead, works = state.coordinator, dict(state.ahead), dict(state.works)
-        for task in machine.committing:
-            ahead.pop(task.client, None)
-            works.pop(task, None)
-        versions = {task.version for task in (*machine.in_flight.values(), *machine.arrived)}
-        sent = {version: sent for version, sent in state.sent.items() if version in versions}
-        return state._replace(works=works, sent=sent, ahead=ahead)
-
     def _train(
         self, state: RunState, tasks: tuple[Task, ...], own: Update | None, progress: Progress
-    ) -> tuple[RunState, Work, float]:
-        """Train tasks that have arrived, fold their updates, and tell by how many versions they are late on average."""
+    ) -> tuple[RunState, Work]:
+        """Train tasks that have arrived, and fold their updates."""
         if not self.coordinator.policy.overlaps_rounds:
             done = self.engine.train(self._as_done(state, tasks), state.sent, state.clients, progress)
-            return state, self._collude(state, tasks, done, own), 0.0
+            return state, self._collude(state, tasks, done, own)
         state = self._train_ahead(state, tasks, progress)
         each = [state.ahead[task.client] for task in tasks]
         pairs = zip(tasks, each, strict=True)
         folded = self.versions.late_rows(state, [(task, ahead.update) for task, ahead in pairs if ahead.report.valid])
         states = {ahead.report.client: ahead.state for ahead in each if ahead.state and ahead.report.valid}
-        work = self._collude(state, tasks, Work(folded, [ahead.report for ahead in each], states), own)
-        late = sum(state.coordinator.version - task.version for task in tasks) / len(tasks)
-        return state, work, late
+        return state, self._collude(state, tasks, Work(folded, [ahead.report for ahead in each], states), own)
 
     def _train_ahead(self, state: RunState, tasks: tuple[Task, ...], progress: Progress) -> RunState:
         """Make sure that tasks are trained, and train with them those that will arrive next, whatever their version.

@@ -14,7 +14,7 @@ from atoll.core.messages import Task, Update
 from atoll.core.seeds import generator
 from atoll.secagg.encoding import Encoding
 from atoll.secagg.scheme import Outcome, Session
-from atoll.simulation.players import stage_for
+from atoll.simulation.client_hosts import host_for
 from atoll.train.exchange import Report
 from atoll.train.job import Job
 from atoll.train.secure import Largest
@@ -71,7 +71,7 @@ def add_in_secret(
             silent={client: silent[client] for client in group if client in silent},
             vector=partial(_vector, job, sent, largest, session.encoding, asked[0].attempt),
         )
-        rounds.append((session, secure.scheme.play(session, stage_for(len(group), session.length)), like))
+        rounds.append((session, secure.scheme.simulate(session, host_for(len(group), session.length)), like))
     return told(job, rounds, largest, len(asked))
 
 

@@ -18,7 +18,6 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from atoll.core.algorithm import Algorithm
-from atoll.core.errors import PlanError
 from atoll.core.params import ParamSpec, float_buffers
 from atoll.train.attributes import as_before
 from atoll.train.federation import Federation
@@ -53,21 +52,17 @@ class LayerSums(NamedTuple):
     summed: Summed
 
 
+def mixer_of(model: nn.Module) -> str | None:
+    """Name what in a model mixes samples or remembers them; None if nothing does."""
+    norms = [type(module).__name__ for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    buffers = [f"buffer '{name}'" for name, _ in float_buffers(model)]
+    return next(iter(norms + buffers), None)
+
+
 def private_layers(
     algorithm: Algorithm, federation: Federation, model: nn.Module, spec: ParamSpec, loss: Loss
 ) -> tuple[Layer, ...]:
-    """Refuse what private steps cannot protect, and find the layers whose per-sample gradients need not be made."""
-    if algorithm.needs_loss:
-        raise PlanError("privacy by sample does not cover the losses that this algorithm's clients measure: use fedavg")
-    if algorithm.scores is not None:
-        raise PlanError("privacy by sample covers gradients, but clients of this algorithm send scores: use fedavg")
-    norms = [type(module).__name__ for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    if norms or float_buffers(model):
-        what = norms[0] if norms else f"buffer '{float_buffers(model)[0][0]}'"
-        raise PlanError(
-            f"{what} mixes samples or remembers them, so that a clip cannot bound what one sample does: "
-            "use group norm or layer norm, and register constants with persistent=False"
-        )
+    """Find the layers whose per-sample gradients need not be made."""
     if algorithm.local_loss is not None:
         return ()  # it may look at all of a sample
     x, y = federation.features(federation.train_x[:PROBED]), federation.train_y[:PROBED]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from atoll.core.messages import State
+from atoll.core.client_work import Sums
 from atoll.core.seeds import derive
 from atoll.train.job import Job
 from atoll.train.loop import Workspace
@@ -19,21 +19,20 @@ SLICE = 1000
 """Samples that are evaluated together: fixed, so that sums do not depend on who adds them."""
 
 
-def evaluate_slice(job: Job, space: Workspace, params_D: Tensor, start: int) -> State:
-    """Confusion matrix and summed loss of one slice of the test set, and how often an attack's trigger works."""
-    federation = job.federation
-    x, y = federation.test_x[start : start + SLICE], federation.test_y[start : start + SLICE]
+def evaluate_samples(job: Job, space: Workspace, params_D: Tensor, x: Tensor, y: Tensor) -> Sums:
+    """Return confusion matrix and summed loss on some samples, and how often an attack's trigger works."""
     with evaluating(job, space, params_D):
-        predicted_B, loss_B, num_outputs = _predict(job, space, x, y)
+        outputs = space.model(job.inputs(x))
+        predicted_B, loss_B = outputs.argmax(-1), job.loss(outputs, y)
         fooled = _fooled(job, space, x, y)
-    num_classes = max(federation.dataset.num_classes, num_outputs)
+    num_classes = max(job.federation.dataset.num_classes, outputs.shape[-1])
     pairs = y.reshape(-1) * num_classes + predicted_B.reshape(-1)
     confusion_KK = torch.bincount(pairs, minlength=num_classes**2).view(num_classes, num_classes)
     return {"confusion": confusion_KK, "loss": loss_B.double().sum(), "count": torch.tensor(len(y)), **fooled}
 
 
-def _fooled(job: Job, space: Workspace, raw: Tensor, y: Tensor) -> State:
-    """How many samples of other classes the model puts into the attack's target class when they bear its trigger."""
+def _fooled(job: Job, space: Workspace, x: Tensor, y: Tensor) -> Sums:
+    """Count the samples of other classes that the model puts into the attack's target class by its trigger."""
     attack = job.attack
     if attack is None or attack.trigger is None or attack.target is None:
         return {}
@@ -42,8 +41,7 @@ def _fooled(job: Job, space: Workspace, raw: Tensor, y: Tensor) -> State:
     others = y.ne(attack.target)
     if not bool(others.any()):
         return {"fooled": torch.tensor(0), "others": torch.tensor(0)}
-    x = attack.trigger(job.federation.features(raw[others]))
-    hits = space.model(job.inputs(x)).argmax(-1) == attack.target
+    hits = space.model(job.inputs(attack.trigger(x[others]))).argmax(-1) == attack.target
     return {"fooled": hits.sum(), "others": others.sum()}
 
 
@@ -61,7 +59,7 @@ def evaluate_clients(
         for start in range(0, len(joined), SLICE):
             part, who = joined[start : start + SLICE], owner[start : start + SLICE]
             x, y = job.federation.train_x[part], job.federation.train_y[part]
-            predicted_B, loss_B, _ = _predict(job, space, x, y)
+            predicted_B, loss_B = _predict(job, space, x, y)
             right_B = (predicted_B == y).double().reshape(len(y), -1).mean(1)
             sums_C3.index_add_(0, who, torch.stack([right_B, loss_B.double(), torch.ones_like(right_B)], dim=1))
     return sums_C3[:, :2] / sums_C3[:, 2:]
@@ -88,9 +86,9 @@ def evaluate_ready(
     return right / num, loss / num
 
 
-def _predict(job: Job, space: Workspace, raw: Tensor, y: Tensor) -> tuple[Tensor, Tensor, int]:
+def _predict(job: Job, space: Workspace, raw: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     outputs = space.model(job.inputs(job.federation.features(raw)))
-    return outputs.argmax(-1), job.loss(outputs, y), outputs.shape[-1]
+    return outputs.argmax(-1), job.loss(outputs, y)
 
 
 @contextmanager

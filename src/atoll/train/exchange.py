@@ -14,7 +14,7 @@ from torch import Tensor
 from atoll.core.aggregator import Aggregator
 from atoll.core.algorithm import Expected
 from atoll.core.messages import Payload, State, Task, Update
-from atoll.core.privacy import Sent
+from atoll.core.privacy import SendContext
 from atoll.core.seeds import generator
 from atoll.core.transform import Encoding
 from atoll.privacy.noise import derived
@@ -104,7 +104,7 @@ def received(job: Job, fold: Aggregator, tasks: list[Task], updates: Update, tol
     return Work(fold.add(fold.zero(), usable) if bool(valid_C.any()) else fold.zero(), reports, {})
 
 
-def sent_by(job: Job, tasks: list[Task]) -> Sent:
+def sent_by(job: Job, tasks: list[Task]) -> SendContext:
     """What a mechanism may know of the updates of some tasks of one attempt."""
     assert job.mechanism is not None
     clip = job.mechanism.clip if tasks[0].clip is None else tasks[0].clip
@@ -113,7 +113,7 @@ def sent_by(job: Job, tasks: list[Task]) -> Sent:
     def key(row: int) -> bytes:
         return derived(job.secret, "client", tasks[row].attempt, tasks[row].client)
 
-    return Sent(job.spec, clip, cohort, key)
+    return SendContext(job.spec, clip, cohort, key)
 
 
 def acceptable(job: Job, tasks: Sequence[Task], updates: Update) -> Tensor:

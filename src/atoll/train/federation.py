@@ -9,6 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from atoll.checks.table import check
+from atoll.checks.views import ServerSamples
+from atoll.core.client_work import Samples
 from atoll.core.errors import DataError, PlanError
 from atoll.core.messages import SERVER
 from atoll.core.parts import Part, members
@@ -78,10 +81,9 @@ class Federation:
 
     def _picked(self, num: int, source: str) -> np.ndarray:
         """The samples that the server keeps a copy of; public ones, which no client holds, go behind the others."""
-        public = _labelled(self.public) if num and source == "public" else None
-        most, kind = (len(self.train_y), "training") if public is None else (len(public.x), "public")
-        if num > most:
-            raise PlanError(f"server.samples is {num} but there are only {most} {kind} samples: lower it")
+        check(ServerSamples(num, source, len(self.train_y), self.public))
+        public = self.public if num and source == "public" else None
+        most = len(self.train_y) if public is None else len(public.x)
         picked = np.sort(generator(self._seed, "server samples").choice(most, size=num, replace=False))
         if public is None:
             return picked
@@ -93,6 +95,26 @@ class Federation:
     def _shuffled(self, indices: np.ndarray, client: int) -> np.ndarray:
         return generator(self._seed, "holdout", client).permutation(indices)
 
+    def test_samples(self, start: int, num: int, client: int = SERVER) -> Samples:
+        """Return a slice of the test set, for the shared model or for that of a client."""
+        stop = min(start + num, self.dataset.num_test)
+
+        def load() -> tuple[Tensor, Tensor]:
+            return self.features(self.test_x[start:stop]), self.test_y[start:stop]
+
+        return Samples(client, stop - start, load)
+
+    def client_samples(self, client: int, *, evaluation: bool = False) -> Samples:
+        """Return the samples that a client, or the server, trains on, or those that it is evaluated on."""
+        if not evaluation:
+            return Samples(client, self.num_samples(client), lambda: self._loaded(self.train_indices(client)))
+        indices = self.evaluation_indices(client)
+        return Samples(client, len(indices), lambda: self._loaded(indices))
+
+    def _loaded(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        picked = torch.from_numpy(indices)
+        return self.features(self.train_x[picked]), self.train_y[picked]
+
     def features(self, raw: Tensor) -> Tensor:
         """Features as a model wants them: scaled floats, or token ids."""
         return raw.long() if self.dataset.tokens else _scaled(raw, self.dataset.scale, self.dataset.shift)
@@ -102,17 +124,6 @@ class Federation:
         assert self.public is not None
         raw = torch.from_numpy(self.public.x[indices])
         return raw.long() if self.dataset.tokens else _scaled(raw, self.public.scale, self.public.shift)
-
-
-def _labelled(public: Public | None) -> Public:
-    """The public samples, if there are any and their labels are known."""
-    if public is None or public.y is None:
-        lack = "the plan has none" if public is None else f"{public.name} comes without labels"
-        raise PlanError(
-            f'server.source is "public", but {lack}: set public = {{name = "held_out", fraction = 0.05}}, which takes '
-            "labelled samples away from all clients"
-        )
-    return public
 
 
 def _with_added(dataset: Dataset, partition: Partition, num: int, seed: int) -> Partition:

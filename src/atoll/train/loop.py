@@ -17,6 +17,7 @@ from torch.func import functional_call
 
 from atoll.core.algorithm import Batch, LocalTask, Params
 from atoll.core.attack import Knowledge
+from atoll.core.client_work import Trained
 from atoll.core.errors import PlanError
 from atoll.core.messages import STATISTICS, Broadcast, State, Task, Update
 from atoll.core.seeds import derive, generator
@@ -26,15 +27,6 @@ from atoll.train.dropout import set_seed
 from atoll.train.job import Job
 from atoll.train.private import noise_of, private_gradient, unprotected
 from atoll.train.seeded import seeded
-
-
-class Trained(NamedTuple):
-    """What came of one client's task."""
-
-    update: Update
-    state: State
-    loss: float
-    """Mean training loss over the steps."""
 
 
 class Workspace(NamedTuple):

@@ -16,15 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from atoll.core.aggregator import Aggregator
-from atoll.core.algorithm import Algorithm
-from atoll.core.coordinator import Policy
-from atoll.core.errors import PlanError
 from atoll.core.messages import State, Update
-from atoll.core.plan import Plan
-from atoll.core.sampler import Sampler
 from atoll.core.secagg import Secagg
-from atoll.core.transform import Chain
 from atoll.secagg.encoding import Encoding, decode, encode, finest
 from atoll.secagg.limbs import from_limbs, num_limbs, to_limbs
 from atoll.secagg.masks import Stream
@@ -156,72 +149,3 @@ def from_grid_sum(total_L: np.ndarray, num_clients: int, like: Update, encoding:
 def rounding_of(seed: int, attempt: int, client: int) -> Stream:
     """How a client's values are rounded in a simulation: by seed, so that a run can be repeated."""
     return Stream(hashlib.sha256(f"{seed}/secagg rounding/{attempt}/{client}".encode()).digest())
-
-
-def build_secure(plan: Plan, algorithm: Algorithm, aggregator: Aggregator, uplink: Chain, policy: Policy) -> Secure:
-    """The plan's secure aggregation; what would need more than sums is refused, with the way out."""
-    assert plan.secagg is not None
-    rule, name = plan.aggregator.name, plan.algorithm.name
-    groups = plan.secagg.groups
-    if groups == 1 and rule != "mean":
-        raise PlanError(
-            f"{rule} must see each update, but secure aggregation shows their sum only: set secagg.groups, e.g. to 10, "
-            'so that the rule sees the sum of each group of clients, or aggregator = "mean"'
-        )
-    if groups > 1 and groups < aggregator.min_updates:
-        raise PlanError(f"{aggregator.needs}, and secagg.groups = {groups} gives it {groups}: raise it, or lower f")
-    if algorithm.needs_updates or algorithm.scores is not None:
-        raise PlanError(f"{name} needs each client's update, not their sum: leave secagg out, or use fedavg")
-    if policy.overlaps_rounds:
-        raise PlanError(
-            f"secure aggregation adds updates of one version, but {plan.policy.name} takes them late by different "
-            'amounts: use policy = "cohort"'
-        )
-    if not uplink.linear:
-        culprit = next(p.name for p, t in zip(plan.uplink, uplink.transforms, strict=True) if not t.linear)
-        raise PlanError(
-            f"uplink: {culprit} does not survive addition, so that it cannot sit behind secure aggregation: leave it "
-            "out, or take fewer bytes by secagg.modulus_bits = 32"
-        )
-    sampler: Sampler = plan.sampler.build("rounds.samplers")
-    if sampler.score:
-        raise PlanError(
-            f"{plan.sampler.name} needs each client's {sampler.score}, which secure aggregation hides: "
-            'use sampler = "uniform"'
-        )
-    if plan.detection is not None:
-        raise PlanError(
-            "detection compares single updates, which secure aggregation hides: leave one of them out, or set "
-            "secagg.groups with a robust aggregator instead of detection"
-        )
-    if plan.contribution is not None:
-        raise PlanError("contribution tries coalitions of single updates, which secure aggregation hides: leave it out")
-    if plan.evaluation.clients_every:
-        raise PlanError(
-            "clients would tell how well the model does on their data, each by itself: set "
-            "evaluation.clients_every = 0 under secure aggregation"
-        )
-    return Secure(plan.secagg, plan.secagg.scheme.build("secagg.schemes"))
-
-
-def check_cohort(settings: Secagg, num_clients: int) -> None:
-    """Refuse a cohort that the scheme cannot add up, or whose sum could overflow."""
-    smallest, largest = num_clients // settings.groups, -(-num_clients // settings.groups)
-    if smallest < 2:
-        raise PlanError(
-            f"{settings.groups} groups of {num_clients} clients leave {smallest} in a group, whose sum hides nothing: "
-            "lower secagg.groups, or raise policy.size"
-        )
-    scheme: Scheme = settings.scheme.build("secagg.schemes")
-    scheme.check(smallest)
-    if settings.modulus_bits not in scheme.moduli:
-        raise PlanError(
-            f"{settings.scheme.name} has no room for values of {settings.modulus_bits} bits: "
-            f"set secagg.modulus_bits = {scheme.moduli[0]}"
-        )
-    if smallest < settings.least:
-        raise PlanError(
-            f"{settings.groups} groups of {num_clients} clients leave {smallest} in a group, and no sum of fewer than "
-            f"{settings.least} is opened: lower secagg.groups, raise policy.size, or lower secagg.min_survivors"
-        )
-    Secure(settings, scheme).encoding(largest)

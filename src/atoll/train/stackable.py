@@ -36,7 +36,7 @@ CLOSE = {torch.float32: 1e-4, torch.float64: 1e-9}
 
 def why_not(job: Job) -> str | None:
     """Say why no step of this job can be recorded, or None if it may be tried."""
-    if job.kinds:
+    if not job.work.stackable:
         return "clients that keep models of their own cannot be stacked"
     for module in job.model.modules():
         name = type(module).__name__

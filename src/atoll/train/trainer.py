@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,17 +11,18 @@ import torch
 from torch import Tensor
 
 from atoll.core.aggregator import Aggregator, stacked
+from atoll.core.client_work import Sums, Trained, accuracy_and_loss
 from atoll.core.errors import AtollError, TrainingError
 from atoll.core.messages import SERVER, Broadcast, State, Task, Update, stack
 from atoll.core.wire import packed_size
 from atoll.privacy.grid import integer_sum
-from atoll.train.evaluate import evaluate_clients, evaluate_ready, evaluate_slice, ready_slices
+from atoll.train.evaluate import SLICE, evaluate_ready, ready_slices
 from atoll.train.exchange import Told, Work, acceptable, decoded, encoded, protected, received
 from atoll.train.job import Job
-from atoll.train.loop import Trained, Workspace, knowledge, train_client, workspace
-from atoll.train.own_models import OwnModels
+from atoll.train.loop import Workspace, knowledge
 from atoll.train.stack import StackedTrainer
 from atoll.train.stackable import why_not, why_not_tried
+from atoll.train.works.sgd import SgdWorker
 
 NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 """Where the code of torch and of Atoll lies: a line in there tells a user little."""
@@ -60,7 +60,7 @@ class Trainer:
     def __init__(self, job: Job, *, stack: int = 0, compile: bool = False, space: Workspace | None = None) -> None:
         self.job = job
         self.fold = fold_of(job)
-        self._space = space
+        self.worker = job.work.open(job) if space is None else SgdWorker(job, space)
         self._stacked = StackedTrainer(job, size=stack, compile=compile) if stack > 0 else None
         self.alone_because = self._why_alone()
         if self.alone_because is not None:
@@ -68,11 +68,10 @@ class Trainer:
         self.stack = stack if self._stacked is not None else 0
         self.compile = compile and self.stack > 0
         self._own_slices: list[tuple[Tensor, Tensor]] | None = None
-        self._own = OwnModels(job) if job.kinds else None
 
     def rebind(self, job: Job) -> None:
         """Work on another job that differs in how much is trained only; what was traced stays good."""
-        self.job = job
+        self.job, self.worker = job, job.work.open(job)
         if self._stacked is not None:
             self._stacked.job = job
 
@@ -85,14 +84,7 @@ class Trainer:
             return reason
         tried = StackedTrainer(self.job, size=self._stacked.size) if self._stacked.compile else self._stacked
         with explained():
-            return why_not_tried(self.job, tried, self.space)
-
-    @property
-    def space(self) -> Workspace:
-        """The working model, bound to its vector when first used, or when another trainer has bound it to its own."""
-        if self._space is None or not self._space.is_bound():
-            self._space = workspace(self.job)
-        return self._space
+            return why_not_tried(self.job, tried, self._sgd.space)
 
     def groups(self, tasks: Sequence[Task]) -> list[list[Task]]:
         """Tasks that are trained together: alike in length, and the same however many workers there are.
@@ -109,7 +101,7 @@ class Trainer:
         broadcasts = [sent[task.version] for task in tasks]
         if self._stacked is not None:
             memories = [self._algorithm_state(*each) for each in zip(before, broadcasts, strict=True)]
-            done = self._stacked.train(tasks, broadcasts, memories, self._first_losses(tasks, sent))
+            done = self._stacked.train(tasks, broadcasts, memories, self._sgd.first_losses(tasks, sent))
             updates, losses = done.update, done.loss_G.tolist()
             after = [{name: rows[i] for name, rows in done.states.items()} for i in range(len(tasks))]
         else:
@@ -119,55 +111,51 @@ class Trainer:
         return self._send(tasks, broadcasts, before, updates, losses, after)
 
     def train_one(self, task: Task, sent: Broadcast, before: State) -> Trained:
-        """Do one task by the plain loop; `before` is all that the client remembers."""
-        [first] = self._first_losses([task], {task.version: sent})
-        memory = self._algorithm_state(before, sent)
+        """Do one task alone; `before` is all that the client remembers."""
+        memory, samples = self._algorithm_state(before, sent), self.job.federation.client_samples(task.client)
         with explained():
-            if self._own is not None:
-                return self._own.train(task, sent, memory)
-            return train_client(self.job, self.space, task, sent, memory, first)
+            return self.worker.train(task, sent, memory, samples)
 
     def own_update(self, task: Task, sent: Broadcast) -> Update:
-        """What the server's own samples make of a version, by the plain loop, so that all engines agree."""
+        """Return what the server's own samples make of a version, alone, so that all engines agree."""
         return self.train_one(task, sent, {}).update
 
     def own_scores(self, params_D: Tensor) -> tuple[float, float]:
-        """Accuracy and mean loss on the server's own samples, which are made ready once."""
+        """Return accuracy and mean loss on the server's own samples, which are made ready once."""
+        if not isinstance(self.worker, SgdWorker):
+            return accuracy_and_loss(self.worker.evaluate(params_D, {}, self.job.federation.client_samples(SERVER)))
         if self._own_slices is None:
             self._own_slices = ready_slices(self.job, SERVER)
-        return evaluate_ready(self.job, self.space, params_D, self._own_slices)
+        return evaluate_ready(self.job, self.worker.space, params_D, self._own_slices)
 
-    def evaluate(self, params_D: Tensor, start: int) -> State:
-        """Evaluate one slice of the test set."""
-        return evaluate_slice(self.job, self.space, params_D, start)
+    def evaluate(self, params_D: Tensor, start: int) -> Sums:
+        """Evaluate the shared model on one slice of the test set."""
+        return self.worker.evaluate(params_D, {}, self.job.federation.test_samples(start, SLICE))
 
     def evaluate_clients(self, params_D: Tensor, clients: list[int], states: Mapping[int, State]) -> Tensor:
-        """Evaluate the shared model, or the models that clients keep, on some clients' own data."""
-        if self._own is not None:
-            return torch.cat([self._own.score_at_home(client, states[client]) for client in clients])
-        return evaluate_clients(self.job, self.space, params_D, clients)
+        """Evaluate the shared model, or the models that clients keep, on some clients' own data: (C, 2)."""
+        samples = [self.job.federation.client_samples(client, evaluation=True) for client in clients]
+        return self.worker.score(params_D, [states.get(client, {}) for client in clients], samples)
 
-    def evaluate_own(self, client: int, state: State) -> State:
-        """Evaluate the model that a client keeps on the test set."""
-        assert self._own is not None
-        return self._own.test(client, state)
+    def evaluate_own(self, client: int, state: State) -> Sums:
+        """Evaluate the model that a client keeps on the whole test set."""
+        federation = self.job.federation
+        starts = range(0, federation.dataset.num_test, SLICE)
+        parts = [
+            self.worker.evaluate(self.job.first_D, state, federation.test_samples(start, SLICE, client))
+            for start in starts
+        ]
+        return {name: torch.stack([part[name] for part in parts]).sum(0) for name in parts[0]}
 
-    def _first_losses(self, tasks: list[Task], sent: Mapping[int, Broadcast]) -> list[float]:
-        """The loss of the model that each client got, on its own training data, if the algorithm asks for it."""
-        if not self.job.algorithm.needs_loss:
-            return [math.nan] * len(tasks)
-        found: dict[Task, float] = {}
-        for version in sorted({task.version for task in tasks}):
-            some = [task for task in tasks if task.version == version]
-            clients = [task.client for task in some]
-            model_M = self.job.model_of(sent[version])
-            scores_C2 = evaluate_clients(self.job, self.space, model_M, clients, on_training_data=True)
-            found |= dict(zip(some, scores_C2[:, 1].tolist(), strict=True))
-        return [found[task] for task in tasks]
+    @property
+    def _sgd(self) -> SgdWorker:
+        """The worker of a job whose clients are trained as one."""
+        assert isinstance(self.worker, SgdWorker)
+        return self.worker
 
     def _algorithm_state(self, state: State, sent: Broadcast) -> State:
         kept = {name: value for name, value in state.items() if not name.startswith("uplink.")}
-        fresh = self.job.algorithm.init_client(sent.params_D)
+        fresh = self.job.algorithm.init_client(sent.params_D) if self.job.work.uses_algorithm else {}
         return fresh | kept if fresh or kept else {}
 
     def _send(

@@ -49,6 +49,8 @@ class ClientApp:
     """Algorithms of its own likewise: each returns an `Algorithm`, of which the client's slots are used."""
     losses: Functions = field(default_factory=lambda: NO_FUNCTIONS)
     """Losses of its own likewise: each is the function `(outputs, targets) -> one number a sample` itself."""
+    works: Functions = field(default_factory=lambda: NO_FUNCTIONS)
+    """Client works of its own likewise: each returns a `ClientWork`, e.g. by `atoll.array_work`."""
     floors: Floors = field(default_factory=Floors)
     attributes: Callable[[], Mapping[str, bool | float]] = device_attributes
     """What the device says of itself before it takes work: idle, charging, unmetered, battery, memory."""
@@ -65,9 +67,9 @@ class ClientApp:
     @property
     def own_parts(self) -> OwnParts:
         """What plans may name beside the catalogue."""
-        return OwnParts(self.models, self.algorithms, self.losses)
+        return OwnParts(self.models, self.algorithms, self.losses, self.works)
 
-    def told(self) -> dict[str, bool | float]:
+    def current_attributes(self) -> dict[str, bool | float]:
         """What the device says of itself now."""
         try:
             return {

@@ -17,7 +17,7 @@ import msgspec
 
 from atoll.core.errors import AtollError, RunError
 from atoll.core.privacy import IN_TURN
-from atoll.network.protocol.blobs import room_in, sync_names
+from atoll.network.protocol.blobs import disk_errors, sync_directory
 from atoll.privacy.composing import as_event, as_plain, spent_together
 from atoll.train.job import Job
 
@@ -56,7 +56,7 @@ def cost_of(job: Job, attempts: int, done: int = 0) -> Cost:
     """
     mechanism, exposure = job.mechanism, job.exposure
     assert mechanism is not None and exposure is not None
-    counted = max(attempts, done * exposure.in_a_row) if exposure.scheme == IN_TURN else attempts
+    counted = max(attempts, done * exposure.attempts_per_pass) if exposure.scheme == IN_TURN else attempts
     event = mechanism.event(exposure._replace(attempts=counted))
     return Cost(attempts=attempts, done=done, unit=mechanism.unit, delta=mechanism.delta, event=as_plain(event))
 
@@ -123,7 +123,7 @@ class Budget:
     def _append(self, descriptor: int, line: Line) -> None:
         """Add a line, on disk before this returns: all of it, or none if the disk is full."""
         size = os.fstat(descriptor).st_size
-        with room_in(self.path.parent):
+        with disk_errors(self.path.parent):
             try:
                 os.write(descriptor, msgspec.json.encode(line) + b"\n")
                 os.fsync(descriptor)
@@ -142,7 +142,7 @@ class Budget:
             ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            sync_names(self.path.parent)
+            sync_directory(self.path.parent)
             yield descriptor
         finally:
             os.close(descriptor)

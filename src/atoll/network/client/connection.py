@@ -7,11 +7,10 @@ import ssl
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
@@ -19,11 +18,11 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.core.errors import AtollError, RunError
+from atoll.network.protocol import endpoints
+from atoll.network.protocol.endpoint import MAX_CONTROL, Body, Endpoint, Reply
+from atoll.network.protocol.endpoints import METADATA_HEADER
 from atoll.network.protocol.identity import Stamp, client_id, enrolment, public_bytes, session_request, sign
 from atoll.network.protocol.messages import (
-    MAX_CONTROL,
-    TASK,
-    TOLD_HEADER,
     VERSION,
     VERSION_HEADER,
     About,
@@ -32,27 +31,31 @@ from atoll.network.protocol.messages import (
     Delivered,
     Delivery,
     Enrol,
-    Enrolled,
     Hello,
     Message,
-    Missing,
-    Nonce,
     Problem,
     Ref,
     Welcome,
     read_message,
 )
-from atoll.network.protocol.objects import CHUNK, HASH, Manifest, ObjectError, Objects, cut, manifest_of, read_manifest
+from atoll.network.protocol.objects import (
+    CHUNK,
+    Manifest,
+    ObjectError,
+    Objects,
+    cut,
+    manifest_of,
+    max_manifest_bytes,
+    read_manifest,
+)
 
-A = TypeVar("A", bound=Message)
 T = TypeVar("T")
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds before something is tried again: the pause doubles each time, and a random part of it is waited."""
 CONNECT_SECONDS, ANSWER_SECONDS = 20.0, 60.0
-NO_HEADERS: Mapping[str, str] = {}
-SENDINGS = 3
-"""How often chunks are sent that the server says it still misses."""
+MAX_UPLOADS = 3
+"""How often chunks are sent that the server says are missing."""
 
 
 class Declined(AtollError):
@@ -63,7 +66,7 @@ class Declined(AtollError):
         self.status = status
 
 
-class Later(Exception):
+class RetryLater(Exception):
     """What may work if it is tried again: after some seconds if the server says so, else after a growing pause."""
 
     def __init__(self, why: str, seconds: float | None = None) -> None:
@@ -97,10 +100,11 @@ class Connection:
         server_key: bytes | None = None,
         say: Callable[[str], None] = print,
         sleep: Callable[[float], None] = time.sleep,
-        patient: bool = True,
+        keep_trying: bool = True,
     ) -> None:
         self.client = client_id(public_bytes(key))
-        self._key, self._server_key, self._say, self._sleep, self._patient = key, server_key, say, sleep, patient
+        self._key, self._server_key = key, server_key
+        self._say, self._sleep, self._keep_trying = say, sleep, keep_trying
         self._welcome: Welcome | None = None
         self._counter, self._ahead = 0, 0.0
         url = _checked(url)
@@ -121,74 +125,78 @@ class Connection:
 
     def about(self) -> About:
         """What anybody may know of the server."""
-        return self._until_done(self._about)
+        return self._retry(self._about)
 
     def enrol(self, token: str, name: str) -> str:
-        """Become known to the server; the client's id."""
+        """Enrol this client with a token; return its id."""
         key = public_bytes(self._key)
         body = Enrol(token, name, key, self._key.sign(enrolment(token, name, key)))
-        return self._until_done(lambda: self._plainly("POST", "/v1/enrol", Enrolled, body)).client
+        return self._retry(lambda: self._ask_public(endpoints.ENROL, body)).client
 
     def welcome(self) -> Welcome:
-        """Who this client is to the server; begins a session if there is none."""
-        return self._until_done(self._session)
+        """Return who this client is to the server; begin a session if there is none."""
+        return self._retry(self._session)
 
-    def ask(self, method: str, path: str, answer: type[A], body: Message | None = None, wait: float = 0.0) -> A:
-        """Make a signed request, whose answer may take `wait` seconds; Declined if the server refuses it for good."""
-        data = b"" if body is None else msgspec.json.encode(body)
-        return self._until_done(lambda: _read(self._signed(method, path, data, MAX_CONTROL, wait), answer))
+    def ask(
+        self,
+        endpoint: Endpoint[Body, Reply],
+        body: Body,
+        *,
+        wait: float = 0.0,
+        metadata: Message | None = None,
+        **parameters: str | int,
+    ) -> Reply:
+        """Make a signed request until it is answered; Declined if the server refuses it for good.
 
-    def mention(self, method: str, path: str, body: Message) -> None:
-        """Make a signed request once, whether it is heard or not."""
-        with suppress(httpx2.TransportError, Later, AtollError):
-            self._signed(method, path, msgspec.json.encode(body), MAX_CONTROL)
+        The answer may take `wait` seconds; `parameters` are those of the endpoint's path.
+        """
+        call = _call(endpoint, body, metadata, **parameters)
+        return self._retry(lambda: self._ask_signed(call, wait))
+
+    def ask_once(self, endpoint: Endpoint[Body, Reply], body: Body, **parameters: str | int) -> None:
+        """Make a signed request once, whether it succeeds or not."""
+        with suppress(httpx2.TransportError, RetryLater, AtollError):
+            self._ask_signed(_call(endpoint, body, None, **parameters))
 
     def download(self, run: str, ref: Ref, objects: Objects) -> bool:
-        """Get an object, without the chunks that are here already, and say whether none was.
-
-        Each is checked as it arrives."""
-        path = f"/v1/runs/{run}/objects/{ref.name}"
-        manifest = read_manifest(self._fetch(path, _manifest_bytes(ref.num_bytes)), ref.num_bytes)
+        """Fetch the chunks of an object that are missing here, check each, and return whether all were missing."""
+        largest = max(max_manifest_bytes(ref.num_bytes), MAX_CONTROL)
+        call = _call(endpoints.MANIFEST, None, None, run=run, name=ref.name)._replace(max_answer=largest)
+        manifest = read_manifest(self._retry(lambda: self._ask_signed(call)), ref.num_bytes)
         if manifest.name() != ref.name or manifest.num_bytes != ref.num_bytes:
             raise ObjectError(f"the server sent another object than {ref.name}: tell the operator")
         missing = set(objects.missing(manifest))
         none_here = len(missing) == len(set(manifest.chunks))
-        for index, (digest, size) in enumerate(zip(manifest.chunks, manifest.sizes(), strict=True)):
+        for index, digest in enumerate(manifest.chunks):
             if digest in missing:
-                objects.put_chunk(digest, self._fetch(f"{path}/{index}", size))
+                objects.put_chunk(digest, self.ask(endpoints.GET_CHUNK, None, run=run, name=ref.name, index=index))
                 missing.discard(digest)
         objects.put_manifest(manifest)
         return none_here
 
-    def deliver(self, run: str, attempt: int, data: bytes | memoryview, told: Delivery) -> Delivered:
+    def deliver(self, run: str, attempt: int, data: bytes | memoryview, delivery: Delivery) -> Delivered:
         """Deliver an update: a small one in one request, a larger one in the chunks that the server does not have."""
-        path = f"{TASK.format(run=run, attempt=attempt)}/update"
         if len(data) > CHUNK:
             self.upload(run, attempt, data)
-            return self.ask("POST", path, Delivered, told)
-        whole, header = bytes(data), {TOLD_HEADER: msgspec.json.encode(told).decode()}
-        return self._until_done(lambda: _read(self._signed("PUT", path, whole, MAX_CONTROL, more=header), Delivered))
+            return self.ask(endpoints.UPDATE, delivery, run=run, attempt=attempt)
+        return self.ask(endpoints.PUT_UPDATE, bytes(data), metadata=delivery, run=run, attempt=attempt)
 
     def upload(self, run: str, attempt: int, data: bytes | memoryview) -> Manifest:
-        """Send the chunks of an object that the server does not have; the object's manifest."""
-        path, manifest = TASK.format(run=run, attempt=attempt), manifest_of(data)
+        """Send the chunks of an object that the server does not have; return the object's manifest."""
+        manifest = manifest_of(data)
         announced = Answer(msgspec.msgpack.encode(manifest))
         chunks = dict(zip((digest.hex() for digest in manifest.chunks), cut(data), strict=True))
-        for _ in range(SENDINGS):
-            wanted = self.ask("POST", f"{path}/missing", Missing, announced).chunks
+        for _ in range(MAX_UPLOADS):
+            wanted = self.ask(endpoints.MISSING, announced, run=run, attempt=attempt).chunks
             if not wanted:
                 break
-            for name in dict.fromkeys(wanted):
-                if name not in chunks:
+            for digest in dict.fromkeys(wanted):
+                if digest not in chunks:
                     raise ObjectError("the server asks for a chunk that is not of this update: tell the operator")
-                chunk = bytes(chunks[name])
-                self._until_done(partial(self._signed, "PUT", f"{path}/chunks/{name}", chunk, MAX_CONTROL))
+                self.ask(endpoints.PUT_CHUNK, bytes(chunks[digest]), run=run, attempt=attempt, digest=digest)
         return manifest
 
-    def _fetch(self, path: str, most: int) -> bytes:
-        return self._until_done(lambda: self._signed("GET", path, b"", max(most, MAX_CONTROL)))
-
-    def _until_done(self, work: Callable[[], T]) -> T:
+    def _retry(self, work: Callable[[], T]) -> T:
         """Do something until it works; who is not patient learns why it does not."""
         failures, told, prompt = 0, "", True
         while True:
@@ -196,9 +204,9 @@ class Connection:
                 return work()
             except httpx2.TransportError as error:
                 why, seconds, prompt = f"the server cannot be reached ({error or type(error).__name__})", None, True
-            except Later as later:
+            except RetryLater as later:
                 why, seconds = str(later), later.seconds
-            if not self._patient:
+            if not self._keep_trying:
                 raise RunError(f"{why}: check the address, or try again later")
             if seconds == 0 and prompt:  # what is to be tried again at once is, but only once while the server answers
                 prompt = False
@@ -211,72 +219,95 @@ class Connection:
             failures += 1
 
     def _session(self) -> Welcome:
-        """The session, or a new one, with the server's own clock."""
+        """Return the session; without one, begin it by the server's clock."""
         if self._welcome is None:
             about = self._about()
-            self._ahead = about.time - time.monotonic()  # no matter when a clock is set
-            nonce = self._plainly("POST", "/v1/challenge", Nonce, Challenge(self.client)).nonce
+            self._ahead = about.time - time.monotonic()  # nobody sets a monotonic clock
+            nonce = self._ask_public(endpoints.CHALLENGE, Challenge(self.client)).nonce
             hello = Hello(self.client, nonce, self._key.sign(session_request(self.client, nonce)))
-            self._welcome, self._counter = self._plainly("POST", "/v1/session", Welcome, hello), 0
+            self._welcome, self._counter = self._ask_public(endpoints.SESSION, hello), 0
         return self._welcome
 
     def _about(self) -> About:
-        found = self._plainly("GET", "/v1/about", About)
-        if VERSION not in found.protocols:
-            spoken = ", ".join(map(str, found.protocols))
+        about = self._ask_public(endpoints.ABOUT, None)
+        if VERSION not in about.protocols:
+            spoken = ", ".join(map(str, about.protocols))
             raise RunError(f"the server speaks version {spoken} of the protocol, this Atoll {VERSION}: update one")
-        if self._server_key not in (None, found.server_key):
+        if self._server_key not in (None, about.server_key):
             raise RunError(
                 "the server has another key than when this client enrolled: it is another server; ask the operator, "
                 "and enrol again with another --home if it is meant to be"
             )
-        return found
+        return about
 
-    def _plainly(self, method: str, path: str, answer: type[A], body: Message | None = None) -> A:
-        """A request that needs no session, made once."""
-        data = b"" if body is None else msgspec.json.encode(body)
-        status, found = self._once(method, path, data, {}, MAX_CONTROL)
+    def _ask_public(self, endpoint: Endpoint[Body, Reply], body: Body) -> Reply:
+        """Make a request that needs no session, once."""
+        call = _call(endpoint, body, None)
+        status, data = self._exchange(call, {})
         if status == HTTPStatus.OK:
-            return _read(found, answer)
-        problem = _problem(status, found)
-        if problem.retry is not None or _passes(status):
-            raise Later(problem.error, problem.retry)
+            return _parse(data, endpoint.answer)
+        problem = _problem(status, data)
+        if problem.retry is not None or _may_pass(status):
+            raise RetryLater(problem.error, problem.retry)
         raise RunError(problem.error)
 
-    def _signed(
-        self, method: str, path: str, body: bytes, most: int, wait: float = 0.0, more: Mapping[str, str] = NO_HEADERS
-    ) -> bytes:
-        """A request within the session, made once; it is counted and signed anew whenever it is made again."""
+    def _ask_signed(self, call: _Call[Reply], wait: float = 0.0) -> Reply:
+        """Make a request within the session, once; each time it gets a counter and a signature of its own."""
         epoch = self._session().epoch
         self._counter += 1
         stamp = Stamp(self.client, epoch, self._counter, int(time.monotonic() + self._ahead))
-        headers = sign(self._key, stamp, method, path, body).headers()
-        status, found = self._once(method, path, body, {**headers, **more}, most, wait)
+        status, data = self._exchange(call, sign(self._key, stamp, call.method, call.url, call.body).headers(), wait)
         if status == HTTPStatus.OK:
-            return found
-        problem = _problem(status, found)
+            return _parse(data, call.answer)
+        problem = _problem(status, data)
         if status == HTTPStatus.UNAUTHORIZED:
             self._welcome = None
-            raise Later(problem.error, problem.retry or 0.0)
-        if problem.retry is not None or _passes(status):
-            raise Later(problem.error, problem.retry)
+            raise RetryLater(problem.error, problem.retry or 0.0)
+        if problem.retry is not None or _may_pass(status):
+            raise RetryLater(problem.error, problem.retry)
         if status in (HTTPStatus.FORBIDDEN, HTTPStatus.CONFLICT, HTTPStatus.UPGRADE_REQUIRED):
             raise RunError(problem.error)
         raise Declined(status, problem.error)
 
-    def _once(
-        self, method: str, path: str, body: bytes, headers: dict[str, str], most: int, wait: float = 0.0
-    ) -> tuple[int, bytes]:
-        """Status and body of an answer; no more than `most` bytes of it are read."""
+    def _exchange(self, call: _Call[Any], headers: dict[str, str], wait: float = 0.0) -> tuple[int, bytes]:
+        """Send a request; return status and body of the answer, of which no more than allowed is read."""
         timeout = httpx2.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS, read=ANSWER_SECONDS + wait)
-        with self._http.stream(method, path, content=body, headers=headers, timeout=timeout) as response:
+        sent: dict[str, Any] = {"content": call.body, "headers": {**headers, **call.headers}, "timeout": timeout}
+        with self._http.stream(call.method, call.url, **sent) as response:
             parts, total = [], 0
             for part in response.iter_raw():
                 total += len(part)
-                if total > most:
-                    raise ObjectError(f"the server answers {path} with more than {most:,} bytes: tell the operator")
+                if total > call.max_answer:
+                    raise ObjectError(
+                        f"the server answers {call.url} with more than {call.max_answer:,} bytes: tell the operator"
+                    )
                 parts.append(part)
             return response.status_code, b"".join(parts)
+
+
+class _Call(NamedTuple, Generic[Reply]):
+    """A request as it travels, but for its signature."""
+
+    method: str
+    url: str
+    body: bytes
+    headers: Mapping[str, str]
+    answer: type[Reply]
+    max_answer: int
+
+
+def _call(
+    endpoint: Endpoint[Body, Reply], body: Body, metadata: Message | None, **parameters: str | int
+) -> _Call[Reply]:
+    data = body if isinstance(body, bytes) else b"" if body is None else msgspec.json.encode(body)
+    return _Call(
+        method=endpoint.method,
+        url=endpoint.url(**parameters),
+        body=data,
+        headers={} if metadata is None else {METADATA_HEADER: msgspec.json.encode(metadata).decode()},
+        answer=endpoint.answer,
+        max_answer=endpoint.max_answer,
+    )
 
 
 def _checked(url: str) -> str:
@@ -288,21 +319,19 @@ def _checked(url: str) -> str:
     return url.rstrip("/")
 
 
-def _manifest_bytes(num_bytes: int) -> int:
-    """The most bytes that the manifest of such an object takes."""
-    return 64 + (HASH + 2) * (-(-num_bytes // (1 << 20)) + 1)
-
-
-def _passes(status: int) -> bool:
+def _may_pass(status: int) -> bool:
     """Whether a problem may go away by itself."""
     return status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR
 
 
-def _read(data: bytes, kind: type[A]) -> A:
+def _parse(data: bytes, kind: type[Reply]) -> Reply:
+    expected: Any = kind
     try:
-        return read_message(data, kind)
+        answer: Any = data if expected is bytes else read_message(data, expected)
     except msgspec.MsgspecError as error:
-        raise Later(f"the server's answer is not understood ({error})") from error
+        raise RetryLater(f"the server's answer is not understood ({error})") from error
+    parsed: Reply = answer
+    return parsed
 
 
 def _problem(status: int, data: bytes) -> Problem:

@@ -28,7 +28,7 @@ from atoll.core.tensor_file import tensor_file
 from atoll.ledger import chain
 from atoll.network.client.budget import NAME as BUDGET
 from atoll.network.client.budget import Budget
-from atoll.network.protocol.blobs import Disk, private, room_in, sync_names, written
+from atoll.network.protocol.blobs import Disk, disk_errors, open_private, sync_directory, write_file
 from atoll.network.protocol.identity import load_key, make_key
 from atoll.network.protocol.messages import Delivery, RunInfo
 from atoll.network.protocol.objects import Objects
@@ -42,7 +42,7 @@ NEVER = -1
 """Stands for an attempt or a version that there never was."""
 
 
-class Server(msgspec.Struct, frozen=True):
+class EnrolledServer(msgspec.Struct, frozen=True):
     """The server that a client is enrolled with."""
 
     url: str
@@ -55,7 +55,7 @@ class Server(msgspec.Struct, frozen=True):
     """File of the certificates that vouch for the server; the system's own if unset."""
 
 
-class Pending(msgspec.Struct, frozen=True):
+class PendingUpdate(msgspec.Struct, frozen=True):
     """An update that was trained: delivered, or about to be."""
 
     attempt: int
@@ -68,7 +68,7 @@ class Pending(msgspec.Struct, frozen=True):
     delivery: Delivery
 
 
-class Talk(msgspec.Struct, frozen=True):
+class SessionState(msgspec.Struct, frozen=True):
     """A session of secure aggregation, as far as it went: written down whole before an answer leaves."""
 
     heard: str
@@ -82,7 +82,7 @@ class Talk(msgspec.Struct, frozen=True):
     """What may be done once only, and was."""
 
 
-OVER = Talk("", b"", 0, b"", ())
+ENDED_SESSION = SessionState("", b"", 0, b"", ())
 """Stands for a session that is over, or was given up: nothing of it is left, and it cannot go on."""
 
 
@@ -119,13 +119,13 @@ class Home:
         """Let another process use it."""
         self._lock.close()
 
-    def enrolled(self, server: Server) -> None:
+    def enrolled(self, server: EnrolledServer) -> None:
         """Remember the server."""
         _write(self.path / "server.json", msgspec.json.format(msgspec.json.encode(server)) + b"\n")
 
-    def server(self) -> Server:
+    def server(self) -> EnrolledServer:
         """The server that this client is enrolled with."""
-        return _read(self.path / "server.json", Server)
+        return _read(self.path / "server.json", EnrolledServer)
 
     def secret(self, run: str) -> bytes:
         """What the client's own noise in a run derives from; it never leaves."""
@@ -168,13 +168,13 @@ class RunHome:
         self.objects.sweep()
         self.head = self._read_head()
         """The last record of the run's ledger that was verified."""
-        self.sent = {json.loads(line)["object"] for line in _lines(path / "sent.jsonl")}
+        self.sent_objects = {json.loads(line)["object"] for line in _lines(path / "sent.jsonl")}
         """Every object that this client ever delivered in this run, or was about to."""
 
-    def agreed(self, info: RunInfo) -> None:
+    def save_info(self, info: RunInfo) -> None:
         """Remember what the run is; one that is another than before is refused. It may only become longer."""
         path = self.path / "info.json"
-        if path.exists() and not self.agreed_to(info.plan):
+        if path.exists() and not self.is_agreed_plan(info.plan):
             raise PlanError(f"run {info.run} has another plan than it had before: give the other plan another name")
         _write(path, msgspec.json.encode(info))
 
@@ -182,20 +182,20 @@ class RunHome:
         """Return what the client agreed to."""
         return _read(self.path / "info.json", RunInfo)
 
-    def agreed_to(self, plan: Mapping[str, Any]) -> bool:
+    def is_agreed_plan(self, plan: Mapping[str, Any]) -> bool:
         """Whether this is the plan that the client agreed to; only the number of rounds may differ."""
         return _lasting(self.info().plan) == _lasting(plan)
 
-    def keep_model(self, named: State) -> Path:
+    def save_model(self, named: State) -> Path:
         """Write the model that the run ended with, tensors by name; where it is."""
         path = self.path / "model.safetensors"
         _write(path, *tensor_file(named))
         return path
 
-    def end(self) -> None:
+    def mark_ended(self) -> None:
         """Note that the run has ended; nothing but its ledger and its model is needed any more."""
         _write(self.path / "over", b"")
-        self.end_talks()
+        self.end_sessions()
         self.objects.keep_only(())
 
     def state(self) -> tuple[int, State]:
@@ -204,48 +204,48 @@ class RunHome:
         found = _pending(path)
         return (NEVER, {}) if found is None else (found.attempt, _tensors(path, STATE))
 
-    def pending(self) -> Pending | None:
+    def pending(self) -> PendingUpdate | None:
         """The newest update that was trained, unless it counted already."""
         return _pending(self.path / "pending.safetensors")
 
-    def newest(self) -> tuple[int, int]:
+    def last_trained(self) -> tuple[int, int]:
         """The newest attempt that an update was trained for, and its version: none before is ever trained again."""
         found = self.pending() or _pending(self.path / "state.safetensors")
         return (NEVER, NEVER) if found is None else (found.attempt, found.version)
 
-    def keep(self, pending: Pending, update: Sequence[bytes | memoryview], state: State) -> None:
+    def save_update(self, pending: PendingUpdate, update: Sequence[bytes | memoryview], state: State) -> None:
         """Write down an update, and what is remembered if it counts; what was fetched for it is not needed any more."""
         _append(self.path / "sent.jsonl", json.dumps({"attempt": pending.attempt, "object": pending.object}))
-        self.sent.add(pending.object)
+        self.sent_objects.add(pending.object)
         tensors = {f"{STATE}{name}": tensor for name, tensor in state.items()}
         tensors[UPDATE] = torch.frombuffer(bytearray().join(update), dtype=torch.uint8)
         text = {"pending": msgspec.json.encode(pending).decode()}
         _write(self.path / "pending.safetensors", *tensor_file(tensors, text))
         self.objects.keep_only(())
-        self.end_talks(pending.attempt - 1)
+        self.end_sessions(pending.attempt - 1)
 
     def update(self) -> memoryview:
         """The bytes of the pending update."""
         return _tensors(self.path / "pending.safetensors", UPDATE)[""].numpy().data
 
-    def talk(self, attempt: int) -> Talk | None:
+    def session(self, attempt: int) -> SessionState | None:
         """The session of an attempt, if this client was in one."""
         path = self.path / "talks" / str(attempt)
         if not path.exists():
             return None
         with _readable(path):
-            return msgspec.msgpack.decode(path.read_bytes(), type=Talk)
+            return msgspec.msgpack.decode(path.read_bytes(), type=SessionState)
 
-    def keep_talk(self, attempt: int, talk: Talk) -> None:
+    def save_session(self, attempt: int, session: SessionState) -> None:
         """Write down how far a session went; it holds secrets until it is over."""
         (self.path / "talks").mkdir(mode=0o700, exist_ok=True)
-        _write(self.path / "talks" / str(attempt), msgspec.msgpack.encode(talk))
+        _write(self.path / "talks" / str(attempt), msgspec.msgpack.encode(session))
 
-    def talk_marks(self) -> dict[int, int]:
+    def session_marks(self) -> dict[int, int]:
         """Return the attempts with a session, each with a mark that changes whenever something is said in it."""
         return {int(path.name): path.stat().st_mtime_ns for path in (self.path / "talks").glob("[0-9]*")}
 
-    def end_talks(self, up_to: int | None = None, only: int | None = None) -> None:
+    def end_sessions(self, up_to: int | None = None, only: int | None = None) -> None:
         """Remove the secrets of sessions up to an attempt, or of one attempt only; or of all.
 
         Of the newest update it stays known that it was in a session, since it must never be in another.
@@ -257,31 +257,31 @@ class RunHome:
                 continue
             if pending is None or pending.attempt != attempt:
                 path.unlink()
-            elif (talk := self.talk(attempt)) is not None and talk != OVER:
-                self.keep_talk(attempt, OVER)
+            elif (session := self.session(attempt)) is not None and session != ENDED_SESSION:
+                self.save_session(attempt, ENDED_SESSION)
 
-    def settle(self, counted: int | None) -> None:
+    def confirm_update(self, counted: int | None) -> None:
         """If the pending update counted, what it remembers holds from now on."""
         pending = self.pending()
         if pending is not None and pending.attempt == counted:
             (self.path / "pending.safetensors").rename(self.path / "state.safetensors")
-            sync_names(self.path)
+            sync_directory(self.path)
 
-    def known(self) -> tuple[int, Tensor] | None:
+    def last_broadcast(self) -> tuple[int, Tensor] | None:
         """The newest broadcast that was heard, and its version, where differences are sent."""
         path = self.path / "known.safetensors"
         text = _text(path)
         return None if text is None else (int(text["version"]), _tensors(path)[VECTOR])
 
-    def keep_known(self, version: int, vector_V: Tensor) -> None:
+    def save_broadcast(self, version: int, vector_V: Tensor) -> None:
         """Remember a broadcast."""
         _write(self.path / "known.safetensors", *tensor_file({VECTOR: vector_V}, {"version": str(version)}))
 
-    def lines(self) -> list[str]:
+    def ledger_lines(self) -> list[str]:
         """The run's ledger as far as it was verified."""
         return list(_lines(self.path / "ledger.jsonl"))
 
-    def add_lines(self, lines: Sequence[str], head: chain.Head) -> None:
+    def add_ledger_lines(self, lines: Sequence[str], head: chain.Head) -> None:
         """Keep lines that were verified, and their head: from now on the server is held to them."""
         _append(self.path / "ledger.jsonl", *lines)
         self.head = head
@@ -292,13 +292,13 @@ class RunHome:
         with _readable(path):
             return [msgspec.json.decode(line, type=kind) for line in _lines(path)]
 
-    def keep_receipt(self, receipt: msgspec.Struct) -> None:
+    def save_receipt(self, receipt: msgspec.Struct) -> None:
         """Write down what the server has acknowledged."""
         _append(self.path / "receipts.jsonl", msgspec.json.encode(receipt).decode())
 
     def _read_head(self) -> chain.Head:
         """The head of the ledger; lines at its end that a loss of power has spoilt are removed."""
-        lines, whole = self.lines(), chain.EMPTY
+        lines, whole = self.ledger_lines(), chain.EMPTY
         for left in range(len(lines), 0, -1):
             with suppress(ValueError, KeyError, TypeError):
                 whole = chain.Head(left, chain.read(lines[left - 1])[0].hash())
@@ -331,10 +331,10 @@ def _readable(path: Path) -> Iterator[None]:
         raise RunError(f"{path} cannot be read ({error}): restore it from a copy") from error
 
 
-def _pending(path: Path) -> Pending | None:
+def _pending(path: Path) -> PendingUpdate | None:
     text = _text(path)
     with _readable(path):
-        return None if text is None else msgspec.json.decode(text["pending"], type=Pending)
+        return None if text is None else msgspec.json.decode(text["pending"], type=PendingUpdate)
 
 
 def _lasting(plan: Mapping[str, Any]) -> str:
@@ -355,7 +355,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 def _append(path: Path, *lines: str) -> None:
     """Add lines to a file: all of them, or none if the disk is full."""
-    with room_in(path.parent), open(path, "ab", opener=private) as file:
+    with disk_errors(path.parent), open(path, "ab", opener=open_private) as file:
         size = file.tell()
         try:
             file.write("".join(f"{line}\n" for line in lines).encode())
@@ -367,8 +367,8 @@ def _append(path: Path, *lines: str) -> None:
 
 
 def _write(path: Path, *parts: bytes | memoryview) -> None:
-    written(path, path.with_name(f".{path.name}.new"), *parts)
-    sync_names(path.parent)
+    write_file(path, path.with_name(f".{path.name}.new"), *parts)
+    sync_directory(path.parent)
 
 
 def _read(path: Path, kind: type[T]) -> T:
@@ -377,7 +377,7 @@ def _read(path: Path, kind: type[T]) -> T:
 
 
 def _locked(path: Path) -> IO[str]:
-    file = open(path / ".lock", "w", opener=private)  # noqa: SIM115
+    file = open(path / ".lock", "w", opener=open_private)  # noqa: SIM115
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -19,8 +19,8 @@ from atoll.core.coordinator import Policy
 from atoll.core.errors import RunError
 from atoll.core.parts import Part
 from atoll.core.wire import unpack
-from atoll.network.client.home import OVER, Pending, Talk
-from atoll.network.client.task import Fetch, Unwilling, Work
+from atoll.network.client.home import ENDED_SESSION, PendingUpdate, SessionState
+from atoll.network.client.task import AgreedRun, Fetch, WorkRefused
 from atoll.network.protocol.identity import public_bytes
 from atoll.network.protocol.messages import Order, Ref, RunInfo
 from atoll.secagg import wire
@@ -47,10 +47,10 @@ def longest_silence(plan: Mapping[str, Any]) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adding:
+class SecureSession:
     """What a client needs to take part in the sums of a run."""
 
-    work: Work
+    agreed: AgreedRun
     identity: Ed25519PrivateKey
     server_key: bytes
     info: Callable[[], RunInfo]
@@ -60,56 +60,62 @@ class Adding:
 
     def answer(self, order: Order, message: Ref, fetch: Fetch) -> bytes:
         """What this client says to a message; Abort or Unwilling if it leaves the session."""
-        home = self.work.home
-        talk, pending = home.talk(order.attempt), home.pending()
-        if talk is not None and talk.heard == message.name and talk.answer:
-            return talk.answer
-        if talk == OVER:
-            raise Unwilling(f"the session of attempt {order.attempt} is over here, and its secrets are gone")
+        home = self.agreed.home
+        session, pending = home.session(order.attempt), home.pending()
+        if session is not None and session.heard == message.name and session.answer:
+            return session.answer
+        if session == ENDED_SESSION:
+            raise WorkRefused(f"the session of attempt {order.attempt} is over here, and its secrets are gone")
         if pending is None or pending.attempt != order.attempt:
-            raise Unwilling(f"attempt {order.attempt} has no update here: nothing can be added")
-        state = ClientState() if talk is None else load(talk.state, ClientState)
+            raise WorkRefused(f"attempt {order.attempt} has no update here: nothing can be added")
+        state = ClientState() if session is None else load(session.state, ClientState)
         if state.phase in (Phase.DONE, Phase.ABORTED):
-            raise Unwilling(f"the session of attempt {order.attempt} is {state.phase} here")
+            raise WorkRefused(f"the session of attempt {order.attempt} is {state.phase} here")
         if message.num_bytes > limit(state):
-            raise Unwilling(f"a message of {message.num_bytes:,} bytes, at most {limit(state):,} are due now")
+            raise WorkRefused(f"a message of {message.num_bytes:,} bytes, at most {limit(state):,} are due now")
         data = b"".join(fetch(message))
-        if talk is None:
-            talk = self._begun(order, pending, data)
-            state = load(talk.state, ClientState)
-        done = set(talk.once)
+        if session is None:
+            session = self._begun(order, pending, data)
+            state = load(session.state, ClientState)
+        done = set(session.once)
         machine = self._machine(done, state, data)
         try:
             state, answers = machine.handle(state, data)
             if state.phase is Phase.READY:
-                vector = self._vector(order, pending, config_of(state).encoding, talk.max_samples)
+                vector = self._vector(order, pending, config_of(state).encoding, session.max_samples)
                 state, answers = machine.handle(state, Vector(vector))
         except Abort as abort:
-            home.keep_talk(order.attempt, Talk(message.name, b"", 0, dump(abort.state), tuple(done)))
+            home.save_session(order.attempt, SessionState(message.name, b"", 0, dump(abort.state), tuple(done)))
             raise
         [answer] = answers
-        home.keep_talk(order.attempt, Talk(message.name, answer, talk.max_samples, dump(state), tuple(done)))
+        home.save_session(
+            order.attempt, SessionState(message.name, answer, session.max_samples, dump(state), tuple(done))
+        )
         return answer
 
-    def _begun(self, order: Order, pending: Pending, data: bytes) -> Talk:
+    def _begun(self, order: Order, pending: PendingUpdate, data: bytes) -> SessionState:
         """A session in which the client waits for this invitation, if that is what the plan leads to."""
-        job, number = self.work.job, self.work.number
+        job, number = self.agreed.job, self.agreed.number
         assert job.secure is not None and job.secure.scheme.invite is not None
         invite, info = _invite(data), self.info()
         keys = self.peers(info.peers)
         if keys.get(number) != public_bytes(self.identity):
-            raise Unwilling("the server says another key of this client than it has")
+            raise WorkRefused("the server says another key of this client than it has")
         if len({self.server_key, *keys.values()}) <= len(keys):
-            raise Unwilling("two of the keys that take part are one: somebody would be counted twice; ask the operator")
+            raise WorkRefused(
+                "two of the keys that take part are one: somebody would be counted twice; ask the operator"
+            )
         if order.share != 1:
-            raise Unwilling(f"a share of {order.share:g}: by shares one client could outweigh all others in their sum")
+            raise WorkRefused(
+                f"a share of {order.share:g}: by shares one client could outweigh all others in their sum"
+            )
         groups, params = job.secure.settings.groups, bytes.fromhex(pending.params)
         place, group = invite.attempt - groups * order.attempt, wire.read_cohort(invite)
         session = session_of(
             job,
             order.run,
             params,
-            self.work.task(order),
+            self.agreed.task(order),
             place,
             group,
             layout_of(job),
@@ -122,14 +128,14 @@ class Adding:
                 "do not trust this server"
             )
         if not 0 <= place < groups or invite != due:
-            raise Unwilling("an invitation to add something else than the plan says, or on another model")
-        return Talk("", b"", info.max_samples, dump(ClientState(model=session.model)), ())
+            raise WorkRefused("an invitation to add something else than the plan says, or on another model")
+        return SessionState("", b"", info.max_samples, dump(ClientState(model=session.model)), ())
 
     def _machine(self, done: set[bytes], state: ClientState, data: bytes) -> Client:
         """The client's machine; what it does once is added to `done`, which is on disk before an answer leaves.
 
         What it insists on follows from the plan and the floors, and not from what the server says."""
-        job, asked = self.work.job, self.work.floors
+        job, asked = self.agreed.job, self.agreed.floors
         assert job.secure is not None and job.secure.scheme.mode is not None
         num_clients = state.cohort_size if state.config else len(wire.read_cohort(_invite(data)))
 
@@ -138,16 +144,16 @@ class Adding:
             done.add(what)
             return fresh
 
-        insists = asked.secagg or self.work.keys_known
+        insists = asked.secagg or self.agreed.keys_known
         least = max(asked.min_cohort, asked.min_survivors, least_of(job, num_clients))
-        in_group = self.work.min_cohort // job.secure.settings.groups
+        in_group = self.agreed.min_cohort // job.secure.settings.groups
         floors = LEAST._replace(
             mode="active" if insists else job.secure.scheme.mode,
             min_cohort=max(LEAST.min_cohort, least, in_group),
             min_survivors=least,
         )
         return Client(
-            client=self.work.number,
+            client=self.agreed.number,
             identity=self.identity,
             server_key=self.server_key,
             once=once,
@@ -155,19 +161,19 @@ class Adding:
             floors=floors,
         )
 
-    def _vector(self, order: Order, pending: Pending, encoding: Encoding, max_samples: int) -> np.ndarray:
+    def _vector(self, order: Order, pending: PendingUpdate, encoding: Encoding, max_samples: int) -> np.ndarray:
         """The update of this attempt as it is added."""
-        job, told = self.work.job, pending.delivery
-        payload = unpack(self.work.home.update(), max_bytes=self.work.max_bytes)
+        job, told = self.agreed.job, pending.delivery
+        payload = unpack(self.agreed.home.update(), max_bytes=self.agreed.max_bytes)
         like = layout_of(job)
         update = like.rebuilt(payload.carrier)._replace(weight=like.weight.new_tensor(told.weight))
         largest = self._largest(max_samples)
         loss = math.nan if told.loss is None else told.loss
-        return vector_of(job, update, told.num_samples, loss, largest, encoding, order.attempt, self.work.number)
+        return vector_of(job, update, told.num_samples, loss, largest, encoding, order.attempt, self.agreed.number)
 
     def _largest(self, max_samples: int) -> Largest:
         """What weights and sizes are shares of, where nobody has a share of its own."""
-        mechanism = self.work.job.mechanism
+        mechanism = self.agreed.job.mechanism
         alike = mechanism is not None and mechanism.at_client is not None
         return Largest(1 if alike else max_samples, max_samples)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from atoll.commit.coordinator import build_coordinator
-from atoll.commit.guard import check_delta, exposure_of
 from atoll.commit.privacy_plan import last_round
 from atoll.core.coordinator import Coordinator
 from atoll.core.errors import AtollError, PlanError, TrainingError
@@ -46,11 +45,11 @@ SLACK = 1 << 20
 """Bytes that what is sent may be longer than twice the vector: tables, and codecs that do not pay."""
 
 
-class Unwilling(AtollError):
+class WorkRefused(AtollError):
     """Work that this client will not do; the server is told why."""
 
 
-class Made(NamedTuple):
+class TrainedUpdate(NamedTuple):
     """An update that was trained, with what is told of it, and what the client remembers if it counts."""
 
     data: list[bytes | memoryview]
@@ -62,7 +61,7 @@ class Made(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class AgreedRun:
     """A run that this client agreed to."""
 
     plan: Plan
@@ -102,25 +101,27 @@ class Work:
             cost = partial(cost_of, self.job, order.attempt + 1)
             self.home.budget.charge(order.attempt, cost, self.floors.max_epsilon)
 
-    def heard(self, order: Order, fetch: Fetch) -> Broadcast:
+    def receive_broadcast(self, order: Order, fetch: Fetch) -> Broadcast:
         """The broadcast that has the name of the order's `model`: from news, decoded, or whole."""
         sent = self._from_news(order, fetch)
         if sent is None and order.encoded is not None:
-            sent = _if_named(order.model, self._decoded(self._payload(order.encoded, fetch), encoded=True))
+            sent = _if_named(order.model, self._decode(self._payload(order.encoded, fetch), encoded=True))
         if sent is None:
-            sent = self._decoded(self._payload(order.model, fetch), encoded=False)
+            sent = self._decode(self._payload(order.model, fetch), encoded=False)
         if self.job.downlink.by_difference:
-            self.home.keep_known(order.version, sent.vector())
+            self.home.save_broadcast(order.version, sent.vector())
         return sent
 
-    def ended_with(self, ref: Ref, fetch: Fetch) -> Tensor:
+    def final_params(self, ref: Ref, fetch: Fetch) -> Tensor:
         """The parameters that the run ended with."""
         params_D = self._payload(ref, fetch).carrier
         if params_D.shape != self.job.first_D.shape or params_D.dtype != self.job.first_D.dtype:
-            raise Unwilling(f"the last model has {tuple(params_D.shape)} values of {params_D.dtype}: tell the operator")
+            raise WorkRefused(
+                f"the last model has {tuple(params_D.shape)} values of {params_D.dtype}: tell the operator"
+            )
         return params_D
 
-    def made(self, order: Order, sent: Broadcast) -> Made:
+    def train(self, order: Order, sent: Broadcast) -> TrainedUpdate:
         """Train as the order says, and encode the update as it travels."""
         job, task = self.job, self.task(order)
         _, before = self.home.state()
@@ -133,11 +134,13 @@ class Work:
             )
         payload, memory = encoded(job, task, update.rows(0), before)
         if job.secure is not None:
-            payload = self._addend(task, update.rows(0), payload)
+            payload = self._secure_addend(task, update.rows(0), payload)
         samples, loss = job.federation.num_samples(self.number), trained.loss
         if job.mechanism is not None:  # nothing but the update is protected
             samples, loss = samples if job.mechanism.at_client is None else 1, 0.0
-        return Made(pieces(payload, compress=True), samples, loss, float(update.weight[0]), trained.state | memory)
+        return TrainedUpdate(
+            pieces(payload, compress=True), samples, loss, float(update.weight[0]), trained.state | memory
+        )
 
     def _is_usable(self, task: Task, update: Update, loss: float) -> bool:
         """Whether an update is worth sending; where that would tell of what is protected, any is."""
@@ -147,7 +150,7 @@ class Work:
         counts_as_none = self.job.secure is not None and mechanism.on_grid is not None  # see _addend
         return counts_as_none or bool(acceptable(self.job, [task], update).all())
 
-    def _addend(self, task: Task, update: Update, payload: Payload) -> Payload:
+    def _secure_addend(self, task: Task, update: Update, payload: Payload) -> Payload:
         """What is left of an update at the uplink's other end; with this client's share of noise, where that is due."""
         found = stack([decoded(self.job, update, payload)])
         mechanism = self.job.mechanism
@@ -157,7 +160,7 @@ class Work:
 
     def _from_news(self, order: Order, fetch: Fetch) -> Broadcast | None:
         """What is known here, with the differences since; None if that is not to be had, or takes more."""
-        known = self.home.known() if self.job.downlink.by_difference else None
+        known = self.home.last_broadcast() if self.job.downlink.by_difference else None
         if known is None:
             return None
         version, vector_V = known
@@ -169,16 +172,16 @@ class Work:
             return None
         exact: State = {}
         for each in news:
-            change = self._decoded(self._payload(each.object, fetch), encoded=True)
+            change = self._decode(self._payload(each.object, fetch), encoded=True)
             vector_V, exact = vector_V + change.vector(), change.exact()
         return _if_named(order.model, self.layout.rebuilt(vector_V, exact))
 
     def _payload(self, ref: Ref, fetch: Fetch) -> Payload:
         if ref.num_bytes > self.max_bytes:
-            raise Unwilling(f"a broadcast of {ref.num_bytes:,} bytes, at most {self.max_bytes:,} are due in this run")
+            raise WorkRefused(f"a broadcast of {ref.num_bytes:,} bytes, at most {self.max_bytes:,} are due in this run")
         return unpack_parts(fetch(ref), ref.num_bytes, max_bytes=self.max_bytes)
 
-    def _decoded(self, payload: Payload, *, encoded: bool) -> Broadcast:
+    def _decode(self, payload: Payload, *, encoded: bool) -> Broadcast:
         try:
             payload, exact = payload.split(self.layout.exact())
             vector_V = self.job.downlink.chain.decode(payload) if encoded else payload.carrier
@@ -186,7 +189,7 @@ class Work:
             raise ObjectError(f"the broadcast cannot be decoded ({type(error).__name__}: {error})") from error
         own_V = self.layout.vector()
         if vector_V.shape != own_V.shape or vector_V.dtype != own_V.dtype:
-            raise Unwilling(
+            raise WorkRefused(
                 f"the model that was sent has {tuple(vector_V.shape)} values of {vector_V.dtype}, the plan's on this "
                 f"client's samples has {tuple(own_V.shape)} of {own_V.dtype}: compare the samples' shape and classes"
             )
@@ -207,7 +210,7 @@ def agree(
     secret: bytes,
     *,
     keys_known: bool = False,
-) -> Work:
+) -> AgreedRun:
     """Look at a run and build what it takes; a plan that is weaker than the floors raises Unwilling.
 
     What is compared with the floors follows from the plan, wherever it can: the server could say anything.
@@ -216,7 +219,7 @@ def agree(
     plan, dataset = read_plan(info.plan, parts), app.dataset()
     info = msgspec.structs.replace(info, num_bytes=max(info.num_bytes, _model_bytes(plan, dataset)))
     if info.num_bytes > floors.max_model_bytes:  # before it is built
-        raise Unwilling(why_not(floors, info, plan, None, 0) or "the model is too large")
+        raise WorkRefused(why_not(floors, info, plan, None, 0) or "the model is too large")
     indices = np.arange(dataset.num_train)
     partition = drawn(max(info.num_clients, number + 1), dataset.num_train, lambda client: indices)
     federation = Federation(dataset, partition, seed=plan.seed, holdout=plan.evaluation.holdout)
@@ -224,22 +227,18 @@ def agree(
     coordinator = build_coordinator(plan, federation)
     min_cohort = _min_cohort(coordinator, job.mechanism)
     info = msgspec.structs.replace(info, cohort=min(info.cohort, min_cohort))
-    if job.mechanism is not None:
-        exposure = exposure_of(plan, job, coordinator)
-        check_delta(job.mechanism, exposure)
-        job = replace(job, exposure=exposure)
     if floors.max_epsilon is not None and job.mechanism is not None and info.epsilon is not None:
         own = _epsilon(job, max(1, plan.rounds))
         budget = job.mechanism.epsilon
         info = msgspec.structs.replace(info, epsilon=max(info.epsilon, own if budget is None else min(own, budget)))
     reason = why_not(floors, info, plan, job.mechanism, job.num_steps(number), keys_known=keys_known)
     if reason is not None:
-        raise Unwilling(reason)
+        raise WorkRefused(reason)
     if job.mechanism is not None and job.exposure is not None and floors.max_epsilon is not None:
         rounds = last_round(job.mechanism, job.exposure, max(1, plan.rounds))
         home.budget.must_pay(cost_of(job, rounds), floors.max_epsilon)
-    home.agreed(info)
-    return Work(
+    home.save_info(info)
+    return AgreedRun(
         plan=plan, job=job, floors=floors, number=number, home=home, min_cohort=min_cohort, keys_known=keys_known
     )
 

@@ -33,7 +33,7 @@ class Witness:
         self.receipts = Receipts(self._client, max_versions(self._info.plan, self._info.num_clients))
         for receipt in self.home.receipts(Receipt):
             self.receipts.waiting[receipt.attempt] = None
-        for line in self.home.lines():
+        for line in self.home.ledger_lines():
             record, _ = chain.read(line)
             wrong = self.story.hear(record) or self.receipts.hear(record)
             if wrong is not None:
@@ -49,14 +49,14 @@ class Witness:
         try:
             for record in records:
                 self._hear(record)
-            self.home.add_lines(lines, chain.Head(self.home.head.length + len(lines), records[-1].hash()))
+            self.home.add_ledger_lines(lines, chain.Head(self.home.head.length + len(lines), records[-1].hash()))
         except BaseException:  # such as a full disk: what is not kept was not heard
             self._recall()
             raise
 
     def _hear(self, record: chain.Record) -> None:
         plan = record.body.get("plan") if record.kind == chain.START else None
-        if plan is not None and not self.home.agreed_to(plan):
+        if plan is not None and not self.home.is_agreed_plan(plan):
             raise RunError(
                 f"the ledger of {self._info.run} is of another plan than this client agreed to; ask the operator"
             )
@@ -66,14 +66,14 @@ class Witness:
         if wrong is not None:
             raise self._lie(record.number, wrong)
         if record.kind in (chain.COMMIT, chain.ABANDON) and self.receipts.max_versions is None:
-            self.home.end_talks(record.body["attempt"])  # its sum is made, or never will be
+            self.home.end_sessions(record.body["attempt"])  # its sum is made, or never will be
 
     def _check_own(self, record: chain.Record) -> None:
         """Check what a commit says of this client: it may count what was delivered under its key, and nothing else."""
         for each in record.body.get("cohort", ()):
             if not isinstance(each, dict) or each.get("client") != self._client:
                 continue
-            if "object" in each and each["object"] not in self.home.sent:
+            if "object" in each and each["object"] not in self.home.sent_objects:
                 raise RunError(
                     f"record {record.number} of the ledger of {self._info.run} counts an update of this client that it "
                     f"never sent: {each['object']}; somebody else has its key, or the server lies"
@@ -87,7 +87,7 @@ class Witness:
 
     def acknowledged(self, attempt: int, name: str) -> None:
         """Note that the server said that an update is safe: its ledger must say what became of it."""
-        self.home.keep_receipt(Receipt(self._client, attempt, name))
+        self.home.save_receipt(Receipt(self._client, attempt, name))
         if attempt not in self.receipts.counted:
             self.receipts.waiting[attempt] = None
 

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from atoll.checks.table import check
+from atoll.checks.views import Networked
 from atoll.core.algorithm import Algorithm, add_delta, nothing
 from atoll.core.errors import PlanError
 from atoll.core.parts import Part, members
 from atoll.core.plan import Plan
 from atoll.core.privacy import Mechanism
-from atoll.core.sampler import Sampler
 from atoll.core.secagg import MIN_SURVIVORS
 from atoll.core.section import Section
 from atoll.network.protocol.messages import RunInfo
@@ -39,6 +40,7 @@ class OwnParts(NamedTuple):
     models: Functions = NO_FUNCTIONS
     algorithms: Functions = NO_FUNCTIONS
     losses: Functions = NO_FUNCTIONS
+    works: Functions = NO_FUNCTIONS
 
     def loss(self, name: str) -> Callable[..., Any] | None:
         """The client's own loss of this name; None for one of the catalogue."""
@@ -77,7 +79,7 @@ class Floors(Section, key="floors"):
 
 def plan_for_clients(plan: Plan) -> dict[str, Any]:
     """What clients are told of a plan; a plan that cannot be run between organisations is refused."""
-    _must_be_real(plan)
+    check(Networked(plan, plan.sampler.build("rounds.samplers")))
     plain = {key: value for key, value in plan.to_dict().items() if key not in NOT_SENT}
     plain["evaluation"] = {"holdout": plan.evaluation.holdout}
     if ":" in plan.algorithm.name and _clients_do_fedavg(plan.algorithm.build("algorithms")):
@@ -94,14 +96,18 @@ def read_plan(plain: dict[str, Any], own: OwnParts) -> Plan:
         raise PlanError(f"the server's plan says {unknown[0]}, which is not for clients: ask the operator")
     left_out = {*SERVER_ONLY, *(field for field in ACCOUNTED if field in plain and _names_code(plain[field]))}
     plain = {key: value for key, value in plain.items() if key not in left_out}
-    must_name_no_code({key: plain[key] for key in plain if key not in ("model", "algorithm", "loss")}, "the plan")
-    for field, known, default in (("model", own.models, "logistic"), ("algorithm", own.algorithms, "fedavg")):
+    check_names_no_code(
+        {key: plain[key] for key in plain if key not in ("model", "algorithm", "loss", "work")}, "the plan"
+    )
+    families = {"model": ("models", "logistic"), "algorithm": ("algorithms", "fedavg"), "work": ("train.works", "sgd")}
+    for field, (family, default) in families.items():
         part = Part.of(plain.get(field, default), where=field)
-        function = _own(known, part.name, field, f"{field}s", f"{field}s")
+        function = _own(getattr(own, f"{field}s"), part.name, field, f"{field}s", family)
         if function is not None:
             plain[field] = Part(function, **part.options)
             plain[field].name = part.name
     plan = Plan.read(plain)
+    check(Networked(plan, plan.sampler.build("rounds.samplers")))
     own.loss(plan.loss)
     return plan
 
@@ -173,9 +179,9 @@ def why_not_secret(floors: Floors, plan: Plan, *, keys_known: bool) -> str | Non
             f"the plan adds updates against a server that is {scheme.mode}, which one that lies can open; by {asker} "
             'this client asks for active: set secagg.scheme = {name = "pairwise", server = "active"}'
         )
-    if plan.secagg.least < floors.min_survivors:
+    if plan.secagg.required_survivors < floors.min_survivors:
         return (
-            f"a sum of {plan.secagg.least} updates would be opened, this client asks for at least "
+            f"a sum of {plan.secagg.required_survivors} updates would be opened, this client asks for at least "
             f"{floors.min_survivors}: raise secagg.min_survivors, or lower floors.min_survivors"
         )
     return None
@@ -193,32 +199,10 @@ def at_work(hours: tuple[int, ...], hour: int) -> bool:
     return first <= hour < last if first <= last else hour >= first or hour < last
 
 
-def _must_be_real(plan: Plan) -> None:
-    """Refuse what only a simulation can do."""
-    if plan.attack is not None:
-        raise PlanError("attacks are simulated: nobody is asked to attack over a network; leave attack out")
-    if plan.devices is not None:
-        raise PlanError("devices are simulated: over a network they are what they are; leave devices out")
-    if plan.secagg is not None and plan.secagg.lost:
-        raise PlanError("secagg.lost is for simulations: over a network clients are lost by themselves; leave it out")
-    if plan.secagg is not None and plan.secagg.scheme.name != "pairwise":
-        raise PlanError(f"secagg.scheme {plan.secagg.scheme.name} is for simulations: over a network use pairwise")
-    sampler: Sampler = plan.sampler.build("rounds.samplers")
-    if plan.secagg is not None and "with replacement" in sampler.scheme:
-        raise PlanError(
-            f"{plan.sampler.name} draws clients {sampler.scheme} and gives each a share, by which a server that lies "
-            'could let one outweigh all others in their sum: with secagg use sampler = "uniform" without replacement'
-        )
-    if plan.evaluation.clients_every:
-        raise PlanError("evaluation.clients_every looks at clients' data, which stay with them: leave it out")
-    if plan.models is not None or plan.public is not None:
-        raise PlanError("models of clients' own and public samples are for simulations so far: leave them out")
-
-
 def _must_be_plain(plain: dict[str, Any]) -> None:
     """Refuse code where clients would have to run it; their own model, algorithm and loss are looked for later."""
-    for field, default in (("model", "logistic"), ("algorithm", "fedavg")):
-        must_name_no_code(Part.of(plain.get(field, default), where=field).options, field)
+    for field, default in (("model", "logistic"), ("algorithm", "fedavg"), ("work", "sgd")):
+        check_names_no_code(Part.of(plain.get(field, default), where=field).options, field)
     if "privacy" in plain:
         _check_part(Part.of(plain["privacy"], where="privacy"), "privacy", "privacy.mechanisms")
     for field, family in ACCOUNTED.items():
@@ -240,10 +224,10 @@ def _check_part(part: Part, field: str, family: str) -> None:
             f"{field} '{part.name}' is not in the catalogue, and no code is sent over a network: use one of "
             f"{', '.join(members(family))}"
         )
-    must_name_no_code(part.options, field)
+    check_names_no_code(part.options, field)
 
 
-def must_name_no_code(value: Any, field: str) -> None:
+def check_names_no_code(value: Any, field: str) -> None:
     """Refuse `module:function` however deep it is: whoever sends options must not choose what is called with them."""
     if (code := _code_in(value)) is not None:
         raise PlanError(f"{field}: over a network options are numbers and names from the catalogue, got {code!r}")

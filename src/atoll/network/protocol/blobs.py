@@ -69,7 +69,7 @@ class Blobs(ABC):
         """Remove what a process that was killed left half written; nobody else may be writing."""
 
 
-Place = Callable[[str, str], Blobs]
+MakeBlobs = Callable[[str, str], Blobs]
 """(run, kind) -> where the run keeps what is of this kind."""
 
 
@@ -79,26 +79,26 @@ class Disk(Blobs):
 
     def __init__(self, root: Path, *, durable: bool = True) -> None:
         self._root, self._durable = root, durable
-        with room_in(root):
+        with disk_errors(root):
             (root / NEW).mkdir(parents=True, exist_ok=True)
 
     def put(self, name: str, *parts: bytes | memoryview) -> None:
         """Write a file beside its place, and put it there."""
         path, beside = self._root / name, self._root / NEW / secrets.token_hex(8)
         try:
-            written(path, beside, *parts, sync=self._durable)
+            write_file(path, beside, *parts, sync=self._durable)
         except FileNotFoundError:  # the first of its folder
-            with room_in(path.parent):
+            with disk_errors(path.parent):
                 path.parent.mkdir(parents=True, exist_ok=True)
-            written(path, beside, *parts, sync=self._durable)
+            write_file(path, beside, *parts, sync=self._durable)
 
     def sync(self, folder: str) -> None:
         """Sync the directory, and the one that holds its name."""
         if not self._durable:
             return
         with contextlib.suppress(FileNotFoundError):  # nothing was put there
-            sync_names(self._root / folder)
-            sync_names(self._root)
+            sync_directory(self._root / folder)
+            sync_directory(self._root)
 
     def get(self, name: str, start: int = 0, size: int | None = None) -> bytes:
         """Read a file."""
@@ -194,7 +194,7 @@ class Bucket(Blobs):
         return f"{self._prefix}/{name}" if name else self._prefix
 
 
-def place_of(home: Path, url: str | None = None) -> Place:
+def blobs_at(home: Path, url: str | None = None) -> MakeBlobs:
     """Where a server keeps what is large: in its home, in another directory, or in the object store of a URL."""
     scheme, found, rest = (url or "").partition("://")
     if url is None or not found or scheme == "file":
@@ -227,18 +227,18 @@ def _served() -> Iterator[None]:
         raise StoreAway(f"the object store of --objects does not serve ({why}); it goes on when that passes") from error
 
 
-def private(path: str | Path, flags: int) -> int:
+def open_private(path: str | Path, flags: int) -> int:
     """Open a file that only its owner can read, whatever the umask and its directory allow; for `open(opener=...)`."""
     number = os.open(path, flags, 0o600)
     os.fchmod(number, 0o600)  # one that was there may have been open to others
     return number
 
 
-def written(path: Path, beside: Path, *parts: bytes | memoryview, sync: bool = True) -> None:
+def write_file(path: Path, beside: Path, *parts: bytes | memoryview, sync: bool = True) -> None:
     """Write a private file beside its place, sync it and rename it: at no moment is there half a file of its name."""
     try:
-        with room_in(path.parent):
-            with open(beside, "wb", opener=private) as file:
+        with disk_errors(path.parent):
+            with open(beside, "wb", opener=open_private) as file:
                 file.writelines(parts)
                 if sync:
                     file.flush()
@@ -251,7 +251,7 @@ def written(path: Path, beside: Path, *parts: bytes | memoryview, sync: bool = T
 
 
 @contextlib.contextmanager
-def room_in(folder: Path) -> Iterator[None]:
+def disk_errors(folder: Path) -> Iterator[None]:
     """Say so where a disk is full."""
     try:
         yield
@@ -261,7 +261,7 @@ def room_in(folder: Path) -> Iterator[None]:
         raise
 
 
-def sync_names(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
     """Make sure that names in a directory outlive a loss of power."""
     number = os.open(directory, os.O_RDONLY)
     try:

@@ -118,23 +118,23 @@ def signed_by(public_key: bytes, stamp: Stamp, method: str, path: str) -> bool:
     return holds(public_key, _signed(stamp, method, path), stamp.signature)
 
 
-class Seen(NamedTuple):
+class CounterWindow(NamedTuple):
     """Which counters of a session were used: the largest, and a bit for each of the WINDOW before it."""
 
     largest: int = 0
     bits: int = 0
 
-    def with_counter(self, counter: int) -> Seen | None:
+    def with_counter(self, counter: int) -> CounterWindow | None:
         """Remember a counter; None if it was used before, or is too old to know.
 
-        >>> Seen().with_counter(3).with_counter(1)
-        Seen(largest=3, bits=5)
-        >>> Seen(largest=3, bits=5).with_counter(3) is None
+        >>> CounterWindow().with_counter(3).with_counter(1)
+        CounterWindow(largest=3, bits=5)
+        >>> CounterWindow(largest=3, bits=5).with_counter(3) is None
         True
         """
         if counter > self.largest:
             shifted = self.bits << min(counter - self.largest, WINDOW)
-            return Seen(counter, (shifted | 1) & ((1 << WINDOW) - 1))
+            return CounterWindow(counter, (shifted | 1) & ((1 << WINDOW) - 1))
         place = self.largest - counter
         if place >= WINDOW or self.bits >> place & 1 or counter < 1:
             return None

@@ -2,14 +2,14 @@
 
 Every connection is opened by the client. Version 1 of the protocol lives under /v1; a request says in the header
 `atoll-protocol` which version it speaks. Fields that a receiver does not know are ignored, so that a version can grow;
-bytes travel as base64. Docs: docs/protocol.md, and ENDPOINTS as OpenAPI at /v1/openapi.json.
+bytes travel as base64. The endpoints that carry these messages are in `endpoints`; docs: docs/protocol.md.
 """
 
 from __future__ import annotations
 
 import base64
 import re
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -18,11 +18,10 @@ from atoll.ledger import signing
 
 VERSION = 1
 VERSION_HEADER = "atoll-protocol"
-TOLD_HEADER = "atoll-told"
-MAX_CONTROL = 1 << 20
-"""Bytes of the largest control message."""
 MAX_WAIT = 25.0
 """Seconds that a poll may wait."""
+MAX_LINES = 200
+"""Ledger lines in one answer."""
 RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -233,7 +232,7 @@ class Refusal(Message, frozen=True):
 
 
 class Lines(Message, frozen=True):
-    """Lines of a run's ledger, from the one asked for on; at most LINES at a time."""
+    """Lines of a run's ledger, from the one asked for on; at most MAX_LINES at a time."""
 
     lines: tuple[str, ...]
 
@@ -242,48 +241,11 @@ class Done(Message, frozen=True):
     """Nothing more to say."""
 
 
-LINES = 200
-
-
-class Endpoint(NamedTuple):
-    """One request of the protocol."""
-
-    method: str
-    path: str
-    summary: str
-    answer: type[Message] | None
-    """None: bytes."""
-    body: type[Message] | None = None
-    """None: nothing, or bytes where `method` is PUT."""
-    signed: bool = True
-    told: type[Message] | None = None
-    """What is said of the body, as JSON in the header TOLD_HEADER."""
-
-
-TASK = "/v1/runs/{run}/tasks/{attempt}"
-ENDPOINTS = (
-    Endpoint("GET", "/v1/about", "What anybody may know of this server", About, signed=False),
-    Endpoint("POST", "/v1/enrol", "Become known", Enrolled, Enrol, signed=False),
-    Endpoint("POST", "/v1/challenge", "Ask for something to sign", Nonce, Challenge, signed=False),
-    Endpoint("POST", "/v1/session", "Begin a session; the one before ends", Welcome, Hello, signed=False),
-    Endpoint("POST", "/v1/poll", "Ask for work", Orders, Poll),
-    Endpoint("GET", "/v1/runs/{run}", "What a run is", RunInfo),
-    Endpoint("GET", "/v1/runs/{run}/ledger/{start}", "The ledger from a record on", Lines),
-    Endpoint("GET", "/v1/runs/{run}/objects/{name}", "The manifest of an object, as msgpack", None),
-    Endpoint("GET", "/v1/runs/{run}/objects/{name}/{index}", "One chunk of an object", None),
-    Endpoint("POST", TASK + "/missing", "Announce an object; which chunks to send", Missing, Answer),
-    Endpoint("PUT", TASK + "/chunks/{digest}", "Send a chunk", Done),
-    Endpoint("POST", TASK + "/update", "Deliver an update that was sent in chunks", Delivered, Delivery),
-    Endpoint("PUT", TASK + "/update", "Deliver an update of one chunk, which is the body", Delivered, told=Delivery),
-    Endpoint("POST", TASK + "/secure", "Answer in secure aggregation", Done, Answer),
-    Endpoint("POST", TASK + "/ready", "The update is trained: let it be added in secret", Done),
-    Endpoint("POST", TASK + "/refuse", "Refuse a task", Done, Refusal),
-)
-
-
-def update_text(run: str, attempt: int, version: int, name: str, told: Delivery) -> bytes:
+def update_text(run: str, attempt: int, version: int, name: str, delivery: Delivery) -> bytes:
     """What a client signs when it delivers an update; the ledger keeps the signature."""
-    return signing.update_text(run, attempt, version, name, told.num_samples, told.loss, told.weight, told.broadcast)
+    return signing.update_text(
+        run, attempt, version, name, delivery.num_samples, delivery.loss, delivery.weight, delivery.broadcast
+    )
 
 
 def read_message(data: bytes, kind: type[A]) -> A:
@@ -311,47 +273,3 @@ def is_run_name(text: str) -> bool:
     (True, False)
     """
     return RUN_NAME.fullmatch(text) is not None
-
-
-def openapi() -> dict[str, Any]:
-    """The protocol as an OpenAPI 3.1 document."""
-    types = {kind for each in ENDPOINTS for kind in (each.answer, each.body, each.told) if kind is not None} | {Problem}
-    named = sorted(types, key=lambda kind: kind.__name__)
-    _, schemas = msgspec.json.schema_components(named, ref_template="#/components/schemas/{name}")
-    paths: dict[str, dict[str, Any]] = {}
-    for each in ENDPOINTS:
-        names = re.findall(r"{(\w+)}", each.path)
-        raw = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-        entry: dict[str, Any] = {
-            "summary": each.summary,
-            "operationId": f"{each.method.lower()}{re.sub('[^a-z]+', '_', each.path[3:])}".rstrip("_"),
-            "parameters": [{"name": n, "in": "path", "required": True, "schema": {"type": "string"}} for n in names],
-            "responses": {
-                "200": {"description": "done", "content": raw if each.answer is None else _json(each.answer)},
-                "default": {"description": "not done", "content": _json(Problem)},
-            },
-            "security": [{"signature": []}] if each.signed else [],
-        }
-        if each.told is not None:
-            header = {"name": TOLD_HEADER, "in": "header", "required": True, "content": _json(each.told)}
-            entry["parameters"].append(header)
-        if each.body is not None or each.method == "PUT":
-            entry["requestBody"] = {"required": True, "content": raw if each.body is None else _json(each.body)}
-        paths.setdefault(each.path, {})[each.method.lower()] = entry
-    scheme = {
-        "type": "apiKey",
-        "in": "header",
-        "name": "atoll-signature",
-        "description": "Ed25519 over method, path, SHA-256 of the body, client, epoch, counter and time, which travel "
-        "in atoll-body, atoll-client, atoll-epoch, atoll-counter and atoll-time",
-    }
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "Atoll", "version": str(VERSION)},
-        "paths": paths,
-        "components": {"schemas": schemas, "securitySchemes": {"signature": scheme}},
-    }
-
-
-def _json(kind: type[Message]) -> dict[str, Any]:
-    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}

@@ -43,6 +43,14 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
         return hashlib.sha256(b"atoll object 1" + msgspec.msgpack.encode(self)).hexdigest()
 
 
+def max_manifest_bytes(num_bytes: int) -> int:
+    """Return the most bytes that the manifest of an object of this size takes."""
+    return 64 + (HASH + 2) * (-(-num_bytes // CHUNK) + 1)
+
+
+MAX_MANIFEST = max_manifest_bytes(CHUNK * MAX_CHUNKS)
+
+
 class ObjectError(AtollError):
     """Bytes that are not what they are said to be, or are not there."""
 

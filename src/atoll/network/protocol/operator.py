@@ -6,12 +6,15 @@ import contextlib
 import json
 import secrets
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import httpx2
+import msgspec
 
 from atoll.core.errors import RunError
+from atoll.network.protocol.endpoint import Body, Endpoint, Reply
 from atoll.network.protocol.identity import must_be_private, write_secret
+from atoll.network.protocol.operator_endpoints import HEALTH
 
 TOKEN, ADDRESS = "operator.token", "admin.json"
 SECONDS = 60.0
@@ -62,33 +65,34 @@ def address_of(home: Path) -> Address:
     return Address(url, read_token(home / TOKEN))
 
 
-def ask(address: Address, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What the server answers; what it refuses, or if it does not answer, is a RunError."""
+def ask(address: Address, endpoint: Endpoint[Body, Reply], body: Body | None = None, **parameters: str | int) -> Reply:
+    """Make a request of the operator; RunError if the server refuses it or does not answer."""
+    data = None if body is None else msgspec.json.encode(body)
     with _connected(address) as client:
         try:
-            answer = client.request(method, path, json=body)
+            response = client.request(endpoint.method, endpoint.url(**parameters), content=data)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise RunError(
                 f"no server answers at {address.url} ({error}): start it with atoll serve, or name another --home"
             ) from error
     try:
-        told = answer.json()
-        if not isinstance(told, dict) or not (answer.is_success or "error" in told):
+        answer = response.json()
+        if not isinstance(answer, dict) or not (response.is_success or "error" in answer):
             raise ValueError("another form")
     except ValueError as error:
         raise RunError(
-            f"{address.url} answered {answer.status_code}, as no Atoll server does: check --admin"
+            f"{address.url} answered {response.status_code}, as no Atoll server does: check --admin"
         ) from error
-    if not answer.is_success:
-        raise RunError(str(told["error"]))
-    return told
+    if not response.is_success:
+        raise RunError(str(answer["error"]))
+    return cast(Reply, answer)
 
 
 def is_there(address: Address) -> bool:
     """Whether somebody still answers."""
     with _connected(address) as client:
         try:
-            client.get("/health")
+            client.request(HEALTH.method, HEALTH.path)
         except httpx2.HTTPError:
             return False
     return True

@@ -11,12 +11,11 @@ import socket
 from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Any
 
 import anyio.to_thread
 import msgspec
 import uvicorn
-from msgspec import Meta
 from sqlalchemy.exc import DBAPIError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -26,165 +25,118 @@ from starlette.routing import Route
 
 from atoll.core.errors import AtollError, RunError
 from atoll.core.plan import Plan
-from atoll.network.protocol.agreement import must_name_no_code
-from atoll.network.protocol.messages import MAX_CONTROL
+from atoll.network.protocol import operator_endpoints as endpoints
+from atoll.network.protocol.agreement import check_names_no_code
+from atoll.network.protocol.endpoint import Body, Endpoint, Reply
 from atoll.network.protocol.operator import TOKEN, operator_token, write_address
+from atoll.network.protocol.operator_endpoints import (
+    Clients,
+    LedgerLines,
+    Names,
+    NewRun,
+    Nothing,
+    Numbers,
+    RunAdded,
+    RunName,
+    Token,
+)
 from atoll.network.server.auth import Refused
 from atoll.network.server.metrics import Metrics
-from atoll.network.server.web import TooLarge, agreed_length, listener_of, read_body, server_of
-
-MAX_TOKEN_SECONDS = 30 * 86400
-
-
-class Operated(Protocol):
-    """What an operator can ask of a server. Methods are called in threads: they may wait for the disk."""
-
-    metrics: Metrics
-
-    def status(self) -> dict[str, Any]:
-        """How the server, its runs and its clients are."""
-
-    def clients(self) -> list[dict[str, Any]]:
-        """Everybody who is, or wants to be, part of the federation."""
-
-    def approve(self, names: list[str], samples: int | None, /) -> list[int]:
-        """Let clients in, by name or id, who have so many samples each; their numbers, in this order."""
-
-    def revoke(self, name: str, /) -> None:
-        """Shut a client out."""
-
-    def token(self, seconds: float, /) -> str:
-        """Something that lets one client enrol within so many seconds."""
-
-    def add_run(self, run: str, plan: Plan, /) -> None:
-        """Begin another run."""
-
-    def stop_run(self, run: str, /) -> None:
-        """End a run with what it has."""
-
-    def lines(self, run: str, /) -> list[str]:
-        """The ledger of a run."""
-
-    def shut_down(self) -> None:
-        """End the process, politely."""
+from atoll.network.server.operations import Operations
+from atoll.network.server.web import TooLarge, content_length, listening_socket, read_body, web_server
 
 
-class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A request that says all in its path."""
-
-
-class Names(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Clients, by name or id."""
-
-    names: Annotated[list[str], Meta(min_length=1, max_length=10_000)]
-
-
-class Approved(Names, frozen=True, forbid_unknown_fields=True):
-    """Clients that are let in, and how many samples each of them has, where the operator knows that."""
-
-    samples: Annotated[int, Meta(ge=1)] | None = None
-
-
-class TokenFor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How long somebody has to enrol."""
-
-    seconds: Annotated[float, Meta(gt=0, le=MAX_TOKEN_SECONDS)]
-
-
-class NewRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A run and its plan."""
-
-    run: str
-    plan: dict[str, Any]
-
-
-class RunName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A run that there is."""
-
-    run: str
-
-
-class Command(NamedTuple):
-    """One thing that an operator can ask for."""
-
-    method: str
-    path: str
-    work: Callable[[Operated, Any, dict[str, str]], Any]
-    """(server, what was told, what the path says) -> the answer, as plain data, or None."""
-    body: type[msgspec.Struct] = Nothing
-
-
-def _add_run(hub: Operated, told: NewRun, path: dict[str, str]) -> dict[str, str]:
-    must_name_no_code({key: value for key, value in told.plan.items() if key != "name"}, "the plan")
-    hub.add_run(told.run, Plan.read(told.plan))
-    return {"run": told.run}
-
-
-def _revoke(hub: Operated, told: Names, path: dict[str, str]) -> None:
-    for name in told.names:
-        hub.revoke(name)
-
-
-def _known(hub: Operated, run: str) -> str:
-    if all(run != each["run"] for each in hub.status()["runs"]):
-        raise RunError(f"there is no run {run!r:.80}: see atoll runs list")
-    return run
-
-
-COMMANDS = (
-    Command("GET", "/status", lambda hub, told, path: hub.status()),
-    Command("GET", "/clients", lambda hub, told, path: {"clients": hub.clients()}),
-    Command(
-        "POST", "/clients/approve", lambda hub, told, path: {"numbers": hub.approve(told.names, told.samples)}, Approved
-    ),
-    Command("POST", "/clients/revoke", _revoke, Names),
-    Command("POST", "/clients/token", lambda hub, told, path: {"token": hub.token(told.seconds)}, TokenFor),
-    Command("POST", "/runs", _add_run, NewRun),
-    Command("POST", "/runs/stop", lambda hub, told, path: hub.stop_run(_known(hub, told.run)), RunName),
-    Command("GET", "/runs/{run}/ledger", lambda hub, told, path: {"lines": hub.lines(_known(hub, path["run"]))}),
-    Command("POST", "/stop", lambda hub, told, path: hub.shut_down()),
-)
-
-
-def admin_app(hub: Operated, token: str) -> Starlette:
-    """The operator's endpoints for a server."""
+def admin_app(operations: Operations, token: str) -> Starlette:
+    """Serve the operator's endpoints, all but public ones to who shows the token."""
 
     async def health(request: Request) -> Response:
-        server = (await anyio.to_thread.run_sync(hub.status))["server"]
+        server = (await anyio.to_thread.run_sync(operations.status))["server"]
         if server["read_only"]:
-            return Response(str(server["why"]), HTTPStatus.SERVICE_UNAVAILABLE, media_type="text/plain")
+            return Response(server["why"], HTTPStatus.SERVICE_UNAVAILABLE, media_type="text/plain")
         return Response("ok", media_type="text/plain")
 
     async def metrics(request: Request) -> Response:
-        return Response(hub.metrics.text(), headers={"content-type": Metrics.content_type})
+        return Response(operations.metrics.text(), headers={"content-type": Metrics.content_type})
 
-    def endpoint(command: Command) -> Callable[[Request], Any]:
-        async def answer(request: Request) -> Response:
-            _must_be_operator(request, token)
-            body = await read_body(request.receive, agreed_length(dict(request.headers), MAX_CONTROL))
-            told = msgspec.json.decode(body or b"{}", type=command.body)
-            return _json(await anyio.to_thread.run_sync(command.work, hub, told, request.path_params) or {})
+    def served(endpoint: Endpoint[Body, Reply], answer: Callable[[Body, dict[str, str]], Reply]) -> Route:
+        async def respond(request: Request) -> Response:
+            _check_token(request, token)
+            data = await read_body(request.receive, content_length(dict(request.headers), endpoint.max_body))
+            body = msgspec.json.decode(data or b"{}", type=endpoint.body)
+            return _json(await anyio.to_thread.run_sync(answer, body, request.path_params))
 
-        return answer
+        return Route(endpoint.path, respond, methods=[endpoint.method])
 
-    routes = [Route("/health", health), Route("/metrics", metrics)]
-    routes += [Route(each.path, endpoint(each), methods=[each.method]) for each in COMMANDS]
+    actions = OperatorActions(operations)
+    routes = [
+        Route(endpoints.HEALTH.path, health),
+        Route(endpoints.METRICS.path, metrics),
+        served(endpoints.STATUS, lambda body, _: operations.status()),
+        served(endpoints.CLIENTS, lambda body, _: Clients(clients=operations.clients())),
+        served(endpoints.APPROVE, lambda body, _: Numbers(numbers=operations.approve(body.names, body.samples))),
+        served(endpoints.REVOKE, actions.revoke),
+        served(endpoints.TOKEN, lambda body, _: Token(token=operations.token(body.seconds))),
+        served(endpoints.ADD_RUN, actions.add_run),
+        served(endpoints.STOP_RUN, actions.stop_run),
+        served(endpoints.LEDGER, actions.ledger),
+        served(endpoints.STOP, actions.stop),
+    ]
     handlers: Any = dict.fromkeys((AtollError, HTTPException, msgspec.MsgspecError, DBAPIError), _problem)
     return Starlette(routes=routes, exception_handlers=handlers)
 
 
-def open_admin(hub: Operated, home: Path, port: int, host: str = "127.0.0.1") -> tuple[uvicorn.Server, socket.socket]:
+class OperatorActions:
+    """Answers of endpoints that are more than one call; they run in threads, as they may wait for the disk."""
+
+    def __init__(self, operations: Operations) -> None:
+        self._operations = operations
+
+    def add_run(self, body: NewRun, parameters: dict[str, str]) -> RunAdded:
+        """Add a run; its plan comes over a network and must name no code."""
+        check_names_no_code({key: value for key, value in body.plan.items() if key != "name"}, "the plan")
+        self._operations.add_run(body.run, Plan.read(body.plan))
+        return RunAdded(run=body.run)
+
+    def revoke(self, body: Names, parameters: dict[str, str]) -> Nothing:
+        """Revoke clients, one after another."""
+        for name in body.names:
+            self._operations.revoke(name)
+        return Nothing()
+
+    def stop_run(self, body: RunName, parameters: dict[str, str]) -> Nothing:
+        """End a run."""
+        self._operations.stop_run(self._existing(body.run))
+        return Nothing()
+
+    def ledger(self, body: object, parameters: dict[str, str]) -> LedgerLines:
+        """Return the ledger of a run."""
+        return LedgerLines(lines=self._operations.ledger_lines(self._existing(parameters["run"])))
+
+    def stop(self, body: object, parameters: dict[str, str]) -> Nothing:
+        """Stop the server."""
+        self._operations.shut_down()
+        return Nothing()
+
+    def _existing(self, run: str) -> str:
+        if all(run != each["run"] for each in self._operations.status()["runs"]):
+            raise RunError(f"there is no run {run!r:.80}: see atoll runs list")
+        return run
+
+
+def open_admin(
+    operations: Operations, home: Path, port: int, host: str = "127.0.0.1"
+) -> tuple[uvicorn.Server, socket.socket]:
     """What to serve the operator with, and the socket that it listens on; the address is written to the home.
 
     With port 0 the system chooses one.
     """
-    server: uvicorn.Server = server_of(admin_app(hub, operator_token(home)), host, port, None)
-    listener = listener_of(host, port)
+    server: uvicorn.Server = web_server(admin_app(operations, operator_token(home)), host, port, None)
+    listener = listening_socket(host, port)
     write_address(home, *listener.getsockname()[:2])
     return server, listener
 
 
-def _must_be_operator(request: Request, token: str) -> None:
+def _check_token(request: Request, token: str) -> None:
     shown = request.headers.get("authorization", "").encode()
     if not hmac.compare_digest(shown, f"Bearer {token}".encode()):
         raise Refused(

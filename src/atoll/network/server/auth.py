@@ -11,7 +11,7 @@ from http import HTTPStatus
 from atoll.core.errors import AtollError
 from atoll.network.protocol.identity import (
     MAX_AGE,
-    Seen,
+    CounterWindow,
     Stamp,
     client_id,
     enrolment,
@@ -44,7 +44,7 @@ class Refused(AtollError):
         self.status, self.retry = status, retry
 
 
-class Gate:
+class Authenticator:
     """Lets enrolled and approved clients in. Sessions live in memory: after a restart clients begin new ones."""
 
     def __init__(self, store: Store, clock: Clock = SYSTEM) -> None:
@@ -53,7 +53,7 @@ class Gate:
         """The time that requests are stamped with: seconds since 1970, which are not set while the server runs."""
         self._secret = secrets.token_bytes(32)
         self._lock = threading.Lock()
-        self._sessions: dict[str, tuple[int, Seen]] = {}
+        self._sessions: dict[str, tuple[int, CounterWindow]] = {}
         self._ended: dict[str, int] = {}
         """The newest epoch of clients that were shut out: no session up to it begins any more."""
         self._answered: dict[str, float] = {}
@@ -73,17 +73,17 @@ class Gate:
             raise Refused(HTTPStatus.BAD_REQUEST, "this name looks like the id of a client: choose another")
         id, hashed = client_id(key), token_hash(token)
         unknown = Refused(HTTPStatus.FORBIDDEN, "this token is unknown, used or too old: ask for another")
-        with self._store.look() as book:  # who guesses tokens does not keep anybody from writing
-            if not book.has_token(hashed):
+        with self._store.read() as tables:  # who guesses tokens does not keep anybody from writing
+            if not tables.has_token(hashed):
                 raise unknown
-        with self._store.change() as book:
-            known = book.client(id)
-            if not book.use_token(hashed, id, self._clock.wall()):
+        with self._store.write() as tables:
+            known = tables.client(id)
+            if not tables.use_token(hashed, id, self._clock.wall()):
                 raise unknown
-            if known is None and any(client.name == name for client in book.clients()):
+            if known is None and any(client.name == name for client in tables.clients()):
                 raise Refused(HTTPStatus.CONFLICT, f"another client is called '{name}' already: choose another name")
             if known is None:
-                book.add_client(id, name, key)
+                tables.add_client(id, name, key)
         return id
 
     def challenge(self, client: str) -> str:
@@ -110,18 +110,18 @@ class Gate:
             if due > self.now() + SESSIONS * SESSION_SECONDS:
                 raise Refused(HTTPStatus.TOO_MANY_REQUESTS, "this client begins sessions all the time: wait", retry=1.0)
             self._due[client] = due + SESSION_SECONDS
-        with self._store.change() as book:  # not under the lock, for which every request waits
-            known = must_be_in(book.client(client))
-            epoch = book.begin_session(client)
+        with self._store.write() as tables:  # not under the lock, for which every request waits
+            known = check_approved(tables.client(client))
+            epoch = tables.begin_session(client)
         with self._lock:
             before, _ = self._sessions.get(client, (0, None))
             if epoch <= self._ended.get(client, 0):  # shut out since it was written down
                 raise Refused(HTTPStatus.FORBIDDEN, SHUT_OUT)
             if epoch > before:
-                self._sessions[client] = (epoch, Seen())
+                self._sessions[client] = (epoch, CounterWindow())
         return epoch, known
 
-    def check(self, stamp: Stamp, method: str, path: str) -> ClientRow:
+    def authenticate(self, stamp: Stamp, method: str, path: str) -> ClientRow:
         """The client that signed a request's head, if it may, and if this is the first time that it is heard."""
         known = self.approved(stamp.client)
         if not signed_by(known.key, stamp, method, path):
@@ -132,7 +132,7 @@ class Gate:
                 f"the request's time differs from the server's, which is {int(self.now())}: begin a session",
             )
         with self._lock:
-            epoch, seen = self._sessions.get(stamp.client, (0, Seen()))
+            epoch, seen = self._sessions.get(stamp.client, (0, CounterWindow()))
             if epoch == 0 or stamp.epoch > epoch:
                 raise Refused(HTTPStatus.UNAUTHORIZED, "there is no such session: begin one")
             if stamp.epoch < epoch:
@@ -145,17 +145,17 @@ class Gate:
             self._sessions[stamp.client] = (epoch, after)
         return known
 
-    def knows(self, client: str) -> bool:
+    def is_cached(self, client: str) -> bool:
         """Whether somebody can be let in without a look at the store."""
         return client in self._known
 
-    def forget(self) -> None:
+    def clear_cache(self) -> None:
         """Look clients up again: somebody was let in or shut out."""
         with self._lock:
             self._changes += 1
             self._known.clear()
 
-    def end(self, client: str, epoch: int) -> None:
+    def end_session(self, client: str, epoch: int) -> None:
         """Forget a client's session, such as that of one who was revoked, and all that began up to this epoch."""
         with self._lock:
             self._ended[client] = epoch
@@ -167,8 +167,8 @@ class Gate:
         if known is not None:
             return known
         before = self._changes
-        with self._store.look() as book:
-            found = must_be_in(book.client(client))
+        with self._store.read() as tables:
+            found = check_approved(tables.client(client))
         with self._lock:
             if before == self._changes:  # else it may have been shut out since the look
                 self._known[client] = found
@@ -178,7 +178,7 @@ class Gate:
         return f"{made}-{chance}-{hmac.digest(self._secret, f'{made}/{chance}/{client}'.encode(), 'sha256').hex()}"
 
 
-def must_be_in(client: ClientRow | None) -> ClientRow:
+def check_approved(client: ClientRow | None) -> ClientRow:
     """Refuse who is not known, not approved yet, or was shut out."""
     if client is None:
         raise Refused(HTTPStatus.UNAUTHORIZED, "this server does not know this client: enrol it")

@@ -13,64 +13,68 @@ from typing import TypeVar
 from atoll.network.server.auth import Refused
 
 T = TypeVar("T")
-SMALL = 1 << 14
+UNCOUNTED_BYTES = 1 << 14
 """Bodies of so many bytes are not counted."""
-ALL = 256 << 20
+MAX_TOTAL_BYTES = 256 << 20
 """Bytes of all others that are in memory at once."""
-EACH = 4
+MAX_BODIES_PER_CLIENT = 4
 """So many bodies at once come from one client at most."""
-PATIENCE = 20.0
+MAX_WAIT_SECONDS = 20.0
 """Seconds until somebody who waits is told to come again: a client waits a minute for its answer in all."""
-STRANGERS, STRANGERS_EACH = 8, 2
+MAX_UNAUTHENTICATED, MAX_UNAUTHENTICATED_PER_ADDRESS = 8, 2
 """So many requests that nobody has signed are worked on at once, and so many of one address."""
 
 
-class Room:
+class BodyLimits:
     """Bounds the memory of request bodies: FIFO, with a cap per client, who has signed them; for one event loop."""
 
-    def __init__(self, num_bytes: int = ALL, patience: float = PATIENCE) -> None:
-        self._left, self._patience = num_bytes, patience
+    def __init__(self, num_bytes: int = MAX_TOTAL_BYTES, max_wait: float = MAX_WAIT_SECONDS) -> None:
+        self._left, self._max_wait = num_bytes, max_wait
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._bodies: Counter[str] = Counter()
 
     @asynccontextmanager
-    async def taken(self, who: str, num_bytes: int) -> AsyncIterator[None]:
+    async def reserve(self, who: str, num_bytes: int) -> AsyncIterator[None]:
         """Have room for a body while the block runs; whoever came before is let in before."""
-        if num_bytes <= SMALL:
+        if num_bytes <= UNCOUNTED_BYTES:
             yield
             return
-        if self._bodies[who] >= EACH:
-            raise Refused(HTTPStatus.TOO_MANY_REQUESTS, f"{EACH} requests of this client are being read", retry=1.0)
+        if self._bodies[who] >= MAX_BODIES_PER_CLIENT:
+            raise Refused(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                f"{MAX_BODIES_PER_CLIENT} requests of this client are being read",
+                retry=1.0,
+            )
         self._bodies[who] += 1
         try:
-            await self._enter(num_bytes)
+            await self._wait_for_turn(num_bytes)
             try:
                 yield
             finally:
                 self._left += num_bytes
-                self._let_in()
+                self._admit_waiting()
         finally:
             self._bodies[who] -= 1
             if not self._bodies[who]:
                 del self._bodies[who]
 
-    async def _enter(self, num_bytes: int) -> None:
+    async def _wait_for_turn(self, num_bytes: int) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((num_bytes, turn))
-        self._let_in()
+        self._admit_waiting()
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._max_wait):
                 await turn
         except (asyncio.CancelledError, TimeoutError) as error:
             if turn.done() and not turn.cancelled():  # it was let in a moment before
                 self._left += num_bytes
-            self._let_in()
+            self._admit_waiting()
             if isinstance(error, TimeoutError):
                 why = "the server reads as much as it has room for: come again"
                 raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, why, retry=1.0) from error
             raise
 
-    def _let_in(self) -> None:
+    def _admit_waiting(self) -> None:
         """Let those in, in their order, for whom there is room."""
         while self._waiting and (self._waiting[0][1].done() or self._waiting[0][0] <= self._left):
             num_bytes, turn = self._waiting.popleft()
@@ -79,18 +83,18 @@ class Room:
                 turn.set_result(None)
 
 
-class Lobby:
+class UnauthenticatedPool:
     """Bounds the work on requests that no client has signed: few at once, fewer of one address; for one event loop.
 
     It has threads of its own, so that no client waits for a stranger.
     """
 
-    def __init__(self, num: int = STRANGERS, each: int = STRANGERS_EACH) -> None:
-        self._threads, self._each = ThreadPoolExecutor(num, thread_name_prefix="lobby"), each
+    def __init__(self, num: int = MAX_UNAUTHENTICATED, each: int = MAX_UNAUTHENTICATED_PER_ADDRESS) -> None:
+        self._threads, self._each = ThreadPoolExecutor(num, thread_name_prefix="unauthenticated"), each
         self._turns: dict[str, asyncio.Semaphore] = {}
         self._here: Counter[str] = Counter()
 
-    async def work(self, address: str, work: Callable[[], T]) -> T:
+    async def run(self, address: str, work: Callable[[], T]) -> T:
         """Do some work for somebody at an address, when it is their turn."""
         self._here[address] += 1
         try:

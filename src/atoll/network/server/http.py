@@ -1,250 +1,194 @@
-"""The server's face to clients: the protocol's endpoints over HTTPS, each as a function of the hub."""
+"""The protocol's endpoints over HTTP: checks who asks, bounds what is read, and maps errors to answers."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import re
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
+from atoll.network.protocol import endpoints
+from atoll.network.protocol.endpoint import Body, Endpoint, Reply
+from atoll.network.protocol.endpoints import METADATA_HEADER, OPENAPI_PATH, openapi
 from atoll.network.protocol.identity import BODY_HEADER, read_stamp
-from atoll.network.protocol.messages import (
-    ENDPOINTS,
-    LINES,
-    MAX_CONTROL,
-    TASK,
-    TOLD_HEADER,
-    VERSION,
-    VERSION_HEADER,
-    About,
-    Answer,
-    Challenge,
-    Delivery,
-    Done,
-    Endpoint,
-    Enrol,
-    Enrolled,
-    Hello,
-    Lines,
-    Message,
-    Nonce,
-    Orders,
-    Poll,
-    Problem,
-    Refusal,
-    Welcome,
-    openapi,
-    read_message,
-)
-from atoll.network.protocol.objects import CHUNK, ObjectError
+from atoll.network.protocol.messages import VERSION, VERSION_HEADER, Problem
+from atoll.network.protocol.objects import ObjectError
+from atoll.network.server.answers import Answers
 from atoll.network.server.auth import Refused
-from atoll.network.server.body_limits import SMALL, Lobby, Room
-from atoll.network.server.connections import Visitor
+from atoll.network.server.body_limits import BodyLimits, UnauthenticatedPool
+from atoll.network.server.connections import TrackedConnection
 from atoll.network.server.logs import log
-from atoll.network.server.operations import Hub
+from atoll.network.server.operations import Operations
+from atoll.network.server.polling import WaitingPolls
+from atoll.network.server.request import Request
 from atoll.network.server.tables import ClientRow
-from atoll.network.server.web import VISITOR, BadRequest, TooLarge, agreed_length, headers_of, read_body
+from atoll.network.server.web import CONNECTION, BadRequest, TooLarge, content_length, read_body, read_headers
 from atoll.network.server.writer import RETRY
 
-M = TypeVar("M", bound=Message)
 T = TypeVar("T")
 MAX_PATH = 400
-MAX_GREETING = SMALL
-"""Bytes of the largest request that nobody has to sign."""
+"""Bytes of the longest path."""
 THREADS = 32
-"""So many requests are worked on at once at most."""
-
-
-class Call(NamedTuple):
-    """A request that was let in."""
-
-    client: ClientRow | None
-    path: dict[str, str]
-    body: bytes
-    body_hash: str
-    """What the head says it is, in hexadecimal; `checked` finds out whether that is so."""
-    told: str
-    """What a header says of the body."""
-    visitor: Visitor
-
-    def checked(self) -> Call:
-        """The request itself, if its body is the one that was signed."""
-        if self.client is not None and hashlib.sha256(self.body).hexdigest() != self.body_hash:
-            raise Refused(HTTPStatus.BAD_REQUEST, f"the body is not the one that {BODY_HEADER} names: send that one")
-        return self
-
-    @property
-    def who(self) -> ClientRow:
-        """The client that signed it."""
-        assert self.client is not None
-        return self.client
-
-    @property
-    def attempt(self) -> int:
-        """The attempt that the path names."""
-        return _number(self.path["attempt"])
-
-    def read(self, kind: type[M], text: str | None = None) -> M:
-        """The body, or another text, as a message."""
-        try:
-            return read_message(self.body if text is None else text.encode(), kind)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise Refused(
-                HTTPStatus.BAD_REQUEST, f"the request is not understood ({error}): see the protocol"
-            ) from error
-
-
-Answering = Callable[[Call], Message | bytes | Future[Any]]
-"""Runs in a thread of its own: it may wait for the disk. A future brings the answer, or why there is none."""
-Served = Callable[[Scope, Receive], Awaitable[Response]]
+"""Signed requests that are worked on at once."""
 
 
 @dataclass(frozen=True)
-class Face:
+class AsgiEndpoint:
     """An endpoint as an ASGI application."""
 
-    serve: Served
+    respond: Callable[[Scope, Receive], Awaitable[Response]]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        response = await self.serve(scope, receive)
+        response = await self.respond(scope, receive)
         await response(scope, receive, send)
 
 
-class Server:
-    """Answers clients; `app` is what uvicorn serves."""
+class ClientApi:
+    """Answers clients; `app` is the ASGI application."""
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
-        self._waiting: dict[int, asyncio.Event] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._ending = False
-        hub.conductor.wake = self._wake
-        self._room, self._lobby = Room(), Lobby()
+    def __init__(self, operations: Operations) -> None:
+        self._operations, self._authenticator = operations, operations.authenticator
+        self._body_limits, self._unauthenticated = BodyLimits(), UnauthenticatedPool()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="server")
-        answers: dict[str, Answering] = {
-            "GET /v1/about": self._about,
-            "POST /v1/enrol": self._enrol,
-            "POST /v1/challenge": self._challenge,
-            "POST /v1/session": self._session,
-            "GET /v1/runs/{run}": self._run,
-            "GET /v1/runs/{run}/ledger/{start}": self._ledger,
-            "GET /v1/runs/{run}/objects/{name}": self._manifest,
-            "GET /v1/runs/{run}/objects/{name}/{index}": self._chunk,
-            f"POST {TASK}/missing": self._missing,
-            f"PUT {TASK}/chunks/{{digest}}": self._put,
-            f"POST {TASK}/update": self._update,
-            f"PUT {TASK}/update": self._whole_update,
-            f"POST {TASK}/secure": self._secure,
-            f"POST {TASK}/ready": self._ready,
-            f"POST {TASK}/refuse": self._refuse,
-        }
-        routes = [
-            Route(each.path, Face(self._serve(each, answers.get(f"{each.method} {each.path}"))), methods=[each.method])
-            for each in ENDPOINTS
-        ]
+        self._polls = WaitingPolls(operations, self._in_thread)
+        operations.driver.wake = self._polls.wake
+        answers, threaded = Answers(operations), self._threaded
         document = msgspec.json.encode(openapi())
-        routes.append(Route("/v1/openapi.json", lambda request: Response(document, media_type="application/json")))
-        self.app = Router(routes, redirect_slashes=False)  # a path is as it was signed, or it is nothing
+        routes = [
+            threaded(endpoints.ABOUT, answers.about),
+            threaded(endpoints.ENROL, answers.enrol),
+            threaded(endpoints.CHALLENGE, answers.challenge),
+            threaded(endpoints.SESSION, answers.session),
+            self._route(endpoints.POLL, self._polls.answer),
+            threaded(endpoints.RUN, answers.run),
+            threaded(endpoints.LEDGER, answers.ledger),
+            threaded(endpoints.MANIFEST, answers.manifest),
+            threaded(endpoints.GET_CHUNK, answers.get_chunk),
+            threaded(endpoints.MISSING, answers.missing),
+            threaded(endpoints.PUT_CHUNK, answers.put_chunk),
+            threaded(endpoints.UPDATE, answers.update),
+            threaded(endpoints.PUT_UPDATE, answers.put_update),
+            threaded(endpoints.SECURE, answers.secure),
+            threaded(endpoints.READY, answers.ready),
+            threaded(endpoints.REFUSE, answers.refuse),
+            Route(OPENAPI_PATH, lambda request: Response(document, media_type="application/json")),
+        ]
+        self.app = Router(routes, redirect_slashes=False)  # the path is signed: no other may stand for it
 
     def end(self) -> None:
-        """Answer all who wait, so that the process can end."""
-        self._ending = True
-        for event in self._waiting.values():
-            event.set()
+        """Answer all polls, so that the process can end."""
+        self._polls.end()
 
     def close(self) -> None:
-        """Let threads end."""
+        """End the threads."""
         self._threads.shutdown()
-        self._lobby.close()
+        self._unauthenticated.close()
 
-    def _serve(self, endpoint: Endpoint, answer: Answering | None) -> Served:
-        """An endpoint: who it is, whether it may, how long it is, and what went wrong. Without `answer`: polls."""
-        most = MAX_GREETING if not endpoint.signed else CHUNK if endpoint.method == "PUT" else MAX_CONTROL
+    def _threaded(
+        self, endpoint: Endpoint[Body, Reply], answer: Callable[[Request, Body], Reply | Future[Any]]
+    ) -> Route:
+        """Serve an endpoint in threads, since its answer may wait for the disk; public ones have threads of their own.
 
-        async def served(scope: Scope, receive: Receive) -> Response:
-            received, problem, headers = 0, Problem(""), dict[str, str]()
+        A future of the writer, which brings the answer or a `Refused`, is awaited in the event loop.
+        """
+
+        async def respond(request: Request) -> Reply:
+            def work() -> Reply | Future[Any]:
+                request.check_body()
+                return answer(request, request.parse(endpoint))
+
+            outcome: Any
+            if request.sender is None:
+                outcome = await self._unauthenticated.run(request.connection.address, work)
+            else:
+                outcome = await self._in_thread(work)
+            if isinstance(outcome, Future):
+                outcome = await asyncio.wrap_future(outcome)
+            if isinstance(outcome, Refused):
+                raise outcome
+            reply: Reply = outcome
+            return reply
+
+        return self._route(endpoint, respond)
+
+    def _route(self, endpoint: Endpoint[Any, Reply], respond: Callable[[Request], Awaitable[Reply]]) -> Route:
+        """Serve an endpoint: check the sender and the length, read the body, respond, count the request."""
+
+        async def serve(scope: Scope, receive: Receive) -> Response:
+            received = 0
             try:
-                said = headers_of(scope)
-                length = agreed_length(said, most)
-                visitor: Visitor = scope["extensions"][VISITOR]
-                client = await self._signer(endpoint, scope, said, visitor)
-                async with self._room.taken(client.id, length) if client is not None else nullcontext():
+                headers = read_headers(scope)
+                length = content_length(headers, endpoint.max_body)
+                connection: TrackedConnection = scope["extensions"][CONNECTION]
+                sender = await self._sender(endpoint, scope, headers, connection)
+                async with self._body_limits.reserve(sender.id, length) if sender is not None else nullcontext():
                     body = await read_body(receive, length)
                     received = len(body)
-                    told, body_hash = said.get(TOLD_HEADER, ""), said.get(BODY_HEADER, "")
-                    call = Call(client, scope["path_params"], body, body_hash, told, visitor)
-                    found = await (self._poll(call) if answer is None else self._answered(answer, call))
-                if client is not None and not self._hub.gate.knows(client.id):
-                    await self._in_thread(partial(self._hub.gate.approved, client.id))  # it may be shut out by now
-                content = found if isinstance(found, bytes) else msgspec.json.encode(found)
-                kind = "application/octet-stream" if isinstance(found, bytes) else "application/json"
+                    request = Request(
+                        sender=sender,
+                        parameters=scope["path_params"],
+                        body=body,
+                        body_hash=headers.get(BODY_HEADER, ""),
+                        metadata=headers.get(METADATA_HEADER, ""),
+                        connection=connection,
+                    )
+                    reply = await respond(request)
+                if sender is not None and not self._authenticator.is_cached(sender.id):
+                    # it may have been revoked while it waited
+                    await self._in_thread(partial(self._authenticator.approved, sender.id))
+                content = reply if isinstance(reply, bytes) else msgspec.json.encode(reply)
+                kind = "application/octet-stream" if isinstance(reply, bytes) else "application/json"
                 response = Response(content, media_type=kind)
-            except Refused as refused:
-                problem, status = Problem(str(refused), refused.retry), refused.status
-            except BadRequest as error:
-                problem, status = Problem(str(error)), HTTPStatus.BAD_REQUEST
-            except TooLarge as error:
-                headers["connection"] = "close"  # the rest is not even read
-                problem, status = Problem(str(error)), HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-            except ObjectError as error:
-                problem, status = Problem(str(error)), HTTPStatus.UNPROCESSABLE_ENTITY
             except Exception as error:
-                problem, status = self._trouble(endpoint, error)
-            if problem.error:
-                content = msgspec.json.encode(problem)
-                if problem.retry is not None:
-                    headers["retry-after"] = str(int(problem.retry) + 1)
-                response = Response(content, status, headers, media_type="application/json")
-            self._hub.metrics.request(endpoint.path, response.status_code, received, len(response.body))
+                response = self._problem(endpoint, error)
+            self._operations.metrics.request(endpoint.path, response.status_code, received, len(response.body))
             return response
 
-        return served
-
-    async def _answered(self, answer: Answering, call: Call) -> Message | bytes:
-        """Answer in a thread, and wait outside of it for what is written down together with others."""
-
-        def work() -> Message | bytes | Future[Any]:
-            return answer(call.checked())
-
-        found: Any = await (
-            self._lobby.work(call.visitor.address, work) if call.client is None else self._in_thread(work)
-        )
-        if isinstance(found, Future):
-            found = await asyncio.wrap_future(found)
-        if isinstance(found, Refused):
-            raise found
-        answered: Message | bytes = found
-        return answered
+        return Route(endpoint.path, AsgiEndpoint(serve), methods=[endpoint.method])
 
     def _in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def _trouble(self, endpoint: Endpoint, error: Exception) -> tuple[Problem, HTTPStatus]:
-        """Say that it cannot be done now; a defect here is no reason to tell strangers about it."""
-        busy = self._hub.conductor.clerk.busy(error)
-        if busy is not None:
-            return Problem(str(busy), busy.retry), busy.status
-        log("rejected", why=f"{endpoint.path}: {type(error).__name__}: {error}")
-        return Problem("the server met a defect of its own", RETRY), HTTPStatus.INTERNAL_SERVER_ERROR
+    def _problem(self, endpoint: Endpoint[Any, Any], error: Exception) -> Response:
+        """Turn an error into the answer that tells it; details of a defect are logged and not sent."""
+        headers: dict[str, str] = {}
+        refused: Refused | None
+        match error:
+            case Refused():
+                refused = error
+            case BadRequest():
+                refused = Refused(HTTPStatus.BAD_REQUEST, str(error))
+            case TooLarge():
+                headers["connection"] = "close"  # the rest is not even read
+                refused = Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error))
+            case ObjectError():
+                refused = Refused(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
+            case _:
+                refused = self._operations.driver.writer.as_unavailable(error)
+        if refused is None:
+            log("rejected", why=f"{endpoint.path}: {type(error).__name__}: {error}")
+            refused = Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "the server met a defect of its own", RETRY)
+        if refused.retry is not None:
+            headers["retry-after"] = str(int(refused.retry) + 1)
+        content = msgspec.json.encode(Problem(str(refused), refused.retry))
+        return Response(content, refused.status, headers, media_type="application/json")
 
-    async def _signer(
-        self, endpoint: Endpoint, scope: Scope, headers: dict[str, str], visitor: Visitor
+    async def _sender(
+        self, endpoint: Endpoint[Any, Any], scope: Scope, headers: dict[str, str], connection: TrackedConnection
     ) -> ClientRow | None:
-        """The client that signed a request's head; None where nobody must. Nothing is read or kept of it before.
+        """Return the client that signed the request's head, before any of its body is read; None if it is public.
 
-        What still comes of a request that is refused is dropped: who is sending it hears the answer, and may go on.
+        The body of a refused request is still read and dropped, so that its sender receives the answer.
         """
         if headers.get(VERSION_HEADER, str(VERSION)) != str(VERSION):
             raise Refused(
@@ -254,7 +198,7 @@ class Server:
             )
         if len(scope["raw_path"]) > MAX_PATH:
             raise Refused(HTTPStatus.NOT_FOUND, "there is nothing of this name")
-        if not endpoint.signed:
+        if endpoint.public:
             return None
         if "atoll-signature" in headers and BODY_HEADER not in headers:
             raise Refused(
@@ -264,141 +208,11 @@ class Server:
         stamp = read_stamp(headers)
         if stamp is None:
             raise Refused(HTTPStatus.UNAUTHORIZED, "the request is not signed: begin a session")
-        gate, path = self._hub.gate, scope["raw_path"].decode("ascii")
-        if gate.knows(stamp.client):
-            client = gate.check(stamp, scope["method"], path)
-        else:  # a stranger, as far as anybody knows
-            client = await self._lobby.work(visitor.address, partial(gate.check, stamp, scope["method"], path))
-        visitor.known_as(client.id)
+        path = scope["raw_path"].decode("ascii")
+        check = partial(self._authenticator.authenticate, stamp, scope["method"], path)
+        if self._authenticator.is_cached(stamp.client):
+            client = check()
+        else:  # it must be looked up, which strangers could cause as often as they like
+            client = await self._unauthenticated.run(connection.address, check)
+        connection.authenticate(client.id)
         return client
-
-    def _about(self, call: Call) -> Message:
-        return About((VERSION,), self._hub.server_key, int(self._hub.gate.now()))
-
-    def _enrol(self, call: Call) -> Message:
-        asked = call.read(Enrol)
-        client = self._hub.gate.enrol(asked.token, asked.name, asked.key, asked.signature)
-        log("session", client=asked.name, why="enrolled")
-        return Enrolled(client)
-
-    def _challenge(self, call: Call) -> Message:
-        return Nonce(self._hub.gate.challenge(call.read(Challenge).client))
-
-    def _session(self, call: Call) -> Message:
-        hello = call.read(Hello)
-        epoch, client = self._hub.gate.open_session(hello.client, hello.nonce, hello.signature)
-        assert client.number is not None
-        log("session", client=client.name, epoch=epoch)
-        return Welcome(epoch, client.number, client.name)
-
-    async def _poll(self, call: Call) -> Message:
-        """Answer when there is something to do, or when the time is up; all in this thread, as far as memory goes."""
-        poll, number, desk = call.checked().read(Poll), call.who.number, self._hub.desk
-        assert number is not None
-        self._loop = asyncio.get_running_loop()
-        event = asyncio.Event()
-        before, self._waiting[number] = self._waiting.get(number), event
-        if before is not None:
-            before.set()
-        try:
-            noted = desk.hear(call.who, poll)
-            if noted is not None:
-                await asyncio.wrap_future(noted)
-            found = await self._orders(call.who, poll)
-            if not found.orders and set(found.ended) <= set(poll.ended) and poll.wait and not self._ending:
-                with self._hub.metrics.waiting():
-                    try:
-                        await asyncio.wait_for(event.wait(), poll.wait)
-                    except TimeoutError:
-                        return found
-                found = await self._orders(call.who, poll)
-        finally:
-            if self._waiting.get(number) is event:
-                del self._waiting[number]
-        return found
-
-    async def _orders(self, client: ClientRow, poll: Poll) -> Orders:
-        """What a client has to do; while files are written for it, this is waited for elsewhere."""
-        lock = self._hub.conductor.clerk.lock
-        if not lock.acquire(blocking=False):
-            return await self._in_thread(lambda: self._hub.desk.orders(client, poll))
-        try:
-            return self._hub.desk.orders(client, poll)
-        finally:
-            lock.release()
-
-    def _wake(self, numbers: set[int]) -> None:
-        """Let polls of these clients look again; from any thread."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._ring, numbers)
-
-    def _ring(self, numbers: set[int]) -> None:
-        for number in numbers:
-            event = self._waiting.get(number)
-            if event is not None:
-                event.set()
-
-    def _run(self, call: Call) -> Message:
-        return self._hub.desk.info(call.path["run"])
-
-    def _ledger(self, call: Call) -> Message:
-        lines = self._hub.desk.lines(call.path["run"], _number(call.path["start"]), LINES)
-        return Lines(_within(lines))
-
-    def _manifest(self, call: Call) -> bytes:
-        _, objects = self._hub.desk.readable(call.who, call.path["run"], call.path["name"])
-        return msgspec.msgpack.encode(objects.manifest(call.path["name"]))
-
-    def _chunk(self, call: Call) -> bytes:
-        run, objects = self._hub.desk.readable(call.who, call.path["run"], call.path["name"])
-        data = objects.part(call.path["name"], _number(call.path["index"]))
-        self._hub.desk.sent(run, len(data))
-        return data
-
-    def _missing(self, call: Call) -> Message:
-        manifest = call.read(Answer).manifest
-        return self._hub.desk.missing(call.who, call.path["run"], call.attempt, manifest)
-
-    def _put(self, call: Call) -> Message:
-        path = call.path
-        self._hub.desk.put_chunk(call.who, path["run"], call.attempt, path["digest"], call.body, call.body_hash)
-        return Done()
-
-    def _update(self, call: Call) -> Message | Future[Any]:
-        return self._hub.desk.deliver(call.who, call.path["run"], call.attempt, call.read(Delivery))
-
-    def _whole_update(self, call: Call) -> Message | Future[Any]:
-        told = call.read(Delivery, call.told)
-        return self._hub.desk.deliver(call.who, call.path["run"], call.attempt, told, call.body, call.body_hash)
-
-    def _secure(self, call: Call) -> Message:
-        manifest = call.read(Answer).manifest
-        self._hub.desk.answer(call.who, call.path["run"], call.attempt, manifest)
-        return Done()
-
-    def _ready(self, call: Call) -> Message:
-        self._hub.desk.ready(call.who, call.path["run"], call.attempt)
-        return Done()
-
-    def _refuse(self, call: Call) -> Message:
-        self._hub.desk.refuse(call.who, call.path["run"], call.attempt, call.read(Refusal))
-        return Done()
-
-
-def _number(text: str) -> int:
-    """A number in a path."""
-    if not re.fullmatch(r"[0-9]{1,15}", text):
-        raise Refused(HTTPStatus.NOT_FOUND, "there is nothing of this name")
-    return int(text)
-
-
-def _within(lines: list[str]) -> tuple[str, ...]:
-    """As many lines as a control message can hold, but one at least."""
-    kept: list[str] = []
-    total = 0
-    for line in lines:
-        total += len(line) + 10
-        if kept and total > MAX_CONTROL // 2:
-            break
-        kept.append(line)
-    return tuple(kept)

@@ -13,20 +13,24 @@ from atoll.network.server.tables import ClientRow, Stage, TaskRow
 from atoll.privacy.noise import derived
 
 
-def cohort_of(rows: Iterable[TaskRow], counted: Iterable[Task], clients: Iterable[ClientRow]) -> list[dict[str, Any]]:
+def cohort_entries(
+    rows: Iterable[TaskRow], counted: Iterable[Task], clients: Iterable[ClientRow]
+) -> list[dict[str, Any]]:
     """The updates that counted, and their clients' signatures; `clients` are all, also who was shut out since."""
     wanted, known = set(counted), {client.number: client for client in clients}
     return [_entry(row, known[row.task.client]) for row in rows if row.task in wanted]
 
 
-def rejected_of(rows: Iterable[TaskRow], left_out: Iterable[Task] = ()) -> list[dict[str, Any]]:
+def rejected_entries(rows: Iterable[TaskRow], left_out: Iterable[Task] = ()) -> list[dict[str, Any]]:
     """Whose updates did not count, and why not."""
     failed = {row.task: row.report["why"] for row in rows if row.stage is Stage.FAILED}
     whys = failed | {task: "left out" for task in left_out if task not in failed}
     return [{"client": task.client, "attempt": task.attempt, "why": why} for task, why in whys.items()]
 
 
-def told(guard: Guard | None, attempt: int, people: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
+def public_participants(
+    guard: Guard | None, attempt: int, people: Mapping[str, list[dict[str, Any]]]
+) -> dict[str, Any]:
     """Who took part, as a record says it.
 
     Where a guarantee rests on nobody's knowing that, or only the server protects updates, no more than a seal is told:
@@ -50,6 +54,6 @@ def _entry(row: TaskRow, client: ClientRow) -> dict[str, Any]:
     }
     if not row.update:
         return entry
-    told = ("num_samples", "loss", "weight", "broadcast")
-    numbers = {name: row.report[name] for name in told if name in row.report}
+    fields = ("num_samples", "loss", "weight", "broadcast")
+    numbers = {name: row.report[name] for name in fields if name in row.report}
     return {**entry, "object": row.update, "signature": row.signature.hex(), **numbers}

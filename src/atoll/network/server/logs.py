@@ -44,13 +44,13 @@ def log(event: Event, **fields: str | int | float | None) -> None:
         sys.stderr.flush()
 
 
-class Seldom:
+class RateLimitedLog:
     """Says a thing once in a while, however often it happens."""
 
     def __init__(self, seconds: float = QUIET_SECONDS, now: Callable[[], float] = time.monotonic) -> None:
         self._seconds, self._now, self._next, self._silent = seconds, now, 0.0, 0
 
-    def say(self, why: str) -> None:
+    def write(self, why: str) -> None:
         """Write one line, unless there was one lately; how many were left out is in the next."""
         if self._now() < self._next:
             self._silent += 1
@@ -63,15 +63,15 @@ class Seldom:
 class _Lines(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
-        self._kinds: dict[str, Seldom] = {}
+        self._kinds: dict[str, RateLimitedLog] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
         why = record.getMessage().strip() + ("" if error is None else f": {type(error).__name__}: {error}")
-        self._kinds.setdefault(type(error).__name__, Seldom()).say(why)  # strangers may cause it at any rate
+        self._kinds.setdefault(type(error).__name__, RateLimitedLog()).write(why)  # strangers may cause it at any rate
 
 
-def listen_to(library: str) -> None:
+def log_errors_of(library: str) -> None:
     """Write errors of a library as lines too; its warnings are of what strangers send, which is no news."""
     told = logging.getLogger(library)
     told.handlers, told.propagate = [_Lines()], False

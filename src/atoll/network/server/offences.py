@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from atoll.core.messages import Task
-from atoll.network.server.auth import Gate
+from atoll.network.server.auth import Authenticator
 from atoll.network.server.logs import log
-from atoll.network.server.presence import Roll
+from atoll.network.server.presence import Presence
 from atoll.network.server.runs import Run
 from atoll.network.server.tables import ClientRow, Stage, Status, TaskRow
-from atoll.network.server.writer import Draft
+from atoll.network.server.writer import Transaction
 
 MAX_OFFENCES = 3
 """After so many bad updates and refusals a client is shut out until the operator approves it again."""
@@ -24,35 +24,41 @@ class Offences:
     def __init__(
         self,
         runs: Mapping[str, Run],
-        roll: Roll,
-        gate: Gate,
-        fail: Callable[[Draft, Run, list[Task], str], None],
+        presence: Presence,
+        authenticator: Authenticator,
+        fail: Callable[[Transaction, Run, list[Task], str], None],
         wake: Callable[[set[int]], None],
     ) -> None:
-        self._runs, self._roll, self._gate, self._fail, self._wake = runs, roll, gate, fail, wake
+        self._runs, self._presence, self._authenticator, self._fail, self._wake = (
+            runs,
+            presence,
+            authenticator,
+            fail,
+            wake,
+        )
 
-    def refuse(self, draft: Draft, run: Run, task: Task, why: str, *, whole_run: bool) -> None:
+    def record_refusal(self, transaction: Transaction, run: Run, task: Task, why: str, *, whole_run: bool) -> None:
         """Write down that a client will not do a task: it is not asked for a while, or in the whole run."""
-        row = draft.book.refuse(run.name, task.client, whole_run=whole_run)
-        draft.then(lambda: run.note_refusals([row]))
-        self._fail(draft, run, [task], REFUSED + why)
+        row = transaction.tables.count_refusal(run.name, task.client, whole_run=whole_run)
+        transaction.after_commit(lambda: run.set_refusals([row]))
+        self._fail(transaction, run, [task], REFUSED + why)
 
-    def forgive(self, draft: Draft, run: Run, counted: Iterable[int]) -> None:
+    def clear_refusals(self, transaction: Transaction, run: Run, counted: Iterable[int]) -> None:
         """Forget how often clients refused whose updates count now; their offences stay."""
         back = [client for client in counted if client in run.refusals and not run.refusals[client].whole_run]
         for client in back:
-            draft.book.forgive(client, run.name)
-        draft.then(lambda: run.forgive(back))
+            transaction.tables.clear_refusals(client, run.name)
+        transaction.after_commit(lambda: run.clear_refusals(back))
 
-    def blame(self, draft: Draft, numbers: Iterable[int]) -> None:
+    def count_offences(self, transaction: Transaction, numbers: Iterable[int]) -> None:
         """Count an offence of each of these clients; who has too many is shut out."""
         wanted = set(numbers)
-        for client in [each for each in draft.book.clients() if each.number in wanted] if wanted else []:
-            if draft.book.blame(client.id) >= MAX_OFFENCES and client.status is Status.APPROVED:
+        for client in [each for each in transaction.tables.clients() if each.number in wanted] if wanted else []:
+            if transaction.tables.count_offence(client.id) >= MAX_OFFENCES and client.status is Status.APPROVED:
                 log("rejected", client=client.name, why="quarantined after repeated offences")
-                self.shut_out(draft, client, Status.QUARANTINED)
+                self.exclude(transaction, client, Status.QUARANTINED)
 
-    def blame_refusers(self, draft: Draft, run: Run, rows: Sequence[TaskRow]) -> None:
+    def count_refusal_offences(self, transaction: Transaction, run: Run, rows: Sequence[TaskRow]) -> None:
         """Blame those who refused what others of the same attempt could do.
 
         Where nobody could do it, such as train on a model that has diverged, it was not the clients' fault. Where
@@ -61,35 +67,35 @@ class Offences:
         assert run.parts is not None
         done = any(row.stage in (Stage.ARRIVED, Stage.COUNTED) for row in rows)
         if done and not run.parts.coordinator.policy.overlaps_rounds:
-            leaves = {row.client for row in draft.book.refusals(run.name) if row.whole_run}
+            leaves = {row.client for row in transaction.tables.refusals(run.name) if row.whole_run}
             refused = [row.task.client for row in rows if str(row.report.get("why", "")).startswith(REFUSED)]
-            self.blame(draft, [client for client in refused if client not in leaves])
+            self.count_offences(transaction, [client for client in refused if client not in leaves])
 
-    def shut_out(self, draft: Draft, client: ClientRow, status: Status) -> None:
+    def exclude(self, transaction: Transaction, client: ClientRow, status: Status) -> None:
         """Shut a client out; what it was asked is not waited for."""
-        epoch = draft.book.revoke(client.id, status)
+        epoch = transaction.tables.revoke(client.id, status)
         for run in self._runs.values():
-            task = draft.machine(run)[0].in_flight.get(client.number) if client.number is not None else None
+            task = transaction.machine(run)[0].in_flight.get(client.number) if client.number is not None else None
             if task is not None:
-                self._fail(draft, run, [task], f"client {status}")
-        draft.then(lambda: self._gate.end(client.id, epoch))
-        self.know_clients(draft)
+                self._fail(transaction, run, [task], f"client {status}")
+        transaction.after_commit(lambda: self._authenticator.end_session(client.id, epoch))
+        self.refresh_clients(transaction)
         numbers = set() if client.number is None else {client.number}
-        draft.then(lambda: self._wake(numbers))  # who waits is told now
+        transaction.after_commit(lambda: self._wake(numbers))  # who waits is told now
 
-    def let_in(self, draft: Draft, clients: Sequence[ClientRow], samples: int | None) -> list[int]:
+    def approve(self, transaction: Transaction, clients: Sequence[ClientRow], samples: int | None) -> list[int]:
         """Let clients in that have so many samples each, where that is known; what they refused is forgiven."""
-        numbers = [draft.book.approve(client.id) for client in clients]
+        numbers = [transaction.tables.approve(client.id) for client in clients]
         if samples is not None:
             for client in clients:
-                draft.book.agree(client.id, samples)
+                transaction.tables.set_agreed_samples(client.id, samples)
         for run in self._runs.values():
-            draft.then(lambda run=run: run.forgive(numbers))  # type: ignore[misc]
-        self.know_clients(draft)
+            transaction.after_commit(lambda run=run: run.clear_refusals(numbers))  # type: ignore[misc]
+        self.refresh_clients(transaction)
         return numbers
 
-    def know_clients(self, draft: Draft) -> None:
+    def refresh_clients(self, transaction: Transaction) -> None:
         """Look clients up again: somebody was let in or shut out."""
-        known, agreed = draft.book.clients(), draft.book.agreed()
-        draft.then(lambda: self._roll.know(known, agreed))
-        draft.then(self._gate.forget)
+        known, agreed = transaction.tables.clients(), transaction.tables.agreed_samples()
+        transaction.after_commit(lambda: self._presence.set_clients(known, agreed))
+        transaction.after_commit(self._authenticator.clear_cache)

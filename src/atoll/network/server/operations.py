@@ -6,29 +6,29 @@ import json
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from atoll.core.coordinator import Command, Finish, Halt, Phase, Policy, Reason
 from atoll.core.errors import PlanError, RunError
 from atoll.core.plan import Plan
-from atoll.network.protocol.blobs import place_of
+from atoll.network.protocol.blobs import blobs_at
 from atoll.network.protocol.identity import load_key, make_key, public_bytes, token_hash
 from atoll.network.protocol.messages import is_run_name
-from atoll.network.server.auth import SYSTEM, Gate
+from atoll.network.protocol.operator_endpoints import ClientStatus, Overview, RunStatus, ServerStatus
+from atoll.network.server.auth import SYSTEM, Authenticator
 from atoll.network.server.clock import Clock
-from atoll.network.server.driver import Conductor
-from atoll.network.server.handler import Desk
+from atoll.network.server.driver import RunDriver
+from atoll.network.server.handler import RequestHandler
 from atoll.network.server.logs import log
 from atoll.network.server.metrics import Metrics
-from atoll.network.server.parts import build_parts
+from atoll.network.server.parts import dry_run_for
 from atoll.network.server.presence import ONLINE_SECONDS
 from atoll.network.server.runs import RUNNING, Run
 from atoll.network.server.store import Store
 from atoll.network.server.tables import ClientRow, Status
-from atoll.network.server.writer import Draft
+from atoll.network.server.writer import Transaction
 
 
-class Hub:
+class Operations:
     """Serves the operator, and clients at its `desk`; may be called from any thread."""
 
     def __init__(
@@ -47,61 +47,63 @@ class Hub:
         path = home / "ledger.key"  # not to be mistaken for the key of a certificate
         self.key = load_key(path) if path.exists() else make_key(path)
         self.server_key = public_bytes(self.key)
-        self.gate, self.metrics = Gate(store, clock), Metrics()
+        self.authenticator, self.metrics = Authenticator(store, clock), Metrics()
         self.on_shut_down: Callable[[], None] = lambda: None
         self._wanted, self._started = num_clients, self._now()
-        place = place_of(home, objects)
-        self.conductor = Conductor(home, place, store, self.key, self.metrics, num_clients or 1, clock, self.gate)
-        self._clerk, self._runs, self._store = self.conductor.clerk, self.conductor.runs, store
-        self.why_ended = ""
+        make_blobs = blobs_at(home, objects)
+        self.driver = RunDriver(
+            home, make_blobs, store, self.key, self.metrics, num_clients or 1, clock, self.authenticator
+        )
+        self._writer, self._runs, self._store = self.driver.writer, self.driver.runs, store
+        self.failure = ""
         """Why the process must end, if it must."""
-        self._clerk.on_taken = self._give_up
-        self.desk = Desk(self.conductor, self.metrics, max_samples)
+        self._writer.on_store_taken = self._store_taken
+        self.handler = RequestHandler(self.driver, self.metrics, max_samples)
 
     def start(self) -> None:
         """Begin to write down and to make."""
-        self._clerk.start()
-        log("started", runs=len(self._runs), clients=len(self.conductor.roll.clients))
+        self._writer.start()
+        log("started", runs=len(self._runs), clients=len(self.driver.presence.clients))
 
     def close(self) -> None:
         """End politely."""
-        self.conductor.close()
+        self.driver.close()
 
     def shut_down(self) -> None:
         """Ask the process to end politely."""
         log("stopping")
         self.on_shut_down()
 
-    def _give_up(self, why: str) -> None:
+    def _store_taken(self, why: str) -> None:
         """Ask the process to end because it cannot go on."""
-        if not self.why_ended:
-            self.why_ended = why
+        if not self.failure:
+            self.failure = why
             self.shut_down()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Overview:
         """Where everything stands."""
-        with self._clerk.lock:
+        with self._writer.lock:
             runs = [self._status_of(run) for run in self._runs.values()]
         counts = dict.fromkeys((status.value for status in Status), 0)
         for client in self.clients():
             counts[client["status"]] += 1
-        server = {
+        server: ServerStatus = {
             "seconds_up": round(self._now() - self._started, 1),
-            "read_only": bool(self.conductor.why),
-            "why": self.conductor.why,
+            "read_only": bool(self.driver.read_only_reason),
+            "why": self.driver.read_only_reason,
             "key": self.server_key.hex(),
         }
-        return {"server": server, "runs": runs, "clients": {**counts, "online": len(self.conductor.roll.online())}}
+        return {"server": server, "runs": runs, "clients": {**counts, "online": len(self.driver.presence.online())}}
 
-    def clients(self) -> list[dict[str, Any]]:
+    def clients(self) -> list[ClientStatus]:
         """Everybody who is known."""
-        with self._store.look() as book:
-            known, agreed = book.clients(), book.agreed()
-            refused = {row.client for run in self._runs for row in book.refusals(run)}
-        found = []
+        with self._store.read() as tables:
+            known, agreed = tables.clients(), tables.agreed_samples()
+            refused = {row.client for run in self._runs for row in tables.refusals(run)}
+        rows: list[ClientStatus] = []
         for client in known:
-            since = self.conductor.roll.seconds_since(client.number)
-            found.append(
+            since = self.driver.presence.seconds_since(client.number)
+            rows.append(
                 {
                     "id": client.id,
                     "name": client.name,
@@ -115,7 +117,7 @@ class Hub:
                     "seconds_since": None if since is None else round(since, 1),
                 }
             )
-        return found
+        return rows
 
     def approve(self, names: list[str], samples: int | None = None) -> list[int]:
         """Let clients in, by name or id, in this order; their numbers.
@@ -123,36 +125,38 @@ class Hub:
         `samples` is how many samples each of them has, as the operator knows: none of them ever counts as more.
         """
 
-        def change(draft: Draft) -> list[int]:
-            known = draft.book.clients()
-            return self.conductor.offences.let_in(draft, [_called(known, name) for name in names], samples)
+        def change(transaction: Transaction) -> list[int]:
+            known = transaction.tables.clients()
+            return self.driver.offences.approve(transaction, [_called(known, name) for name in names], samples)
 
-        numbers: list[int] = self._clerk.make(change)
+        numbers: list[int] = self._writer.write(change)
         return numbers
 
     def revoke(self, name: str) -> None:
         """Shut a client out; what it was asked is not waited for."""
 
-        def change(draft: Draft) -> None:
-            self.conductor.offences.shut_out(draft, _called(draft.book.clients(), name), Status.REVOKED)
+        def change(transaction: Transaction) -> None:
+            self.driver.offences.exclude(transaction, _called(transaction.tables.clients(), name), Status.REVOKED)
 
-        self._clerk.make(change)
+        self._writer.write(change)
 
     def token(self, seconds: float) -> str:
         """A token with which one client can enrol."""
         token = secrets.token_urlsafe(24)
-        self._clerk.make(lambda draft: draft.book.add_token(token_hash(token), self._clock.wall() + seconds))
+        self._writer.write(
+            lambda transaction: transaction.tables.add_token(token_hash(token), self._clock.wall() + seconds)
+        )
         return token
 
-    def begin_with(self, run: str, plan: Plan) -> None:
+    def ensure_run(self, run: str, plan: Plan) -> None:
         """Begin a run before the server starts, unless it has begun already."""
         known = self._runs.get(run)
         if known is not None and known.plan != plan:
             raise RunError(f"there is a run {run} with another plan: choose another --name, or serve without a plan")
         if known is None:
             made = self._new_run(run, plan)
-            with self._store.change() as book:
-                book.add_run(run, plan.to_toml(), json.dumps(made.machine.to_plain()))
+            with self._store.write() as tables:
+                tables.add_run(run, plan.to_toml(), json.dumps(made.machine.to_plain()))
             self._runs[run] = made
 
     def add_run(self, run: str, plan: Plan) -> None:
@@ -162,64 +166,66 @@ class Hub:
             raise RunError(taken)
         made = self._new_run(run, plan)
 
-        def change(draft: Draft) -> None:
+        def change(transaction: Transaction) -> None:
             if run in self._runs:  # somebody was faster
                 raise RunError(taken)
-            draft.book.add_run(run, plan.to_toml(), json.dumps(made.machine.to_plain()))
-            draft.then(lambda: self._runs.update({run: made}))
+            transaction.tables.add_run(run, plan.to_toml(), json.dumps(made.machine.to_plain()))
+            transaction.after_commit(lambda: self._runs.update({run: made}))
 
-        self._clerk.make(change)
+        self._writer.write(change)
 
     def _new_run(self, run: str, plan: Plan) -> Run:
         if not is_run_name(run):
             raise RunError(f"a run is called by small letters, digits and hyphens, at most 64 of them: got {run!r}")
         policy: Policy = plan.policy.build("rounds")
-        num = max(self._wanted or policy.min_clients, len(self.conductor.roll.clients))
+        num = max(self._wanted or policy.min_clients, len(self.driver.presence.clients))
         if policy.min_clients > num:
             raise PlanError(
                 f"the plan's policy asks for {policy.min_clients} clients, but the server is to begin with {num}: "
                 f"start it with --clients {policy.min_clients} or without --clients, or change the plan, e.g. by "
                 f"--set policy.{'concurrency' if policy.overlaps_rounds else 'size'}={num}"
             )
-        build_parts(plan, [1000] * num, None)  # refuse early what is wrong
-        return Run(run, plan, self.conductor.home, self.conductor.place, self.conductor.ring)
+        dry_run_for(plan, num)  # refuse early what is wrong
+        return Run(run, plan, self.driver.home, self.driver.make_blobs, self.driver.notify)
 
-    def lines(self, run: str) -> list[str]:
+    def ledger_lines(self, run: str) -> list[str]:
         """The ledger of a run."""
-        return self.desk.lines(run)
+        return self.handler.ledger_lines(run)
 
     def stop_run(self, run: str) -> None:
         """End a run with the last version that was made."""
-        found = self.desk.run(run)
+        found = self.handler.run(run)
 
-        def change(draft: Draft) -> None:
-            machine, seq = draft.machine(found)
+        def change(transaction: Transaction) -> None:
+            machine, seq = transaction.machine(found)
             if found.status != RUNNING:
                 return
             commands: list[Command] = [Finish(Reason.INTERRUPTED)]
             machine = machine._replace(phase=Phase.FINISHED)
             if found.parts is not None:
-                machine, commands = found.parts.coordinator.step(draft.machine(found)[0], Halt(Reason.INTERRUPTED))
-            draft.move(found, machine, seq)
-            self.conductor.follow(draft, found, commands)
+                machine, commands = found.parts.coordinator.step(
+                    transaction.machine(found)[0], Halt(Reason.INTERRUPTED)
+                )
+            transaction.set_machine(found, machine, seq)
+            self.driver.execute(transaction, found, commands)
 
-        self._clerk.make(change)
+        self._writer.write(change)
 
     @property
-    def is_over(self) -> bool:
+    def all_runs_over(self) -> bool:
         """Whether all runs are over, and everybody who is there has heard of it."""
-        with self._clerk.lock:
+        with self._writer.lock:
             over = bool(self._runs) and all(run.status != RUNNING for run in self._runs.values())
-            roll = self.conductor.roll
-            there = roll.online()
+            presence = self.driver.presence
+            there = presence.online()
             if (
                 self._now() - self._started < ONLINE_SECONDS
             ):  # who worked for the server before this one may be on the way back
                 worked = {number for run in self._runs.values() for number in run.counted}
-                there |= worked & roll.clients.keys()
-            return over and there <= self.desk.told_end
+                there |= worked & presence.clients.keys()
+            return over and there <= self.handler.informed_of_end
 
-    def _status_of(self, run: Run) -> dict[str, Any]:
+    def _status_of(self, run: Run) -> RunStatus:
         machine, row = run.machine, run.last_row or {}
         arrived = len(machine.arrived) + len(machine.committing)
         return {

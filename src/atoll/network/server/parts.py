@@ -7,17 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.commit.coordinator import build_coordinator
-from atoll.commit.guard import Guard, guarded
-from atoll.commit.rehearsal import rehearse_round
-from atoll.commit.versions import Versions
+from atoll.commit.parts import RunParts, build_parts
 from atoll.core.coordinator import Coordinator
 from atoll.core.errors import AtollError, PlanError, RunError
 from atoll.core.messages import Broadcast, Payload, State, Task, Update
@@ -26,17 +22,17 @@ from atoll.core.wire import packed_size, unpack_parts
 from atoll.data.dataset import Dataset
 from atoll.data.index import Array, Partition
 from atoll.engine.base import InProcess
+from atoll.network.protocol.agreement import plan_for_clients
 from atoll.network.protocol.objects import ObjectError
 from atoll.privacy.ledger import Ledger
-from atoll.privacy.noise import fresh_secret
 from atoll.train.exchange import Told, Work, acceptable, encoded, received
 from atoll.train.federation import Federation
-from atoll.train.job import Job, build_job
+from atoll.train.job import Job
 from atoll.train.layout import layout_of
 from atoll.train.loop import Workspace, workspace
 from atoll.train.trainer import Trainer
 
-ROOM = 1 << 20
+MAX_OVERHEAD = 1 << 20
 """Bytes that a delivered update may be longer than the plain vector: names, shapes, and what codecs keep beside it."""
 
 
@@ -49,7 +45,7 @@ class BadUpdate(AtollError):
 
 @final
 @dataclass(frozen=True, eq=False)
-class Stated(Partition):
+class DeclaredPartition(Partition):
     """Samples that lie with their clients: only how many there are is known."""
 
     sizes_C: Array
@@ -68,19 +64,19 @@ class Stated(Partition):
         return self.sizes_C
 
 
-class Arrival(NamedTuple):
+class DeliveredUpdate(NamedTuple):
     """A delivered update, and what its client told of it."""
 
     update: Update
     told: Told
 
 
-class Deliveries(InProcess):
+class DeliveryEngine(InProcess):
     """The engine of a network: what clients have delivered stands in place of their training."""
 
-    def __init__(self, job: Job, space: Workspace) -> None:
+    def __init__(self, job: Job, space: Workspace | None) -> None:
         super().__init__(job, Trainer(job, space=space))
-        self.read: Callable[[Task], Arrival] = _nothing
+        self.read: Callable[[Task], DeliveredUpdate] = _nothing
 
     def describe(self) -> dict[str, object]:
         """Name and settings."""
@@ -97,18 +93,15 @@ class Deliveries(InProcess):
         return received(self.job, self.trainer.fold, [task], update.alone(), [told])
 
 
-def _nothing(task: Task) -> Arrival:
+def _nothing(task: Task) -> DeliveredUpdate:
     raise AtollError(f"nothing was delivered for {task}; this is a bug")
 
 
-class Parts(NamedTuple):
-    """What a run is driven with."""
+@dataclass(frozen=True, kw_only=True)
+class ServerParts(RunParts):
+    """What a run is driven with on a server, where updates are delivered."""
 
-    job: Job
-    coordinator: Coordinator
-    guard: Guard | None
-    versions: Versions
-    engine: Deliveries
+    engine: DeliveryEngine
     layout: Update
     """The shape of every update that is due, without values."""
     max_bytes: int
@@ -116,7 +109,7 @@ class Parts(NamedTuple):
     kinds: Kinds
     """Names and types of a payload of that."""
 
-    def opened(self, chunks: Iterable[bytes], num_bytes: int, weight: float) -> Update:
+    def decode_update(self, chunks: Iterable[bytes], num_bytes: int, weight: float) -> Update:
         """Read a delivered update; one that is not what is due raises BadUpdate."""
         try:
             payload = unpack_parts(chunks, num_bytes, max_bytes=self.max_bytes)
@@ -140,7 +133,7 @@ class Parts(NamedTuple):
         update = self.layout.rebuilt(vector_V, exact)
         return update._replace(weight=torch.tensor(weight, dtype=self.layout.weight.dtype))
 
-    def must_count(self, task: Task, update: Update) -> None:
+    def check_acceptable(self, task: Task, update: Update) -> None:
         """Raise BadUpdate for an update that would be left out of its version."""
         if not bool(acceptable(self.job, [task], update.alone())[0]) or not float(update.weight) > 0:
             raise BadUpdate(
@@ -158,55 +151,59 @@ class Parts(NamedTuple):
         return 1.0 if alike else self.job.algorithm.max_weight(num_samples)
 
 
-def build_parts(plan: Plan, sizes: Sequence[int], ledger: Ledger | None) -> tuple[Parts, Tensor]:
-    """Build a plan for clients that have so many samples, and the parameters that a run of it starts from.
+def build_server_parts(plan: Plan, sizes: Sequence[int], ledger: Ledger | None) -> tuple[ServerParts, Tensor]:
+    """Build a plan for clients that have so many samples, and the model that a run of it starts from.
 
-    `ledger` is the privacy ledger of a run that has begun. Only who begins needs the first parameters: the job that is
-    kept for weeks has their shape, and no memory for them.
+    `ledger` is the privacy ledger of a run that has begun. Only a run that begins needs the first model: the job that
+    is kept for weeks has its shape, and no memory for it.
     """
     dataset = plan.data.build("data.catalog")
     if not isinstance(dataset, Dataset):
         raise PlanError(f"data '{plan.data.name}' gave {type(dataset).__name__}: it must return an atoll.Dataset")
     federation = Federation(
         dataset,
-        Stated(len(sizes), np.array(sizes, dtype=np.int64)),
+        DeclaredPartition(len(sizes), np.array(sizes, dtype=np.int64)),
         seed=plan.seed,
         holdout=plan.evaluation.holdout,
         server_samples=plan.server.samples or 0,
     )
-    coordinator = build_coordinator(plan, federation)
-    job = build_job(plan, federation, secret=ledger.secret if ledger else None)
-    if job.kinds:
-        raise PlanError(f"clients of {plan.algorithm.name} keep models of their own, which a server cannot measure")
-    first_D, space = job.first_D, workspace(job)
-    job, guard = replace(job, first_D=first_D.new_zeros(()).expand(first_D.shape)), None
-    if plan.privacy is not None:
-        job, coordinator, guard = guarded(plan, job, coordinator, ledger or Ledger(job.secret))
-    engine, layout = Deliveries(job, space), layout_of(job)
-    rehearse_round(plan, job, coordinator)
-    like, _ = encoded(job, Task(0, 0, 0), layout, {})
-    versions = Versions(coordinator, engine.trainer, guard)
-    max_bytes = 2 * packed_size(layout.plain()) + ROOM
-    return Parts(job, coordinator, guard, versions, engine, _without_values(layout), max_bytes, _kinds(like)), first_D
+    kept: list[tuple[Tensor, Workspace | None]] = []
+
+    def lighten(job: Job) -> Job:
+        if job.work.personal:
+            raise PlanError("work: clients would keep models of their own, which a server cannot measure: leave it out")
+        kept.append((job.first_D, workspace(job) if job.work.uses_algorithm else None))
+        return replace(job, first_D=job.first_D.new_zeros(()).expand(job.first_D.shape))
+
+    def engine(job: Job, coordinator: Coordinator) -> DeliveryEngine:
+        return DeliveryEngine(job, kept[0][1])
+
+    built = build_parts(plan, federation, ledger, engine, lighten=lighten)
+    assert isinstance(built.engine, DeliveryEngine)
+    layout = layout_of(built.job)
+    like, _ = encoded(built.job, Task(0, 0, 0), layout, {})
+    parts = ServerParts(
+        plan=plan,
+        job=built.job,
+        coordinator=built.coordinator,
+        guard=built.guard,
+        engine=built.engine,
+        layout=_without_values(layout),
+        max_bytes=2 * packed_size(layout.plain()) + MAX_OVERHEAD,
+        kinds=_kinds(like),
+    )
+    return parts, kept[0][0]
+
+
+def dry_run_for(plan: Plan, num_clients: int) -> None:
+    """Build a plan for so many clients and rehearse a round; raise a PlanError for what does not fit."""
+    plan_for_clients(plan)
+    build_server_parts(plan, [1000] * num_clients, None)
 
 
 def _without_values(update: Update) -> Update:
     aux = {name: value.to("meta") for name, value in update.aux.items()}
     return Update(update.delta_D.to("meta"), update.weight.to("meta"), aux)
-
-
-def open_ledger(plan: Plan, path: Path, *, begun: bool) -> Ledger | None:
-    """The privacy ledger of a run; a new one if the run has not begun, None if the plan is not private."""
-    if plan.privacy is None:
-        return None
-    if path.exists():
-        return Ledger.read(path, plan.identity())
-    if begun:
-        raise RunError(
-            f"{path} is gone: without its privacy ledger nobody knows what the run has spent, so that it cannot go on; "
-            "restore it, or start another run, whose budget adds to what this one has spent"
-        )
-    return Ledger.begin(fresh_secret(), plan.identity(), path)
 
 
 def _kinds(payload: Payload) -> Kinds:

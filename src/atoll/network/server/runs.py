@@ -17,13 +17,16 @@ from typing import Any, NamedTuple
 import msgspec
 from torch import Tensor
 
-from atoll.commit.finish import finish_round, measured_again, why_refused
-from atoll.commit.run_state import RunState
+from atoll.commit.finish import Outcome, RoundWork, commit_round, measured_again
+from atoll.commit.parts import open_ledger
+from atoll.commit.run_state import RunState, first_state
 from atoll.commit.secure_sum import Added, params_hash
+from atoll.commit.state_file import encode_state, read_state
 from atoll.commit.versions import valid_of
 from atoll.core.aggregator import rows_of
-from atoll.core.coordinator import Arrived, Committed, CoordinatorState, Failed, Phase, Reason
+from atoll.core.coordinator import Arrived, CoordinatorState, Failed, Phase
 from atoll.core.downlink import DecodedBroadcast
+from atoll.core.events import Evaluated, Event, RunEnded, RunStarted
 from atoll.core.messages import Payload, State, Task
 from atoll.core.params import load
 from atoll.core.plan import Plan
@@ -31,20 +34,19 @@ from atoll.core.wire import packed_size, pieces
 from atoll.ledger import chain
 from atoll.ledger.signing import plan_hash
 from atoll.network.protocol.agreement import plan_for_clients
-from atoll.network.protocol.blobs import Place, written
+from atoll.network.protocol.blobs import MakeBlobs, write_file
 from atoll.network.protocol.messages import News, Ref, RunInfo
 from atoll.network.protocol.objects import Manifest, Objects
-from atoll.network.server.parts import Arrival, Parts, build_parts, open_ledger
-from atoll.network.server.secure_session import Post, Secret, add_with_clients
-from atoll.network.server.store import Book
+from atoll.network.server.parts import DeliveredUpdate, ServerParts, build_server_parts
+from atoll.network.server.secure_session import Mailbox, SecureContext, sum_with_clients
+from atoll.network.server.store import Tables
 from atoll.network.server.tables import RefusalRow, RunRow, Stage, TaskRow
-from atoll.network.server.uploads import Spot, Uploads
+from atoll.network.server.uploads import PackPosition, Uploads
 from atoll.privacy.ledger import NAME as PRIVACY_LEDGER
-from atoll.report.record import RunDirectory, encode_state, read_state
-from atoll.report.run_files import confusion_info, run_info, run_result
+from atoll.report.record import RunDirectory
+from atoll.report.writer import RunWriter, run_info
 from atoll.train.exchange import Report, Told, Work
-from atoll.train.job import build_model
-from atoll.train.layout import first_server
+from atoll.train.job import final_model
 
 FIRST = CoordinatorState()
 RUNNING = "running"
@@ -59,7 +61,7 @@ FIRST_REFUSAL, LONGEST_REFUSAL = 10.0, 3600.0
 """Seconds for which a client is not asked after its first refusal; each one doubles them, up to an hour."""
 
 
-class Refusals(NamedTuple):
+class RefusalState(NamedTuple):
     """What came of a client's refusals."""
 
     whole_run: bool
@@ -81,23 +83,13 @@ class Model(NamedTuple):
         return {self.ref.name} if self.encoded is None else {self.ref.name, self.encoded.name}
 
 
-class Made(NamedTuple):
+class CommitResult(NamedTuple):
     """What came of a commit, before anybody is told."""
 
-    state: RunState
-    row: dict[str, Any] | None
-    """What the metrics say of the round; None if nothing was made of it."""
-    event: Committed | None
-    """What to tell the machine; None if the version must not count: the run ends with the one before."""
-    counted: tuple[Task, ...]
-    reason: Reason | None
-    """Why the run ends here, if it does."""
+    outcome: Outcome
     state_file: str
-    epsilon: float | None
-    measured: dict[str, Any] | None = None
-    """The row of the version before, which is the last, if it was measured only now."""
-    overflowed: tuple[int, ...] = ()
-    """Clients whose updates made a version overflow, which was made again without them."""
+    measured: tuple[Event, ...] = ()
+    """What was measured of the version before, if that is the last and was not measured yet."""
 
 
 class Run:
@@ -108,7 +100,7 @@ class Run:
         name: str,
         plan: Plan,
         home: Path,
-        place: Place,
+        make_blobs: MakeBlobs,
         wake: Callable[[set[int]], None],
         machine: CoordinatorState = FIRST,
         seq: int = 0,
@@ -117,22 +109,22 @@ class Run:
         self.directory = home / "runs" / name
         begun = (self.directory / "plan.toml").exists()
         self.files = RunDirectory.reopen(self.directory) if begun else RunDirectory.create(self.directory, plan)
-        objects, uploads = place(name, "objects"), place(name, "uploads")
+        objects, uploads = make_blobs(name, "objects"), make_blobs(name, "uploads")
         objects.sweep()
         uploads.sweep()
         self.objects, self.uploads = Objects(objects), Uploads(uploads)
-        self.told_plan = plan_for_clients(plan)
+        self.client_plan = plan_for_clients(plan)
         self.min_clients: int = plan.policy.build("rounds").min_clients
-        self.plan_hash = plan_hash(self.told_plan)
+        self.plan_hash = plan_hash(self.client_plan)
         self.status = RUNNING
-        self.parts: Parts | None = None
+        self.parts: ServerParts | None = None
         self.sizes: tuple[int, ...] = ()
         self.state: RunState | None = None
         self.models: dict[int, Model] = {}
         self.news: tuple[News, ...] = ()
         self.announced = NEVER
         """The newest version of which the ledger says what was sent."""
-        self.last: Ref | None = None
+        self.final_model: Ref | None = None
         """The parameters that it ended with, once somebody has asked for them."""
         self._lock = threading.Lock()
         self.counted: dict[int, int] = {}
@@ -143,16 +135,14 @@ class Run:
         """Whether something is being made."""
         self.bytes_down = 0
         """Sent to clients since the last commit."""
-        self.last_row: dict[str, Any] | None = None
-        self._confusion: dict[str, Any] | None = None
-        """The newest confusion matrix."""
-        self.stale = False
+        self.file_writer = RunWriter(self.files, [])
+        self.files_stale = False
         """Whether the files for people are not as the store has them."""
-        self.post = Post(self.objects, wake)
+        self.mailbox = Mailbox(self.objects, wake)
         """Messages of secure aggregation."""
         self.lost_sum = False
         """Whether what is to be committed was being added in secret by a process that is gone."""
-        self.refusals: dict[int, Refusals] = {}
+        self.refusals: dict[int, RefusalState] = {}
         """Clients that have refused work for it."""
         self.missing: set[int] = set()
         """Clients without which it cannot go on, as far as the log has said so."""
@@ -162,31 +152,29 @@ class Run:
         known = self.refusals.get(client)
         return known is None or (not known.whole_run and time.monotonic() >= known.until)
 
-    def forgive(self, clients: Iterable[int]) -> None:
+    def clear_refusals(self, clients: Iterable[int]) -> None:
         """Ask clients again, whatever they refused."""
         for client in clients:
             self.refusals.pop(client, None)
 
-    def note_refusals(self, rows: Iterable[RefusalRow]) -> None:
+    def set_refusals(self, rows: Iterable[RefusalRow]) -> None:
         """Leave clients out that have refused, from now on, and the longer the more often they did."""
         for row in rows:
             pause = min(LONGEST_REFUSAL, FIRST_REFUSAL * 2.0 ** min(row.times - 1, 30))
-            self.refusals[row.client] = Refusals(row.whole_run, time.monotonic() + pause)
+            self.refusals[row.client] = RefusalState(row.whole_run, time.monotonic() + pause)
 
     def build(self, sizes: Sequence[int], state_file: str) -> None:
         """Build the plan for clients of these sizes, and take up the state in a file, or begin."""
         ledger = open_ledger(self.plan, self.directory / PRIVACY_LEDGER, begun=bool(state_file))
         if ledger is not None:
             ledger.check(self.machine.attempt if self.machine.phase is Phase.READY else 0)
-        parts, first_D = build_parts(self.plan, sizes, ledger)
-        job, guard = parts.job, parts.guard
+        parts, first_M = build_server_parts(self.plan, sizes, ledger)
         if state_file:
             state = read_state(self.directory / state_file, self.plan.identity())
         elif self.state is not None:  # others have joined since
             state = self.state
         else:
-            rule = job.aggregator.init() if guard is None else guard.init()
-            state = RunState(first_D, first_server(job, first_D), rule, upload=first_D.nbytes)
+            state = first_state(parts.job, parts.guard, first_M)
         self.parts, self.sizes, self.state = parts, tuple(sizes), state
 
     def info(self, keys: Mapping[int, bytes]) -> RunInfo:
@@ -199,7 +187,7 @@ class Run:
             epsilon = whole if guard.mechanism.epsilon is None else min(whole, guard.mechanism.epsilon)
         return RunInfo(
             run=self.name,
-            plan=self.told_plan,
+            plan=self.client_plan,
             plan_hash=self.plan_hash,
             num_clients=coordinator.num_clients,
             cohort=max(coordinator.policy.min_reports, 1),
@@ -216,13 +204,13 @@ class Run:
             return None
         assert self.state is not None
         with self._lock:
-            if self.last is None:
-                self.last = self._stored(Payload(self.state.params_D))
+            if self.final_model is None:
+                self.final_model = self._store(Payload(self.state.params_D))
                 self.models, self.news = {}, ()
-                self.objects.keep_only({self.last.name})
-        return self.last
+                self.objects.keep_only({self.final_model.name})
+        return self.final_model
 
-    def prepare(self, machine: CoordinatorState) -> str:
+    def prepare_broadcast(self, machine: CoordinatorState) -> str:
         """Make the newest version ready to be sent; the file of the state, if that must be kept before it is."""
         assert self.parts is not None and self.state is not None
         state, models = self.state._replace(coordinator=machine), dict(self.models)  # others read them meanwhile
@@ -230,94 +218,80 @@ class Run:
         changed = ""
         for number in sorted(known & state.sent.keys()):
             if number not in models:
-                models[number] = Model(self._stored(state.sent[number].plain()))
+                models[number] = Model(self._store(state.sent[number].plain()))
         if machine.version not in models:
             if machine.version in state.sent:
-                models[machine.version] = Model(self._stored(state.sent[machine.version].plain()))
+                models[machine.version] = Model(self._store(state.sent[machine.version].plain()))
             else:
                 self.state, heard = self.parts.versions.broadcast(state)
-                models[machine.version] = self._heard(machine.version, heard)
+                models[machine.version] = self._store_broadcast(machine.version, heard)
                 if self.parts.job.downlink.chain.transforms:  # what it remembers must not be made twice
-                    changed = self.save(self.state)
+                    changed = self.save_state(self.state)
         self.models = {number: models[number] for number in models if number in known | {machine.version}}
         self.objects.keep_only(
             {*(name for model in self.models.values() for name in model.names()), *(n.object.name for n in self.news)}
         )
         return changed
 
-    def _heard(self, number: int, heard: DecodedBroadcast) -> Model:
+    def _store_broadcast(self, number: int, heard: DecodedBroadcast) -> Model:
         """Store a broadcast whole, and as it is encoded; or the difference, for those who know the version before."""
-        whole = self._stored(heard.broadcast.plain())
+        whole = self._store(heard.broadcast.plain())
         if heard.payload is None:
             return Model(whole)
-        encoded = self._stored(heard.payload, compress=True)
+        encoded = self._store(heard.payload, compress=True)
         if not self.parts or not self.parts.job.downlink.by_difference:
             return Model(whole, encoded)
         self.news = (*self.news, News(version=number, object=encoded))[-NEWS:]
         return Model(whole)
 
-    def _stored(self, payload: Payload, *, compress: bool = False) -> Ref:
+    def _store(self, payload: Payload, *, compress: bool = False) -> Ref:
         parts = pieces(payload, compress=compress)
         return Ref(name=self.objects.put(*parts), num_bytes=sum(map(len, parts)))
 
-    def make(self, machine: CoordinatorState, rows: Mapping[Task, TaskRow], now: float, secret: Secret | None) -> Made:
+    @property
+    def last_row(self) -> dict[str, Any] | None:
+        """The metrics row of the last round, if there was one."""
+        history = self.file_writer.history
+        return history[-1] if history else None
+
+    def commit(
+        self, machine: CoordinatorState, rows: Mapping[Task, TaskRow], now: float, secret: SecureContext | None
+    ) -> CommitResult:
         """Make the next version of what was delivered."""
         parts = self.parts
         assert parts is not None and self.state is not None
+        state = self.state._replace(coordinator=machine)
+        took = max(0.0, now - self.began)
         if self.lost_sum:
             self.lost_sum = False
-            state = self._forget(self.state._replace(coordinator=machine), keep=False)
-            return Made(state, None, Committed(0), (), None, self.save(state), None)
-        tasks, policy = machine.committing, parts.coordinator.policy
-        state, row, event, reports = self._settled(parts, machine, rows, secret)
-        refused = why_refused(self.plan.stop, state)
-        if refused is not None:
-            kept = self._forget(self.state._replace(coordinator=machine), keep=False)
-            return Made(kept, None, None, (), refused, self.save(kept), None, self.measure_last())
-        after, commands = parts.coordinator.step(machine, event)
-        state = self._forget(state._replace(coordinator=after), keep=policy.overlaps_rounds)
-        overflowed = tuple(row.get("overflowed", ()))
-        if commands or not row:
-            return Made(state, None, event, (), None, self.save(state), None, overflowed=overflowed)
-        valid = {report.client for report in reports} - set(state.quarantined)
-        if policy.overlaps_rounds:
-            row["staleness"] = sum(machine.version - task.version for task in tasks) / len(tasks)
-        took = max(0.0, now - self.began)
-        state, found, reason = finish_round(
-            self.plan, parts.engine, parts.coordinator, parts.guard, state, row, lambda: took
-        )
-        self._confusion = confusion_info(found) or self._confusion
-        counted = tuple(task for task in tasks if task.client in valid)
-        epsilon = found.row.get("privacy", {}).get("epsilon")
-        return Made(state, found.row, event, counted, reason, self.save(state), epsilon, overflowed=overflowed)
+            did = RoundWork((), None)
+        else:
+            state = state._replace(bytes_down=state.bytes_down + self.bytes_down)
+            self.bytes_down = 0
+            did = self._round_work(parts, state, rows, secret)
+        outcome = commit_round(parts, state, did, lambda: took)
+        measured = () if outcome.committed is not None else self.measure_last()
+        return CommitResult(outcome, self.save_state(outcome.state), measured)
 
-    def measure_last(self) -> dict[str, Any] | None:
-        """Measure the last round that counts if it has not been; its whole row, or None."""
+    def measure_last(self) -> tuple[Event, ...]:
+        """Measure the last round that counts if it has not been; what was found."""
         assert self.parts is not None and self.state is not None
-        found = measured_again(self.plan, self.parts.engine, self.state, self.last_row)
-        if found is None:
-            return None
-        self._confusion = confusion_info(found)
-        return found.row
+        return measured_again(self.parts, self.state, self.last_row)
 
-    def _settled(
-        self, parts: Parts, machine: CoordinatorState, rows: Mapping[Task, TaskRow], secret: Secret | None
-    ) -> tuple[RunState, dict[str, Any], Committed, list[Report]]:
-        """The next version, what is told of it, and whose work is in it; what it was made of is forgotten here."""
-        assert self.state is not None
-        tasks, policy = machine.committing, parts.coordinator.policy
-        state = self.state._replace(coordinator=machine, bytes_down=self.state.bytes_down + self.bytes_down)
-        self.bytes_down = 0
+    def _round_work(
+        self, parts: ServerParts, state: RunState, rows: Mapping[Task, TaskRow], secret: SecureContext | None
+    ) -> RoundWork:
+        """Return what clients did for the round that is committed."""
+        tasks, policy = state.coordinator.committing, parts.coordinator.policy
         own = parts.versions.own_update(state)
         by_client = {task.client: task for task in tasks}
-        parts.engine.read = lambda task: self._arrival(parts, rows[by_client[task.client]])
+        parts.engine.read = lambda task: self._delivered(parts, rows[by_client[task.client]])
         done = list(tasks) if parts.guard is None else parts.guard.orders(list(tasks), state.rule)
         added: Added | None = None
         if secret is not None:
-            heard_D = state.sent[machine.version].params_D
-            added = add_with_clients(parts.job, self.name, heard_D, tasks, parts.layout, secret)
-            reports = [Report(client, 0, 0, 0.0, 0.0, 0, valid=True) for client in sorted(added.clients)]
-            work = Work(added.folded or {}, reports, {})
+            heard_D = state.sent[state.coordinator.version].params_D
+            added = sum_with_clients(parts.job, self.name, heard_D, tasks, parts.layout, secret)
+            work = Work(added.folded or {}, [without_numbers(client) for client in sorted(added.clients)], {})
         else:
             work = parts.engine.train(done, state.sent, {})
         if policy.overlaps_rounds:
@@ -328,137 +302,125 @@ class Run:
         def fold(clients: Collection[int]) -> State:
             return parts.engine.train([task for task in done if task.client in clients], state.sent, {}).folded
 
-        state, row, event = parts.versions.settle(state, tasks, work, own, added, fold)
-        return state, row, event, valid_of(work)
+        return RoundWork(tasks=tasks, work=work, own=own, added=added, fold=fold)
 
-    def _arrival(self, parts: Parts, row: TaskRow) -> Arrival:
+    def _delivered(self, parts: ServerParts, row: TaskRow) -> DeliveredUpdate:
         manifest = msgspec.msgpack.decode(bytes.fromhex(row.report["manifest"]), type=Manifest)
         told = Told(row.report["samples"], row.report["loss"], manifest.num_bytes)
-        chunks = self.uploads.read(row.task, manifest, _spot(row))
-        return Arrival(parts.opened(chunks, manifest.num_bytes, row.report["counts"]), told)
+        chunks = self.uploads.read(row.task, manifest, _position(row))
+        return DeliveredUpdate(parts.decode_update(chunks, manifest.num_bytes, row.report["counts"]), told)
 
-    def _forget(self, state: RunState, *, keep: bool) -> RunState:
-        """Drop broadcasts that nobody works on; a version that is yet to be improved is sent once, in one form."""
-        machine = state.coordinator
-        needed = {task.version for task in (*machine.in_flight.values(), *machine.arrived)} if keep else set()
-        needed.add(machine.version)
-        return state._replace(sent={number: sent for number, sent in state.sent.items() if number in needed})
-
-    def save(self, state: RunState) -> str:
+    def save_state(self, state: RunState) -> str:
         """Write the state to a file of its own; nothing refers to it until the store does."""
         parts, digest = encode_state(state, self.plan.identity()), hashlib.sha256()
         for part in parts:
             digest.update(part)
         name = f"state-{state.coordinator.attempt}-{digest.hexdigest()[:16]}.safetensors"
-        written(self.directory / name, self.directory / f".{name}.new", *parts)
+        write_file(self.directory / name, self.directory / f".{name}.new", *parts)
         return name
 
-    def drop(self, tasks: tuple[Task, ...], state_file: str) -> None:
+    def drop_tasks(self, tasks: tuple[Task, ...], state_file: str) -> None:
         """Remove what nobody needs any more: updates of these tasks and what else there is."""
-        self.uploads.drop(tasks)
-        self.tidy(state_file)
+        self.uploads.drop_tasks(tasks)
+        self.remove_stale_files(state_file)
 
-    def tidy(self, state_file: str) -> None:
+    def remove_stale_files(self, state_file: str) -> None:
         """Remove what was sent for attempts that nobody waits for any more, and all states but one."""
-        self.keep_state(state_file)
+        self.remove_other_states(state_file)
         now = self.machine
-        self.uploads.keep_only({task.attempt for task in (*now.in_flight.values(), *now.arrived, *now.committing)})
+        self.uploads.drop_other_attempts(
+            {task.attempt for task in (*now.in_flight.values(), *now.arrived, *now.committing)}
+        )
 
-    def keep_state(self, state_file: str) -> None:
+    def remove_other_states(self, state_file: str) -> None:
         """Remove all states but the one that the store refers to."""
         for path in (*self.directory.glob(".state-*.new"), *self.directory.glob("state-*.safetensors")):
             if path.name != state_file:
                 path.unlink(missing_ok=True)
 
-    def write_down(self, rows: list[dict[str, Any]], lines: list[str]) -> None:
+    def rewrite_files(self, rows: list[dict[str, Any]], lines: list[str]) -> None:
         """Write the files for people as the store has them, whatever a kill or a full disk has kept from being."""
-        self.stale = True
+        self.files_stale = True
         self.files.write_rows(rows)
+        self.file_writer.history[:] = rows
         self.files.write_text("ledger.jsonl", "".join(f"{line}\n" for line in lines))
-        self.last_row = rows[-1] if rows else None
         if lines and not (self.directory / "run.json").exists():
-            self.describe()
+            self.write_info()
         if lines and not (self.directory / "result.json").exists():
             last, _ = chain.read(lines[-1])
             if last.kind == chain.END:
-                self.finish(last.body["reason"])
-        self.stale = False
+                self.write_result(last.body["reason"])
+        self.files_stale = False
 
-    def tell(self, work: Callable[[], None]) -> None:
+    def write_files(self, work: Callable[[], None]) -> None:
         """Write to the files for people, unless they are behind; if that fails they are, until `write_down`."""
-        if not self.stale:
-            self.stale = True
+        if not self.files_stale:
+            self.files_stale = True
             work()
-            self.stale = False
+            self.files_stale = False
 
-    def describe(self) -> None:
+    def write_info(self) -> None:
         """Write what is known before the first round."""
         if self.parts is not None:
-            info = run_info(
-                self.plan,
-                self.parts.job,
-                self.parts.engine,
-                self.parts.guard,
-                name=self.plan.name or self.name,
-                setup_seconds=0.0,
-                num_train=sum(self.sizes),
-            )
-            self.files.write_json("run.json", info)
+            info = run_info(self.parts, name=self.plan.name or self.name, setup_seconds=0.0, num_train=sum(self.sizes))
+            self.file_writer.describe(info)
+            title = f"{info['model']['name']} on the samples of {info['num_clients']} clients"
+            self.file_writer(RunStarted(title=title, version=self.machine.version, rounds=self.plan.rounds))
 
-    def note(self, row: dict[str, Any] | None, line: str) -> None:
-        """Add a round and a line of the ledger to the files; a kill in between is made good at the next start."""
-        if row is not None:
-            self.files.add_row(row)
-            self.last_row = row
-        self.files.append("ledger.jsonl", line)
+    def append_files(self, events: Iterable[Event], line: str = "") -> None:
+        """Add what happened and a line of the ledger to the files; a kill in between is made good at the next start."""
+        for event in events:
+            self.file_writer(event)
+        if line:
+            self.files.append("ledger.jsonl", line)
 
-    def replace_row(self, row: dict[str, Any]) -> None:
-        """Write the last round again, with more that is known of it."""
-        self.files.write_rows([*self.files.keep_rows(row["round"] - 1), row])
-        self.last_row = row
-
-    def finish(self, reason: str) -> None:
+    def write_result(self, reason: str) -> None:
         """Write the model, the confusion matrix and the result."""
         if self.parts is None or self.state is None:
             return
-        job, rows = self.parts.job, self.files.rows()
-        model = load(build_model(self.plan, job.federation), job.spec, self.state.params_D)
-        self.files.save_model(model.state_dict())
-        if rows and self._confusion is None:  # the process is gone that measured it
-            last = {"round": self.state.coordinator.version}
-            found = measured_again(self.plan, self.parts.engine, self.state, last)
-            self._confusion = confusion_info(found) if found is not None else None
-        if rows:
-            self.files.write_json("confusion.json", self._confusion)
-        self.files.write_json("result.json", run_result(reason, rows, self.state.contribution))
+        job, version = self.parts.job, self.state.coordinator.version
+        model = load(final_model(self.plan, job), job.spec, self.state.params_D)
+        if self.last_row is not None and not self.file_writer.has_confusion:  # the process is gone that measured it
+            for event in measured_again(self.parts, self.state, {"round": version}):
+                if isinstance(event, Evaluated):
+                    self.file_writer(event)
+        self.file_writer.finish(reason, self.state, model.state_dict())
+        self.file_writer(RunEnded(reason=reason, version=version))
 
 
-def taken_up(book: Book, row: RunRow, home: Path, place: Place, wake: Callable[[set[int]], None]) -> Run:
+def without_numbers(client: int) -> Report:
+    """Return the report of a client of which only the sum of several is known."""
+    return Report(client=client, num_samples=0, num_steps=0, loss=0.0, norm=0.0, bytes_up=0, valid=True)
+
+
+def restore_run(
+    tables: Tables, row: RunRow, home: Path, make_blobs: MakeBlobs, wake: Callable[[set[int]], None]
+) -> Run:
     """A run as it was when the process before this one ended, however it did."""
     machine = CoordinatorState.from_plain(json.loads(row.machine))
-    run = Run(row.id, Plan.from_toml(row.plan), home, place, wake, machine, row.seq)
-    run.status, run.counted = row.status, book.last_counted(row.id)
-    lines = book.lines(row.id)
+    run = Run(row.id, Plan.from_toml(row.plan), home, make_blobs, wake, machine, row.seq)
+    run.status, run.counted = row.status, tables.last_counted(row.id)
+    lines = tables.ledger_lines(row.id)
     run.announced = _announced(lines)
-    run.note_refusals(book.refusals(row.id))
+    run.set_refusals(tables.refusals(row.id))
     if row.sizes:
         run.build(row.sizes, row.state)
         assert run.parts is not None
-        for event in book.events(row.id, row.seq):
+        for event in tables.task_events(row.id, row.seq):
             kind = Arrived if event.stage in (Stage.ARRIVED, Stage.COUNTED) else Failed
             run.machine, _ = run.parts.coordinator.step(run.machine, kind((event.task,)))
             run.seq = event.seq
         needed = {*run.machine.arrived, *run.machine.committing}
         for attempt in {task.attempt for task in needed}:
-            for each in book.tasks(row.id, attempt):
-                spot = _spot(each)
-                if each.task in needed and spot is not None:
-                    run.uploads.recall(each.task, spot)
+            for each in tables.tasks(row.id, attempt):
+                position = _position(each)
+                if each.task in needed and position is not None:
+                    run.uploads.restore(each.task, position)
         if run.status == RUNNING and run.machine.phase is not Phase.FINISHED:
-            run.prepare(run.machine)
+            run.prepare_broadcast(run.machine)
             run.lost_sum = run.parts.job.secure is not None and run.machine.phase is Phase.COMMITTING
-    run.write_down(book.rows(row.id), lines)
-    run.tidy(row.state)
+    run.rewrite_files(tables.metrics_rows(row.id), lines)
+    run.remove_stale_files(row.state)
     return run
 
 
@@ -471,8 +433,8 @@ def _announced(lines: Sequence[str]) -> int:
     return NEVER
 
 
-def _spot(row: TaskRow) -> Spot | None:
-    return Spot(*row.report["spot"]) if "spot" in row.report else None
+def _position(row: TaskRow) -> PackPosition | None:
+    return PackPosition(*row.report["spot"]) if "spot" in row.report else None
 
 
 def hash_of(params_D: Tensor) -> str:

@@ -30,24 +30,24 @@ STEP_SECONDS = 120.0
 """How long the answers of one step are waited for, where the plan has no deadline."""
 
 
-class Post:
+class Mailbox:
     """Messages that wait for clients, and answers that wait for the server; used from several threads."""
 
     def __init__(self, objects: Objects, wake: Callable[[set[int]], None]) -> None:
         self._objects, self._wake = objects, wake
         self._lock = threading.Lock()
-        self._mail: dict[int, Ref] = {}
+        self._messages: dict[int, Ref] = {}
         self._answers: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
 
     def waiting(self, client: int) -> Ref | None:
         """The message that waits for this client's answer."""
         with self._lock:
-            return self._mail.get(client)
+            return self._messages.get(client)
 
     def answer(self, client: int, data: bytes) -> bool:
         """Take an answer; False if none is waited for."""
         with self._lock:
-            if self._mail.pop(client, None) is None:
+            if self._messages.pop(client, None) is None:
                 return False
         self._answers.put((client, data))
         return True
@@ -61,9 +61,9 @@ class Post:
         for message in messages:
             ref = Ref(name=self._objects.put(message.data), num_bytes=len(message.data))
             with self._lock:
-                self._mail[message.client] = ref
+                self._messages[message.client] = ref
         with self._lock:
-            missing = set(self._mail)
+            missing = set(self._messages)
         self._wake(missing)
         until = time.monotonic() + seconds
         try:
@@ -77,21 +77,21 @@ class Post:
             pass
         finally:
             with self._lock:
-                self._mail.clear()
+                self._messages.clear()
 
 
-class Secret(NamedTuple):
+class SecureContext(NamedTuple):
     """What a server needs to add in secret."""
 
     identity: Ed25519PrivateKey
     registry: Mapping[int, bytes]
     """The public keys of all clients, by number."""
-    post: Post
+    mailbox: Mailbox
     seconds: float
 
 
-def add_with_clients(
-    job: Job, run: str, params_D: Tensor, tasks: Sequence[Task], like: Update, secret: Secret
+def sum_with_clients(
+    job: Job, run: str, params_D: Tensor, tasks: Sequence[Task], like: Update, secret: SecureContext
 ) -> Added:
     """Let those who are ready add their updates, one group after another; all of them heard these parameters."""
     largest, params = largest_of(job, tasks), params_hash(params_D)
@@ -102,7 +102,7 @@ def add_with_clients(
     return told(job, rounds, largest, len(tasks))
 
 
-def _session(job: Job, session: Session, secret: Secret) -> Outcome:
+def _session(job: Job, session: Session, secret: SecureContext) -> Outcome:
     assert job.secure is not None and job.secure.scheme.invite is not None
     registry = {**secret.registry, wire.SERVER: secret.identity.public_key().public_bytes_raw()}
     machine = Server(identity=secret.identity, registry=registry)
@@ -117,7 +117,7 @@ def _session(job: Job, session: Session, secret: Secret) -> Outcome:
     try:
         state, out = machine.open(job.secure.scheme.invite(session))
         while state.phase is not Phase.DONE:
-            for answer in secret.post.exchange(counted(out), secret.seconds):
+            for answer in secret.mailbox.exchange(counted(out), secret.seconds):
                 up += len(answer)
                 try:
                     state, _ = machine.handle(state, answer)
@@ -127,6 +127,6 @@ def _session(job: Job, session: Session, secret: Secret) -> Outcome:
     except (PlanError, Abort) as error:
         return Outcome(None, (), up, down, str(error))
     survivors = machine.survivors(state)
-    if len(survivors) < session.least:
-        return Outcome(None, (), up, down, f"{len(survivors)} are left, {session.least} are needed")
+    if len(survivors) < session.min_survivors:
+        return Outcome(None, (), up, down, f"{len(survivors)} are left, {session.min_survivors} are needed")
     return Outcome(machine.result(state), survivors, up, down)

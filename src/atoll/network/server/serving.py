@@ -15,11 +15,11 @@ from typing import Any
 
 from atoll.core.errors import RunError
 from atoll.network.server.admin import open_admin
-from atoll.network.server.connections import limits_of, more_files
-from atoll.network.server.http import Server
-from atoll.network.server.logs import Seldom, listen_to
-from atoll.network.server.operations import Hub
-from atoll.network.server.web import listener_of, server_of
+from atoll.network.server.connections import connection_limits, raise_file_limit
+from atoll.network.server.http import ClientApi
+from atoll.network.server.logs import RateLimitedLog, log_errors_of
+from atoll.network.server.operations import Operations
+from atoll.network.server.web import listening_socket, web_server
 
 GARBAGE = 50_000
 """Objects until garbage is looked for: a server of many clients has so many that a look takes long."""
@@ -40,7 +40,7 @@ def locked(home: Path) -> Iterator[None]:
 
 
 def serve(
-    hub: Hub,
+    operations: Operations,
     home: Path,
     *,
     host: str,
@@ -50,49 +50,49 @@ def serve(
     once: bool = False,
 ) -> None:
     """Serve until somebody ends it; with `once` until all runs are over and all who are there know it."""
-    listen_to("uvicorn.error")
-    face = Server(hub)
-    public = server_of(face.app, host, port, tls, limits=limits_of(more_files()))
-    listener = listener_of(host, port)
-    admin, admin_listener = open_admin(hub, home, admin_port)
+    log_errors_of("uvicorn.error")
+    api = ClientApi(operations)
+    public = web_server(api.app, host, port, tls, limits=connection_limits(raise_file_limit()))
+    listener = listening_socket(host, port)
+    admin, admin_listener = open_admin(operations, home, admin_port)
     print(f"serving {'http' if tls is None else 'https'}://{host}:{listener.getsockname()[1]}, home {home}", flush=True)
-    asyncio.run(_serve(hub, face, [(public, listener), (admin, admin_listener)], once))
-    if hub.why_ended:
-        raise RunError(hub.why_ended)
+    asyncio.run(_serve(operations, api, [(public, listener), (admin, admin_listener)], once))
+    if operations.failure:
+        raise RunError(operations.failure)
 
 
-async def _serve(hub: Hub, face: Server, pairs: list[tuple[Any, socket.socket]], once: bool) -> None:
+async def _serve(operations: Operations, api: ClientApi, pairs: list[tuple[Any, socket.socket]], once: bool) -> None:
     loop = asyncio.get_running_loop()
 
     def end() -> None:
-        face.end()
+        api.end()
         for server, _ in pairs:
             server.should_exit = True
 
     for number in (signal.SIGTERM, signal.SIGINT):
         if number != signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-            loop.add_signal_handler(number, hub.shut_down)
+            loop.add_signal_handler(number, operations.shut_down)
 
     def end_soon() -> None:
         loop.call_soon_threadsafe(end)
 
-    hub.on_shut_down = end_soon
-    trouble = Seldom()
-    loop.set_exception_handler(lambda _, about: trouble.say(f"{about['message']}: {about.get('exception')!r}"))
+    operations.on_shut_down = end_soon
+    trouble = RateLimitedLog()
+    loop.set_exception_handler(lambda _, about: trouble.write(f"{about['message']}: {about.get('exception')!r}"))
     gc.set_threshold(GARBAGE)
-    hub.start()
+    operations.start()
     try:
         serving = [asyncio.create_task(server._serve([listener])) for server, listener in pairs]
-        watching = asyncio.create_task(_until_over(hub)) if once else None
+        watching = asyncio.create_task(_until_over(operations)) if once else None
         await asyncio.gather(*serving)
         if watching is not None:
             watching.cancel()
     finally:
-        face.close()
-        await asyncio.to_thread(hub.close)
+        api.close()
+        await asyncio.to_thread(operations.close)
 
 
-async def _until_over(hub: Hub) -> None:
-    while not hub.is_over:
+async def _until_over(operations: Operations) -> None:
+    while not operations.all_runs_over:
         await asyncio.sleep(LOOK)
-    hub.shut_down()
+    operations.shut_down()

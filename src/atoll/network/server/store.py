@@ -33,7 +33,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from atoll.core.errors import PlanError, RunError
 from atoll.core.messages import Task
 from atoll.ledger.chain import EMPTY, Head
-from atoll.network.protocol.blobs import private
+from atoll.network.protocol.blobs import open_private
 from atoll.network.server.claim import Claim, claim_of, taken
 from atoll.network.server.tables import (
     ClientRow,
@@ -71,7 +71,7 @@ class StoreTaken(RunError):
 
 
 class Store:
-    """A database; make changes with `with store.change() as book`, and look with `with store.look() as book`."""
+    """A database; make changes with `with store.write() as book`, and look with `with store.read() as book`."""
 
     def __init__(self, url: str) -> None:
         self._engine = _engine(url)
@@ -101,14 +101,14 @@ class Store:
         """
         self._claim = claim_of(self._engine)
         owner = secrets.token_hex(16)
-        with self.change() as book:
+        with self.write() as tables:
             if self._engine.dialect.name == "postgresql":
-                book.wait_for_others()
-            book.set_meta("owner", owner)
+                tables.wait_for_other_transactions()
+            tables.set_meta("owner", owner)
         self._owner = owner
 
     @contextmanager
-    def change(self) -> Iterator[Book]:
+    def write(self) -> Iterator[Tables]:
         """One transaction: all of it, or nothing if anything is raised."""
         writing = self._engine.execution_options(writes=True)
         with self._one_at_a_time:
@@ -117,20 +117,20 @@ class Store:
                 self._cut_off = False
             try:
                 with writing.begin() as connection:
-                    book = Book(connection)
-                    if self._owner and book.meta("owner") != self._owner:
+                    tables = Tables(connection)
+                    if self._owner and tables.meta("owner") != self._owner:
                         raise StoreTaken(taken(self._engine))
-                    yield book
-                    book.settle()
+                    yield tables
+                    tables.flush()
             except DBAPIError as error:
                 self._cut_off |= error.connection_invalidated
                 raise
 
     @contextmanager
-    def look(self) -> Iterator[Book]:
+    def read(self) -> Iterator[Tables]:
         """See one moment of the store."""
         with self._engine.connect() as connection:
-            yield Book(connection)
+            yield Tables(connection)
 
     def close(self) -> None:
         """Give connections back."""
@@ -139,7 +139,7 @@ class Store:
         self._engine.dispose()
 
 
-class Book:
+class Tables:
     """The store within one transaction."""
 
     def __init__(self, connection: Connection) -> None:
@@ -149,10 +149,10 @@ class Book:
     @property
     def _db(self) -> Connection:
         """What everything but outcomes of tasks is said to: it knows them by then."""
-        self.settle()
+        self.flush()
         return self._connection
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Write down what came of tasks: all at once, as there may be many."""
         if self._outcomes:
             outcomes, self._outcomes = self._outcomes, []
@@ -168,12 +168,12 @@ class Book:
         self._db.execute(delete(meta_table).where(meta_table.c.key == key))
         self._db.execute(insert(meta_table).values(key=key, value=value))
 
-    def wait_for_others(self) -> None:
+    def wait_for_other_transactions(self) -> None:
         """Let changes end that are under way: a server that was killed may have asked for one to be made for good."""
         names = ", ".join(table.name for table in all_tables.sorted_tables)
         self._db.execute(text(f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE"))
 
-    def note_time(self, now: float) -> None:
+    def probe_write(self, now: float) -> None:
         """Write something, to see whether that is possible."""
         self.set_meta("written", str(now))
 
@@ -220,19 +220,19 @@ class Book:
             largest = self._db.execute(select(func.max(clients_table.c.number))).scalar()
             number = 0 if largest is None else largest + 1
         self._set_client(id, status=Status.APPROVED, number=number, offences=0)
-        self.forgive(number)
+        self.clear_refusals(number)
         return number
 
-    def agree(self, id: str, num_samples: int) -> None:
+    def set_agreed_samples(self, id: str, num_samples: int) -> None:
         """Write down how many samples the operator agreed to."""
         self._db.execute(delete(agreed_table).where(agreed_table.c.client == id))
         self._db.execute(insert(agreed_table).values(client=id, num_samples=num_samples))
 
-    def agreed(self) -> dict[str, int]:
+    def agreed_samples(self) -> dict[str, int]:
         """How many samples the operator has agreed to, by client id."""
         return {row.client: row.num_samples for row in self._db.execute(select(agreed_table))}
 
-    def refuse(self, run: str, client: int, *, whole_run: bool) -> RefusalRow:
+    def count_refusal(self, run: str, client: int, *, whole_run: bool) -> RefusalRow:
         """Count that a client refused work for a run; what is known of it now."""
         where = (refusals_table.c.run == run, refusals_table.c.client == client)
         known = self._db.execute(select(refusals_table).where(*where)).one_or_none()
@@ -241,7 +241,7 @@ class Book:
         self._db.execute(insert(refusals_table).values(run=run, client=client, times=times, whole_run=whole_run))
         return RefusalRow(client, times, whole_run)
 
-    def forgive(self, client: int, run: str | None = None) -> None:
+    def clear_refusals(self, client: int, run: str | None = None) -> None:
         """Forget what a client refused, in one run or in all."""
         where = [refusals_table.c.client == client, *([refusals_table.c.run == run] if run is not None else [])]
         self._db.execute(delete(refusals_table).where(*where))
@@ -266,7 +266,7 @@ class Book:
         self._set_client(id, epoch=known.epoch + 1)
         return known.epoch + 1
 
-    def blame(self, id: str) -> int:
+    def count_offence(self, id: str) -> int:
         """Count an offence; how many there are now."""
         known = self.client(id)
         assert known is not None
@@ -310,12 +310,12 @@ class Book:
         """Change `status`, `machine`, `seq`, `state`, `sizes` (as JSON) or `began` of a run."""
         self._db.execute(update(runs_table).where(runs_table.c.id == id).values(**values))
 
-    def add_line(self, run: str, line: str, head: Head) -> None:
+    def add_ledger_line(self, run: str, line: str, head: Head) -> None:
         """Write a line of a run's ledger; `head` is that after it."""
         self._db.execute(insert(ledger_table).values(run=run, number=head.length - 1, line=line))
         self.set_run(run, head_length=head.length, head_hash=head.hash)
 
-    def lines(self, run: str, start: int = 0, most: int | None = None) -> list[str]:
+    def ledger_lines(self, run: str, start: int = 0, most: int | None = None) -> list[str]:
         """The lines of a run's ledger from a number on, at most so many."""
         wanted = select(ledger_table.c.line).where(ledger_table.c.run == run, ledger_table.c.number >= start)
         return list(self._db.execute(wanted.order_by(ledger_table.c.number).limit(most)).scalars())
@@ -342,29 +342,29 @@ class Book:
         )
         return [task_of(row) for row in self._db.execute(wanted)]
 
-    def arrived(
+    def set_arrived(
         self, run: str, task: Task, update_: str, report: Mapping[str, Any], signature: bytes, seq: int
     ) -> None:
         """Write down an update that is here and whole, as the event of this number."""
-        self._note(run, task, Stage.ARRIVED, update_, report, signature, seq)
+        self._add_outcome(run, task, Stage.ARRIVED, update_, report, signature, seq)
 
-    def failed(self, run: str, task: Task, why: str, seq: int) -> None:
+    def set_failed(self, run: str, task: Task, why: str, seq: int) -> None:
         """Write down that nothing will come of a task, as the event of this number."""
-        self._note(run, task, Stage.FAILED, "", {"why": why}, b"", seq)
+        self._add_outcome(run, task, Stage.FAILED, "", {"why": why}, b"", seq)
 
-    def events(self, run: str, after: int) -> list[TaskRow]:
+    def task_events(self, run: str, after: int) -> list[TaskRow]:
         """What came of a run's tasks after the event of this number, in this order."""
         wanted = (
             select(tasks_table).where(tasks_table.c.run == run, tasks_table.c.seq > after).order_by(tasks_table.c.seq)
         )
         return [task_of(row) for row in self._db.execute(wanted)]
 
-    def close_asked(self, run: str) -> None:
+    def close_open_tasks(self, run: str) -> None:
         """Nobody waits any more for what was asked and has not come."""
         still = (tasks_table.c.run == run, tasks_table.c.stage == Stage.ASKED)
         self._db.execute(update(tasks_table).where(*still).values(stage=Stage.CLOSED))
 
-    def _note(
+    def _add_outcome(
         self, run: str, task: Task, stage: Stage, name: str, report: Mapping[str, Any], signature: bytes, seq: int
     ) -> None:
         which = {"of_run": run, "of_attempt": task.attempt, "of_client": task.client}
@@ -379,7 +379,7 @@ class Book:
             where = (tasks_table.c.run == run, tasks_table.c.attempt == attempt, tasks_table.c.client.in_(clients))
             self._db.execute(update(tasks_table).where(*where).values(stage=stage))
 
-    def reject(self, run: str, tasks: Sequence[Task], why: str) -> None:
+    def reject_tasks(self, run: str, tasks: Sequence[Task], why: str) -> None:
         """Say of tasks that have arrived that they do not count."""
         for task in tasks:
             values = {"stage": Stage.FAILED, "report": msgspec.json.encode({"why": why}).decode()}
@@ -393,13 +393,13 @@ class Book:
         )
         return {row[0]: row[1] for row in self._db.execute(wanted.group_by(tasks_table.c.client))}
 
-    def add_row(self, run: str, row: Mapping[str, Any]) -> None:
+    def add_metrics_row(self, run: str, row: Mapping[str, Any]) -> None:
         """Write down what is known of a round, or more of it."""
         where = (rounds_table.c.run == run, rounds_table.c.number == row["round"])
         self._db.execute(delete(rounds_table).where(*where))
         self._db.execute(insert(rounds_table).values(run=run, number=row["round"], row=json.dumps(row)))
 
-    def rows(self, run: str) -> list[dict[str, Any]]:
+    def metrics_rows(self, run: str) -> list[dict[str, Any]]:
         """What is known of the rounds of a run."""
         wanted = select(rounds_table.c.row).where(rounds_table.c.run == run).order_by(rounds_table.c.number)
         return [json.loads(row) for row in self._db.execute(wanted).scalars()]
@@ -417,7 +417,7 @@ def _engine(url: str) -> Engine:
         path = engine.url.database or ""
         if not path.startswith(":"):
             with suppress(OSError):  # SQLite says what is wrong; its other files have the mode of this one
-                os.close(private(path, os.O_RDWR | os.O_CREAT))
+                os.close(open_private(path, os.O_RDWR | os.O_CREAT))
         event.listen(engine, "connect", _set_up_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
     return engine

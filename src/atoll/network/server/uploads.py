@@ -27,11 +27,11 @@ Key = tuple[int, int]
 """Attempt and client."""
 
 
-class TooMuch(AtollError):
+class UploadTooLarge(AtollError):
     """More than is kept of one client."""
 
 
-class Spot(NamedTuple):
+class PackPosition(NamedTuple):
     """Where an update begins that was written together with others."""
 
     pack: str
@@ -52,17 +52,21 @@ class Uploads:
             if found := NAME.fullmatch(name):
                 self._sizes.setdefault((int(found[1]), int(found[2])), {})[bytes.fromhex(found[3])] = size
 
-    def put(self, task: Task, digest: bytes, data: bytes, most: int) -> None:
+    def put_chunk(self, task: Task, digest: bytes, data: bytes, most: int) -> None:
         """Keep a chunk of a client of which `most` bytes are kept; the caller has checked that this is its hash."""
         if self._here(task).get(digest) == len(data):
             return
         with self._counting:  # requests of one client come at once, too
-            sizes = [*self.kept(task.client), *self._coming.get(task.client, ()), len(data)]
+            sizes = [*self.stored_sizes(task.client), *self._coming.get(task.client, ()), len(data)]
             short = sum(size < CHUNK for size in sizes)
             if sum(sizes) > most:
-                raise TooMuch(f"more was sent for this task than an update can be: at most {most:,} bytes are kept")
+                raise UploadTooLarge(
+                    f"more was sent for this task than an update can be: at most {most:,} bytes are kept"
+                )
             if not data or short > SHORT:
-                raise TooMuch(f"a chunk has {CHUNK:,} bytes, but the last of an object: {short} shorter ones were sent")
+                raise UploadTooLarge(
+                    f"a chunk has {CHUNK:,} bytes, but the last of an object: {short} shorter ones were sent"
+                )
             self._coming.setdefault(task.client, []).append(len(data))
         try:
             self._blobs.put(_path(_key(task), digest), data)
@@ -71,7 +75,7 @@ class Uploads:
             with self._counting:
                 self._coming[task.client].remove(len(data))
 
-    def kept(self, client: int) -> list[int]:
+    def stored_sizes(self, client: int) -> list[int]:
         """The bytes of every chunk that is here of a client."""
         return [size for key, sizes in list(self._sizes.items()) if key[1] == client for size in list(sizes.values())]
 
@@ -81,9 +85,9 @@ class Uploads:
         self._blobs.put(f"{PACKS}/{name}", *parts)
         self._blobs.sync(PACKS)
 
-    def recall(self, task: Task, spot: Spot) -> None:
+    def restore(self, task: Task, position: PackPosition) -> None:
         """Remember after a restart that an update is still needed."""
-        self._packs.setdefault(spot.pack, set()).add(_key(task))
+        self._packs.setdefault(position.pack, set()).add(_key(task))
 
     def missing(self, task: Task, manifest: Manifest) -> list[bytes]:
         """Which chunks of an object are not here, or have another size than the manifest says."""
@@ -91,7 +95,7 @@ class Uploads:
         sizes = dict(zip(manifest.chunks, manifest.sizes(), strict=True))
         return [digest for digest, size in sizes.items() if here.get(digest) != size]
 
-    def whole(self, task: Task, manifest: Manifest) -> Iterator[bytes]:
+    def complete_chunks(self, task: Task, manifest: Manifest) -> Iterator[bytes]:
         """The chunks of an object, which are all here."""
         missing = self.missing(task, manifest)
         if missing:
@@ -102,30 +106,30 @@ class Uploads:
         """Let chunks that were sent in an attempt so far outlive a loss of power."""
         self._blobs.sync(str(attempt))
 
-    def read(self, task: Task, manifest: Manifest, spot: Spot | None = None) -> Iterator[bytes]:
+    def read(self, task: Task, manifest: Manifest, position: PackPosition | None = None) -> Iterator[bytes]:
         """The chunks of an object, checked against their hashes: disks forget too."""
         for digest in manifest.chunks:
-            if spot is None:
+            if position is None:
                 data = self._blobs.get(_path(_key(task), digest))
             else:
-                data = self._blobs.get(f"{PACKS}/{spot.pack}", spot.start, manifest.num_bytes)
+                data = self._blobs.get(f"{PACKS}/{position.pack}", position.start, manifest.num_bytes)
             if hashlib.sha256(data).digest() != digest:
                 raise ObjectError(f"chunk {digest.hex()} of an upload was changed: restore it from a copy")
             yield data
 
-    def drop(self, tasks: Iterable[Task]) -> None:
+    def drop_tasks(self, tasks: Iterable[Task]) -> None:
         """Remove what was sent for some tasks."""
         gone = set(map(_key, tasks))
         names = [_path(key, digest) for key in gone for digest in self._sizes.pop(key, {})]
         self._blobs.delete([*names, *self._unneeded(gone)])
 
-    def keep_tasks(self, client: int, tasks: Iterable[Task]) -> None:
+    def drop_other_tasks(self, client: int, tasks: Iterable[Task]) -> None:
         """Remove what a client sent for other tasks than these."""
         kept = set(map(_key, tasks))
         gone = [key for key in list(self._sizes) if key[1] == client and key not in kept]
         self._blobs.delete([_path(key, digest) for key in gone for digest in self._sizes.pop(key, {})])
 
-    def keep_only(self, attempts: set[int]) -> None:
+    def drop_other_attempts(self, attempts: set[int]) -> None:
         """Remove what was sent in other attempts than these."""
         there = self._blobs.sizes("")
         for attempt in {name.split("/")[0] for name in there} - {PACKS, *map(str, attempts)}:
@@ -151,7 +155,7 @@ class Uploads:
         return self._sizes.get(_key(task), {})
 
 
-class Pack:
+class UpdatePack:
     """Updates of one run that are written together."""
 
     def __init__(self, uploads: Uploads) -> None:
@@ -160,13 +164,13 @@ class Pack:
         self._parts: list[bytes] = []
         self._size = 0
 
-    def add(self, task: Task, data: bytes) -> Spot:
+    def add(self, task: Task, data: bytes) -> PackPosition:
         """Put an update behind the others; where that is."""
-        spot = Spot(self._name, self._size)
+        position = PackPosition(self._name, self._size)
         self._tasks.append(task)
         self._parts.append(data)
         self._size += len(data)
-        return spot
+        return position
 
     def write(self) -> None:
         """Write them, so that they outlive a loss of power."""

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from atoll.core.errors import RunError
-from atoll.network.server.connections import BACKLOG, Limits, Listener, Visitor, Visitors
+from atoll.network.server.connections import BACKLOG, ConnectionTracker, Limits, Listener, TrackedConnection
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -25,7 +25,7 @@ BODY_SECONDS, BODY_RATE = 10.0, 1 << 14
 """How long a body may take: so many seconds, and one more for so many bytes of it that have come."""
 IDLE_SECONDS = 75
 """How long a client's connection without a request is kept: longer than it waits between two polls."""
-STRANGER_SECONDS = 20
+UNAUTHENTICATED_SECONDS = 20
 """How long one is kept on which nobody has shown who they are."""
 MAX_HEAD = 64 * 1024
 """Bytes of a request's head, about: what is longer is cut off."""
@@ -39,11 +39,11 @@ GOODBYE_SECONDS = 5
 """How long a shutdown waits for answers that are on their way."""
 SINGLE = frozenset({"host", "content-length", "transfer-encoding", "authorization"})
 """Headers that come once, like all of Atoll's own: what reads the first of two may not be what reads the second."""
-VISITOR = "atoll.visitor"
+CONNECTION = "atoll.connection"
 """Under which name an application finds, among a request's extensions, the connection that it came by."""
 
 
-class Pace(NamedTuple):
+class RequestTimeouts(NamedTuple):
     """How long a request may take to arrive."""
 
     head: float = HEAD_SECONDS
@@ -51,10 +51,10 @@ class Pace(NamedTuple):
     rate: float = BODY_RATE
 
 
-PACE, LIMITS = Pace(), Limits()
+TIMEOUTS, LIMITS = RequestTimeouts(), Limits()
 
 
-class Flow(FlowControl):
+class NotifyingFlowControl(FlowControl):
     """uvicorn's flow control, which also tells when somebody wants to read on."""
 
     def __init__(self, transport: asyncio.Transport, resumed: Callable[[], None]) -> None:
@@ -68,14 +68,14 @@ class Flow(FlowControl):
         super().resume_reading()
 
 
-class PromptProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
+class DeadlineProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     """uvicorn's HTTP/1.1, with deadlines for the head and the body of each request, and a limit to its head.
 
     Of a body no more is read than came with its head, until the application asks for it: then its time begins. What is
     read lies in buffers that the connections of a server share: it is read on before another one reads.
     """
 
-    pace: Pace
+    timeouts: RequestTimeouts
     sealed: bytearray
     plain: memoryview
     _timer: asyncio.TimerHandle | None = None
@@ -88,22 +88,22 @@ class PromptProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     _held = False
     _parts: list[bytes]
 
-    def __init__(self, visitor: Visitor, **options: Any) -> None:
+    def __init__(self, connection: TrackedConnection, **options: Any) -> None:
         super().__init__(**options)
-        self._visitor = visitor
+        self._connection = connection
         self._parts = []
-        self.timeout_keep_alive = STRANGER_SECONDS
+        self.timeout_keep_alive = UNAUTHENTICATED_SECONDS
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect a request; answers leave at once, which asyncio sees to only on sockets that it made itself."""
         super().connection_made(transport)
-        self._visitor.hang_up = transport.abort
-        self.flow = Flow(transport, self._resumed)
+        self._connection.abort = transport.abort
+        self.flow = NotifyingFlowControl(transport, self._resumed)
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         tls = getattr(transport, "_ssl_protocol", None)
         if isinstance(tls, SSLProtocol):
             tls._ssl_buffer, tls._ssl_buffer_view = self.sealed, memoryview(self.sealed)  # type: ignore[attr-defined]
-        self._allow(self.pace.head)
+        self._allow(self.timeouts.head)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where decrypted bytes are put."""
@@ -116,7 +116,7 @@ class PromptProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     def data_received(self, data: bytes) -> None:
         """Take some bytes of a request; when it is whole the clock stops."""
         if self._timer is None:
-            self._allow(self.pace.head)
+            self._allow(self.timeouts.head)
         if self._in_head:
             self._head_bytes += len(data)
         else:
@@ -137,9 +137,9 @@ class PromptProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     def on_message_begin(self) -> None:
         """The first bytes of a request are here."""
         self._whole = self._held = False
-        self._allow(self.pace.head)
+        self._allow(self.timeouts.head)
         super().on_message_begin()
-        self.scope["extensions"] = {VISITOR: self._visitor}  # type: ignore[dict-item]
+        self.scope["extensions"] = {CONNECTION: self._connection}  # type: ignore[dict-item]
 
     def on_headers_complete(self) -> None:
         """The head is whole."""
@@ -162,20 +162,20 @@ class PromptProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         """Drop what came of a request that was answered before it was whole."""
         if self.cycle.response_complete:  # else it is the next one that comes already
             self._parts = []
-        self.timeout_keep_alive = IDLE_SECONDS if self._visitor.client else STRANGER_SECONDS
+        self.timeout_keep_alive = IDLE_SECONDS if self._connection.client else UNAUTHENTICATED_SECONDS
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clock."""
         self._stop_clock()
-        self._visitor.leave()
+        self._connection.release()
         super().connection_lost(exc)
 
     def _resumed(self) -> None:
         """Let the clock of a body run, from now on if it stood still."""
         if not self._in_head and self._timer is None:
             self._since, self._body_bytes = self.loop.time(), 0
-            self._allow(self.pace.body)
+            self._allow(self.timeouts.body)
 
     def _allow(self, seconds: float) -> None:
         self._stop_clock()
@@ -191,7 +191,7 @@ class PromptProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._timer = None
         left = 0.0
         if not self._in_head:
-            left = self._since + self.pace.body + self._body_bytes / self.pace.rate - self.loop.time()
+            left = self._since + self.timeouts.body + self._body_bytes / self.timeouts.rate - self.loop.time()
         if left > 0:
             self._allow(left)
         else:
@@ -203,21 +203,21 @@ class WebServer(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None, limits: Limits) -> None:
         super().__init__(config)
-        self._tls, self._visitors = tls, Visitors(limits)
+        self._tls, self._tracker = tls, ConnectionTracker(limits)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen."""
         await self.lifespan.startup()
 
-        def protocol(visitor: Visitor) -> asyncio.BaseProtocol:
+        def protocol(connection: TrackedConnection) -> asyncio.BaseProtocol:
             made: Any = self.config.http_protocol_class
             whole: asyncio.BaseProtocol = made(
-                visitor, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+                connection, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
             )
             return whole
 
-        sockets = sockets or [listener_of(self.config.host, self.config.port)]
-        self.servers: list[Any] = [Listener(each, protocol, self._tls, self._visitors) for each in sockets]
+        sockets = sockets or [listening_socket(self.config.host, self.config.port)]
+        self.servers: list[Any] = [Listener(each, protocol, self._tls, self._tracker) for each in sockets]
         self.started = True
 
 
@@ -238,15 +238,20 @@ def tls_context(certificate: Path, key: Path, client_authority: Path | None = No
     return context
 
 
-def server_of(
-    app: App, host: str, port: int, tls: ssl.SSLContext | None, pace: Pace = PACE, limits: Limits = LIMITS
+def web_server(
+    app: App,
+    host: str,
+    port: int,
+    tls: ssl.SSLContext | None,
+    timeouts: RequestTimeouts = TIMEOUTS,
+    limits: Limits = LIMITS,
 ) -> WebServer:
     """A uvicorn server that is ready to run; without `tls` it is for this machine only."""
     if tls is None and host not in ("127.0.0.1", "::1", "localhost"):
         raise RunError(f"{host} can be reached from elsewhere: give a certificate, e.g. by atoll certs")
     SSLProtocol.max_size = TLS_RECORD
     buffers = {"sealed": bytearray(SEALED), "plain": memoryview(bytearray(PLAIN))}
-    protocol = type("Protocol", (PromptProtocol,), {"pace": pace, **buffers})
+    protocol = type("Protocol", (DeadlineProtocol,), {"timeouts": timeouts, **buffers})
     config = uvicorn.Config(
         app,
         host=host,
@@ -264,7 +269,7 @@ def server_of(
     return WebServer(config, tls, limits)
 
 
-def listener_of(host: str, port: int) -> socket.socket:
+def listening_socket(host: str, port: int) -> socket.socket:
     """A socket that listens at an address; with port 0 the system chooses one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -277,7 +282,7 @@ class BadRequest(RunError):
     """A request that can be read in two ways, or in none."""
 
 
-def headers_of(scope: Mapping[str, Any]) -> dict[str, str]:
+def read_headers(scope: Mapping[str, Any]) -> dict[str, str]:
     """The headers of a request by their names; one that counts and comes twice is refused."""
     headers: dict[str, str] = {}
     for raw, value in scope["headers"]:
@@ -292,7 +297,7 @@ class TooLarge(RunError):
     """A body that is longer than was agreed."""
 
 
-def agreed_length(headers: dict[str, str], most: int) -> int:
+def content_length(headers: dict[str, str], most: int) -> int:
     """How many bytes a request's body has; it must be said, and be at most `most`."""
     said = headers.get("content-length", "0")
     if "transfer-encoding" in headers or not (said.isascii() and said.isdigit()) or int(said[:19]) > most:

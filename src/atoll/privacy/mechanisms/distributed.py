@@ -1,4 +1,4 @@
-"""Privacy of whole clients by noise that they make together: the distributed discrete Gaussian."""
+"""Client-level privacy by noise that clients add jointly: the distributed discrete Gaussian."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 
 from atoll.core.errors import PlanError
 from atoll.core.messages import Aggregate, State, Update, stack
-from atoll.core.privacy import IN_TURN, Exposure, Mechanism, Release, Sent
+from atoll.core.privacy import IN_TURN, Exposure, Mechanism, ReleaseContext, SendContext
 from atoll.privacy.grid import CLIENT_DATA, check_noise, noisy_share, packed, unpacked
 
 FIXED = (IN_TURN, "fixed-size without replacement")
-"""The schemes that ask a known number of clients, each once."""
+"""Sampling schemes that ask a fixed number of clients, each at most once a round."""
 COARSEST = 8.0
-"""Steps of the grid that the deviation of a share must have: below, the sum is not close enough to a Gaussian."""
+"""Minimum standard deviation of one share, in steps of the grid, for the sum to be close enough to a Gaussian."""
 FAR = 12.0
-"""Deviations that noise never reaches."""
+"""Number of standard deviations that the noise exceeds with negligible probability."""
 
 ASSUMPTIONS = (
     "only the sum of a round is seen: put the plan behind secagg, without which it is added up in the open",
@@ -41,52 +41,53 @@ def distributed(
 ) -> Mechanism:
     """Let each of n clients add a share of the noise on the integer grid (Kairouz et al. 2021, arXiv:2102.06387).
 
-    A client clips its update, cuts it off to whole steps of clip / 2^bits, and adds discrete Gaussian noise of
-    deviation sigma * clip / sqrt(n - dropouts), so that the sum has at least sigma * clip if no more than `dropouts`
-    are lost; an attempt that loses more is abandoned. Cutting off towards zero takes the place of the paper's
-    conditional rounding: no length grows, so that the sensitivity is the clip itself.
+    A client clips its update, truncates it to whole steps of clip / 2^bits, and adds discrete Gaussian noise of
+    standard deviation sigma * clip / sqrt(n - dropouts), so that the sum has at least sigma * clip if no more than
+    `dropouts` clients are lost; an attempt that loses more is abandoned. Truncation towards zero replaces the paper's
+    conditional rounding: no norm grows, so that the sensitivity is the clip itself.
     """
     check_noise("distributed", delta, epsilon, clip=clip, sigma=sigma)
     if dropouts < 0:
-        raise PlanError(f"distributed: dropouts must be 0 or more, got {dropouts}")
+        raise PlanError(f"distributed: dropouts must be 0 or more, got {dropouts}; 0 expects every client to answer")
     if not 4 <= bits <= 24:
         raise PlanError(f"distributed: bits must be in [4, 24], got {bits}; 16 is usual")
     levels = 1 << bits
 
-    def share(cohort: int) -> float:
-        """The deviation of one client's noise, in steps of the grid."""
+    def deviation(cohort: int) -> float:
+        """Return the standard deviation of one client's noise, in steps of the grid."""
         if dropouts >= cohort:
             raise PlanError(f"distributed: {dropouts} of {cohort} clients cannot drop out: lower privacy.dropouts")
-        found = sigma * levels / math.sqrt(cohort - dropouts)
-        if found < COARSEST:
+        steps = sigma * levels / math.sqrt(cohort - dropouts)
+        if steps < COARSEST:
             raise PlanError(
-                f"distributed: a client's share of the noise has a deviation of {found:.2g} steps of the grid, which "
+                f"distributed: a client's share of the noise has a deviation of {steps:.2g} steps of the grid, which "
                 f"is too coarse: raise privacy.bits from {bits} so that it has at least {COARSEST:g}"
             )
-        return found
+        return steps
 
     def event(exposure: Exposure) -> Any:
         import dp_accounting as dp
 
         if exposure.scheme not in FIXED:
             raise PlanError(
-                f"distributed noise is cut to a known number of clients, but here they are drawn {exposure.scheme}: "
-                'set sampler = "round_robin", or sampler = "uniform" without replacement'
+                "distributed noise is divided among a fixed number of clients, but here they are drawn "
+                f'{exposure.scheme}: set sampler = "round_robin", or sampler = "uniform" without replacement'
             )
-        one = dp.GaussianDpEvent(1 / concentrated(share(exposure.cohort), exposure.cohort, dropouts, levels))
-        return dp.SelfComposedDpEvent(one, exposure.participations)
+        cohort = exposure.cohort
+        round_event = dp.GaussianDpEvent(1 / concentrated(deviation(cohort), cohort, dropouts, levels))
+        return dp.SelfComposedDpEvent(round_event, exposure.participations)
 
-    def on_grid(update: Update, sent: Sent) -> Update:
+    def on_grid(update: Update, context: SendContext) -> Update:
         rows = []
         for number in range(len(update.weight)):
             row = update.rows(number)
-            steps_V = noisy_share(row.vector(), clip, levels, share(sent.cohort), sent.key(number))
+            steps_V = noisy_share(row.vector(), clip, levels, deviation(context.cohort), context.key(number))
             rows.append(row.rebuilt(torch.from_numpy(steps_V)))
         return stack(rows)
 
-    def release(acc: State, memory: State, order: Release) -> tuple[Aggregate, State]:
-        cohort = order.exposure.cohort
-        return unpacked(packed(acc), acc, clip / levels / cohort, order.dtype, cohort), memory
+    def release(acc: State, memory: State, context: ReleaseContext) -> tuple[Aggregate, State]:
+        cohort = context.exposure.cohort
+        return unpacked(packed(acc), acc, clip / levels / cohort, context.dtype, cohort), memory
 
     return Mechanism(
         unit="client",
@@ -99,17 +100,17 @@ def distributed(
         clip=clip,
         on_grid=on_grid,
         release=release,
-        sum_bound=lambda cohort: cohort * levels + FAR * math.sqrt(cohort) * share(cohort),
+        sum_bound=lambda cohort: cohort * levels + FAR * math.sqrt(cohort) * deviation(cohort),
         min_reports=lambda cohort: cohort - dropouts,
     )
 
 
 def concentrated(deviation: float, cohort: int, dropouts: int, levels: int, dimensions: float = 2.0**40) -> float:
-    """The e of e^2/2-concentrated privacy of a sum of discrete Gaussians (proposition 14, its last bound).
+    """Return the e of e^2/2-concentrated privacy of a sum of discrete Gaussians (proposition 14, its last bound).
 
-    e = levels / (sqrt(n) deviation) + tau sqrt(d) with n = cohort - dropouts of them at least, and
-    tau = 10 sum_{k < cohort} exp(-2 pi^2 deviation^2 k / (k + 1)). It is computed for more dimensions d than any model
-    has. The Renyi divergence is that of a Gaussian of sigma 1 / e.
+    e = levels / (sqrt(n) deviation) + tau sqrt(d) with n = cohort - dropouts summands at least, and
+    tau = 10 sum_{k < cohort} exp(-2 pi^2 deviation^2 k / (k + 1)). The default d exceeds the dimension of every model.
+    The Renyi divergence is that of a Gaussian with noise multiplier 1 / e.
 
     >>> round(concentrated(100.0, 6, 2, 200), 6)
     1.0

@@ -1,4 +1,4 @@
-"""Privacy of whole clients without secret sampling: DP-FTRL."""
+"""Client-level privacy without secret sampling: DP-FTRL."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from atoll.core.errors import PlanError
 from atoll.core.messages import Aggregate, State, Update
-from atoll.core.privacy import IN_TURN, Exposure, Mechanism, Release, Sent
+from atoll.core.privacy import IN_TURN, Exposure, Mechanism, ReleaseContext, SendContext
 from atoll.privacy.grid import CLIENT_DATA, LEVELS, bounded, check_noise, packed, unpacked
 from atoll.privacy.noise import derived, discrete_gaussian
 
@@ -32,11 +32,11 @@ def ftrl(
     per_layer: bool = False,
     test_noise: bool = False,
 ) -> Mechanism:
-    """Add tree-shaped noise to the running sum of updates (Kairouz et al. 2021, arXiv:2103.00039, algorithm 1).
+    """Add the noise of a binary tree to the running sum of updates (Kairouz et al. 2021, arXiv:2103.00039, alg. 1).
 
-    The released running sum after t rounds of a pass carries one noise for each 1 in the binary digits of t, so that it
-    does not grow with t; what a round hands on is the change of that sum. Every pass over the clients has a new tree,
-    so that each client is in a tree at most once and touches at most ceil(log2(t + 1)) nodes of it (appendix D.1).
+    The released running sum after t rounds of a pass carries one noise vector for each 1 in the binary digits of t; a
+    round returns the change of that sum. Every pass over the clients has a new tree, so that each client is in a tree
+    at most once and affects at most ceil(log2(t + 1)) of its nodes (appendix D.1).
     """
     check_noise("ftrl", delta, epsilon, clip=clip, sigma=sigma)
 
@@ -45,31 +45,32 @@ def ftrl(
 
         if exposure.scheme != IN_TURN:
             raise PlanError(
-                f"ftrl counts on each client at most once a pass, but here clients are drawn {exposure.scheme}: "
+                f"ftrl requires each client at most once a pass, but here clients are drawn {exposure.scheme}: "
                 'set sampler = "round_robin", or privacy = "central" with sampler = "poisson"'
             )
-        whole, rest = divmod(exposure.attempts, exposure.in_a_row)
+        passes, rest = divmod(exposure.attempts, exposure.attempts_per_pass)
         trees = []
-        if whole:
-            one = dp.SingleEpochTreeAggregationDpEvent(sigma, exposure.in_a_row)
-            trees.append(dp.SelfComposedDpEvent(one, whole))
+        if passes:
+            full_tree = dp.SingleEpochTreeAggregationDpEvent(sigma, exposure.attempts_per_pass)
+            trees.append(dp.SelfComposedDpEvent(full_tree, passes))
         if rest:
             trees.append(dp.SingleEpochTreeAggregationDpEvent(sigma, rest))
         return dp.ComposedDpEvent(trees)
 
-    def release(acc: State, memory: State, order: Release) -> tuple[Aggregate, State]:
-        attempt, length = order.exposure.attempts - 1, order.exposure.in_a_row
-        step = attempt % length + 1
+    def release(acc: State, memory: State, context: ReleaseContext) -> tuple[Aggregate, State]:
+        exposure = context.exposure
+        attempt = exposure.attempts - 1
+        step = attempt % exposure.attempts_per_pass + 1
         sums_V = packed(acc)
         for number, sign in node_changes(step):
-            key = derived(order.secret, "noise", attempt - step + number)
+            key = derived(context.secret, "noise", attempt - step + number)
             noise_V = discrete_gaussian(key, sigma * LEVELS, len(sums_V))
             sums_V = sums_V + np.int64(sign) * noise_V
-        scale = clip / LEVELS / (order.exposure.rate * order.exposure.num_clients)
-        return unpacked(sums_V, acc, scale, order.dtype, order.exposure.cohort), memory
+        scale = clip / LEVELS / (exposure.rate * exposure.num_clients)
+        return unpacked(sums_V, acc, scale, context.dtype, exposure.cohort), memory
 
-    def on_grid(update: Update, sent: Sent) -> Update:
-        return bounded(update, clip, LEVELS, sent.spec if per_layer else None)
+    def on_grid(update: Update, context: SendContext) -> Update:
+        return bounded(update, clip, LEVELS, context.spec if per_layer else None)
 
     return Mechanism(
         unit="client",
@@ -87,10 +88,10 @@ def ftrl(
 
 
 def node_changes(step: int) -> list[tuple[int, int]]:
-    """Which nodes of the tree the noise of a sum gains (+1) and loses (-1) at a step, named by the step that made them.
+    """Return the tree nodes whose noise enters (+1) and leaves (-1) the sum at a step, by the step that creates them.
 
-    Step t makes the node over the last 2^k steps, k the number of zeros at the end of t in binary; it takes the place
-    of the nodes made by the steps t - 2^0, t - 2^1, ..., t - 2^(k-1).
+    Step t creates the node over the last 2^k steps, k the number of trailing zeros of t in binary; it replaces the
+    nodes created by the steps t - 2^0, t - 2^1, ..., t - 2^(k-1).
 
     >>> node_changes(8)
     [(8, 1), (7, -1), (6, -1), (4, -1)]

@@ -1,4 +1,4 @@
-"""Privacy of whole clients that trust nobody: each adds its own noise."""
+"""Client-level privacy without a trusted server: each client adds its own noise."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from atoll.core.messages import Update, stack
-from atoll.core.privacy import Exposure, Mechanism, Sent
+from atoll.core.privacy import Exposure, Mechanism, SendContext
 from atoll.privacy.grid import CLIENT_DATA, LEVELS, check_noise, noisy_share
 
 ASSUMPTIONS = (
@@ -24,9 +24,9 @@ EXAMPLE = {"clip": 1.0, "sigma": 1.0, "delta": 1e-5}
 def local(clip: float, sigma: float, delta: float, epsilon: float | None = None, test_noise: bool = False) -> Mechanism:
     """Clip the whole update and add Gaussian noise of sigma * clip at the client, before anything leaves it.
 
-    What a client sends is private by itself, so that every aggregator and every algorithm may look at it; all weigh the
-    same, since a weight would tell how many samples there are. The event is one Gaussian for each time that a client
-    may have taken part (Dwork and Roth 2014, appendix A); no amplification is claimed.
+    Each sent update is private by itself, so that every aggregator and every algorithm may use it. All weights are 1,
+    since a weight would reveal the number of samples. The event is one Gaussian for each time that a client may have
+    taken part (Dwork and Roth 2014, appendix A); no amplification is claimed.
     """
     check_noise("local", delta, epsilon, clip=clip, sigma=sigma)
 
@@ -35,11 +35,11 @@ def local(clip: float, sigma: float, delta: float, epsilon: float | None = None,
 
         return dp.SelfComposedDpEvent(dp.GaussianDpEvent(sigma), exposure.participations)
 
-    def at_client(update: Update, sent: Sent) -> Update:
+    def at_client(update: Update, context: SendContext) -> Update:
         rows = []
         for number in range(len(update.weight)):
             row = update.rows(number)
-            steps_V = noisy_share(row.vector(), clip, LEVELS, sigma * LEVELS, sent.key(number))
+            steps_V = noisy_share(row.vector(), clip, LEVELS, sigma * LEVELS, context.key(number))
             noisy_V = (torch.from_numpy(steps_V).to(torch.float64) * (clip / LEVELS)).to(row.delta_D.dtype)
             rows.append(row.rebuilt(noisy_V)._replace(weight=torch.ones_like(row.weight)))
         return stack(rows)

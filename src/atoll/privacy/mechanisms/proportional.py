@@ -1,4 +1,4 @@
-"""A clip that follows each client's own gradient, and what that leaves open."""
+"""Private steps whose clip is proportional to each client's own gradient; their guarantee has a gap."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ EXAMPLE = {"noise": 1.0, "epsilon": 8.0, "delta": 1e-5}
 
 
 def proportional(noise: float, epsilon: float, delta: float, exposure: Exposure, test_noise: bool = False) -> Mechanism:
-    """Private steps with a clip of C_i = lambda |g_i|, g_i being the mean gradient of client i's batch before the clip.
+    """Take private steps with a clip of C_i = lambda |g_i|, where g_i is the mean gradient of client i's batch.
 
-    The noise on the sum of a batch has deviation `noise` times |g_i|, so that every client's gradient is as noisy as
-    any other's, however large. As a multiple of the clip that is sigma = noise / lambda, whatever the client, and
-    lambda is solved for the budget: it is `noise` over the least sigma that spends `epsilon` on what the plan will run.
+    The noise on the sum of a batch has standard deviation `noise` times |g_i|, so that all clients' gradients have the
+    same relative noise. As a multiple of the clip it is sigma = noise / lambda for every client, and lambda is solved
+    for the budget: `noise` divided by the least sigma that spends `epsilon` on all rounds of the plan.
 
     This is NOT a differentially private release. The Gaussian mechanism covers a clip that does not depend on the data;
-    |g_i| does. What holds is that two data sets whose |g_i| agree in every step cannot be told apart beyond (epsilon,
-    delta). Clips for each client and round are in use (Fu et al. 2022, arXiv:2211.15893); they are private if they
-    follow what was released before or is public, as the fixed clip of `sample` does.
+    |g_i| does. The guarantee is weaker: two data sets whose |g_i| agree in every step cannot be distinguished beyond
+    (epsilon, delta). Clips for each client and round are in use (Fu et al. 2022, arXiv:2211.15893); they are private
+    only if they depend on public or earlier released values alone, as the fixed clip of `sample` does.
     """
     check_noise("proportional", delta, epsilon, noise=noise)
-    sigma = least_sigma(exposure, epsilon, delta)
+    sigma = min_sigma(exposure, epsilon, delta)
     return Mechanism(
         unit="sample",
         neighbours=NEIGHBOURS,
@@ -50,22 +50,22 @@ def proportional(noise: float, epsilon: float, delta: float, exposure: Exposure,
 
 
 @lru_cache(maxsize=16)
-def least_sigma(exposure: Exposure, epsilon: float, delta: float) -> float:
-    """The least noise, in units of the clip, with which what will run spends at most epsilon, by Renyi divergences."""
-    import dp_accounting  # it takes a second to import
+def min_sigma(exposure: Exposure, epsilon: float, delta: float) -> float:
+    """Return the least noise multiplier with which an exposure spends at most epsilon, by Renyi divergences."""
+    import dp_accounting  # here, because the import takes a second
     from dp_accounting.rdp import RdpAccountant
 
-    groups = exposure.each_group()
+    groups = exposure.per_group()
 
-    def event(sigma: float) -> Any:
-        """What the client runs that spends most."""
+    def largest_event(sigma: float) -> Any:
+        """Return the event of the client with the largest privacy loss."""
         return sampled_gaussian(groups[int(quick_bounds(sigma, groups, delta).argmax())], sigma)
 
-    found: float = dp_accounting.calibrate_dp_mechanism(
+    sigma: float = dp_accounting.calibrate_dp_mechanism(
         RdpAccountant,
-        event,
+        largest_event,
         epsilon,
         delta,
         dp_accounting.LowerEndpointAndGuess(0.01, 1.0),
     )
-    return found
+    return sigma

@@ -1,4 +1,4 @@
-"""Privacy of single samples."""
+"""Sample-level privacy: DP-SGD."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ def sample(
 ) -> Mechanism:
     """Hide each sample by private local steps (DP-SGD: Abadi et al. 2016, arXiv:1607.00133, algorithm 1).
 
-    A step draws each sample with probability B/n, clips its gradient to length `clip`, adds them up, adds noise of
-    deviation `sigma` times `clip`, and divides by B. Everything that leaves the client is made of such sums, so that it
-    is protected from the server too. `test_noise` derives the noise from the plan's seed, and then protects nothing.
+    A step draws each sample with probability B/n, clips each gradient to norm `clip`, adds them up, adds noise of
+    standard deviation `sigma` times `clip`, and divides by B. Everything that leaves the client is computed from such
+    sums, so that samples are protected from the server too. `test_noise` derives the noise from the plan's seed, which
+    removes all protection.
     """
     check_noise("sample", delta, epsilon, clip=clip, sigma=sigma)
     return Mechanism(
@@ -45,8 +46,8 @@ def sample(
 
 
 def sampled_gaussian(exposure: Exposure, sigma: float) -> Any:
-    """The event of all private steps that one client may have taken."""
-    import dp_accounting  # it takes a second to import
+    """Return the event of all private steps that one client may have taken."""
+    import dp_accounting  # here, because the import takes a second
 
     step = dp_accounting.PoissonSampledDpEvent(exposure.sample_rate, dp_accounting.GaussianDpEvent(sigma))
     return dp_accounting.SelfComposedDpEvent(step, exposure.attempts * exposure.steps)

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 
-from atoll.core.errors import PlanError
 from atoll.core.options import Count
 from atoll.core.sampler import Pick, Population, Sampler
 from atoll.rounds.drawing import draw_weighted
@@ -22,12 +21,8 @@ def power_of_choice(candidates: Count | None = None) -> Sampler:
 
     def sample(rng: np.random.Generator, num: int, population: Population) -> list[Pick]:
         d = 2 * num if candidates is None else candidates
-        if d < num:
-            raise PlanError(
-                f"sampler.candidates is {d} but a round asks {num} clients: set it to at least {num}, or leave it out"
-            )
         drawn = draw_weighted(rng, d, population, population.sizes(), replacement=False)
         by_loss = sorted(drawn, key=lambda client: population.scores.get(client, math.inf), reverse=True)
         return [Pick(client) for client in by_loss[:num]]
 
-    return Sampler(sample=sample, scheme="by loss without replacement", score="loss")
+    return Sampler(sample=sample, scheme="by loss without replacement", score="loss", max_picks=candidates)

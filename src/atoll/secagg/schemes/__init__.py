@@ -1,1 +1,1 @@
-"""Ways to add in secret, one file each."""
+"""Schemes of secure aggregation, one file each."""

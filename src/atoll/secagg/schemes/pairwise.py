@@ -1,4 +1,4 @@
-"""Pairwise masks that cancel in the sum, and survive drop-outs."""
+"""Pairwise masks that cancel in the sum, also if clients drop out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from atoll.secagg.aborts import Abort
 from atoll.secagg.client import Client, in_memory
 from atoll.secagg.client_state import ClientState, Floors, Vector
 from atoll.secagg.graph import parameters
-from atoll.secagg.scheme import Ask, Message, Outcome, Player, Scheme, Session, Stage, batches
+from atoll.secagg.scheme import Ask, ClientHost, Message, Outcome, Responder, Scheme, Session, batches
 from atoll.secagg.server import Close, Phase, Server
 
 STEPS = {
@@ -26,10 +26,11 @@ STEPS = {
 
 
 def pairwise(server: wire.Mode = "active", dropouts: ShareBelowOne = 0.2, colluding: ShareBelowOne = 0.1) -> Scheme:
-    """Mask with every neighbour and with a mask of one's own (Bonawitz et al. 2017; Bell et al. 2020, eprint 2020/704).
+    """Add a mask for each neighbour and an own mask to each vector (Bonawitz et al. 2017; Bell et al. 2020, 2020/704).
 
-    `server` is what the server may do: "curious" looks at everything it is sent, "active" may also lie. A sum exists as
-    long as no more than the share `dropouts` is lost, and is safe from the server with a share `colluding` of clients.
+    `server` is the behaviour that is withstood: "curious" reads everything it receives, "active" also lies. A sum
+    exists as long as no more than the share `dropouts` of the clients is lost, and single updates stay hidden from a
+    server that colludes with a share `colluding` of the clients.
     """
     floors = Floors(mode=server)
 
@@ -39,11 +40,22 @@ def pairwise(server: wire.Mode = "active", dropouts: ShareBelowOne = 0.2, collud
         parameters(num_clients, dropouts, colluding, server)
 
     def invite(session: Session) -> wire.Invite:
-        config = wire.Config(session.length, session.encoding, server, dropouts, colluding)
-        cohort = wire.cohort(session.clients)
-        return wire.Invite(session.run, session.round, session.attempt, config, session.model, cohort)
+        return wire.Invite(
+            run=session.run,
+            round=session.round,
+            attempt=session.attempt,
+            config=wire.Config(
+                length=session.length,
+                encoding=session.encoding,
+                mode=server,
+                dropouts=dropouts,
+                colluding=colluding,
+            ),
+            model=session.model,
+            cohort=wire.cohort(session.clients),
+        )
 
-    def play(session: Session, stage: Stage) -> Outcome:
+    def simulate(session: Session, host: ClientHost) -> Outcome:
         identities = {client: Ed25519PrivateKey.generate() for client in (wire.SERVER, *session.clients)}
         registry = {client: key.public_key().public_bytes_raw() for client, key in identities.items()}
         machine = Server(identity=identities[wire.SERVER], registry=registry)
@@ -55,28 +67,30 @@ def pairwise(server: wire.Mode = "active", dropouts: ShareBelowOne = 0.2, collud
                 server_key=registry[wire.SERVER],
                 once=in_memory(),
                 registry=registry if server == "active" else None,
-                floors=floors._replace(min_survivors=session.least),
+                floors=floors._replace(min_survivors=session.min_survivors),
             )
 
-        with stage(lambda: _player(session, client)) as ask:
+        with host(lambda: _responder(session, client)) as ask:
             return _run(session, machine, invite(session), ask)
 
     steps = tuple(name for phase, name in STEPS.items() if server == "active" or phase is not Phase.CONSENT)
-    return Scheme(play, steps, steps.index("input"), check, invite=invite, mode=server)
+    return Scheme(
+        simulate=simulate, steps=steps, counts_from=steps.index("input"), check=check, invite=invite, mode=server
+    )
 
 
 def _run(session: Session, server: Server, invite: wire.Invite, ask: Ask) -> Outcome:
-    """Let server and clients speak until the sum is open, or too few are left."""
+    """Exchange messages between server and clients until the sum is open, or too few clients are left."""
     try:
         state, out = server.open(invite)
-    except PlanError as error:  # a sampler may have drawn too few
-        return Outcome(None, (), 0, 0, str(error))
-    silent: set[int] = set()
+    except PlanError as error:  # a sampler may have drawn too few clients
+        return Outcome(total_L=None, survivors=(), bytes_up=0, bytes_down=0, why=str(error))
+    lost: set[int] = set()
     up = down = 0
     while state.phase is not Phase.DONE:
-        silent |= {client for client, step in session.silent.items() if step == STEPS[state.phase]}
-        heard = (Message(*each) for each in out if each.client not in silent)
-        for messages in batches(heard):
+        lost |= {client for client, step in session.silent.items() if step == STEPS[state.phase]}
+        delivered = (Message(*message) for message in out if message.client not in lost)
+        for messages in batches(delivered):
             down += sum(len(message.data) for message in messages)
             for answer in ask(messages):
                 up += len(answer)
@@ -84,16 +98,16 @@ def _run(session: Session, server: Server, invite: wire.Invite, ask: Ask) -> Out
         try:
             state, out = server.handle(state, Close(state.phase))
         except Abort as abort:
-            return Outcome(None, (), up, down, str(abort))
-    return Outcome(server.result(state), server.survivors(state), up, down)
+            return Outcome(total_L=None, survivors=(), bytes_up=up, bytes_down=down, why=str(abort))
+    return Outcome(total_L=server.result(state), survivors=server.survivors(state), bytes_up=up, bytes_down=down)
 
 
-def _player(session: Session, client: Callable[[int], Client]) -> Player:
-    """Play clients as they are spoken to; one that refuses says nothing more."""
+def _responder(session: Session, client: Callable[[int], Client]) -> Responder:
+    """Return a function that runs the state machines of clients; a client that aborts does not answer any more."""
     clients: dict[int, Client] = {}
     states: dict[int, ClientState] = {}
 
-    def play(messages: list[Message]) -> Iterator[bytes]:
+    def respond(messages: list[Message]) -> Iterator[bytes]:
         for number, data in messages:
             if number not in clients:
                 clients[number] = client(number)
@@ -107,4 +121,4 @@ def _player(session: Session, client: Callable[[int], Client]) -> Player:
                 states[number], answers = abort.state, []
             yield from answers
 
-    return play
+    return respond

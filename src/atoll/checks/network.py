@@ -1,0 +1,51 @@
+"""Rules on plans that organisations run together: what is simulated elsewhere is real there."""
+
+from __future__ import annotations
+
+from atoll.checks.rule import NETWORK, Rule, Values, first
+from atoll.checks.views import Networked
+
+
+def _simulated(view: Networked) -> Values | None:
+    plan, secagg = view.plan, view.plan.secagg
+    uses = {
+        "attack is for simulations, and over a network nobody is asked to attack": plan.attack,
+        "devices is for simulations, and over a network they are what they are": plan.devices,
+        "secagg.lost is for simulations, and over a network clients are lost by themselves": secagg and secagg.lost,
+        "secagg.scheme is pairwise over a network": secagg and secagg.scheme.name != "pairwise",
+        "evaluation.clients_every looks at clients' data, which stay with them": plan.evaluation.clients_every,
+        "models is for simulations so far": plan.models,
+        "public is for simulations so far": plan.public,
+    }
+    return first(uses)
+
+
+RULES: tuple[Rule[Networked], ...] = (
+    Rule(
+        name="network-simulates-nothing",
+        parts=(NETWORK,),
+        reason="{use|attack, devices, secagg.lost, schemes other than pairwise, evaluation.clients_every, models and "
+        "public are for simulations}",
+        way_out="leave it out",
+        finding=_simulated,
+        refused=[
+            {"attack": "zero", "attackers.num": 1},
+            {"devices": "fleet"},
+            {"secagg.lost": 0.1},
+            {"secagg.scheme": "additive"},
+            {"evaluation.clients_every": 1},
+            {"public": {"name": "held_out", "fraction": 0.1}},
+        ],
+        mended={"attack": None, "devices": None, "secagg": None, "evaluation.clients_every": None, "public": None},
+    ),
+    Rule(
+        name="network-equal-shares",
+        parts=(NETWORK, "secagg", "sampler"),
+        reason="{sampler|a sampler} draws clients with replacement and gives each a share, by which a server that lies "
+        "could let one outweigh all others in their sum",
+        way_out='with secagg use sampler = "uniform" without replacement',
+        finding=lambda view: "with replacement" in view.sampler.scheme,
+        refused=[{"secagg": {}, "sampler": "weighted"}],
+        mended={"sampler": "uniform"},
+    ),
+)

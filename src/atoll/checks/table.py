@@ -1,0 +1,37 @@
+"""The table of rules, in the order in which they are applied, and the function that applies them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from atoll.checks import network, privacy, public, robust, rounds, secret
+from atoll.checks.rule import Rule
+from atoll.checks.views import Budget, Networked, Parts, Round, ServerSamples, Simulated
+from atoll.core.errors import PlanError
+
+TABLE: Mapping[type, tuple[Rule[Any], ...]] = {
+    Networked: network.RULES,
+    ServerSamples: robust.SAMPLES,
+    Simulated: rounds.SIMULATED,
+    Parts: (*rounds.RULES, *public.RULES, *robust.RULES, *secret.RULES, *privacy.RULES),
+    Budget: privacy.BUDGET,
+    Round: (*privacy.REHEARSED, *rounds.REHEARSED),
+}
+"""View -> the rules that look at it."""
+
+
+def check(view: Networked | ServerSamples | Simulated | Parts | Budget | Round) -> None:
+    """Apply every rule that looks at such a view; the first one that is broken raises a PlanError with its name."""
+    for rule in TABLE[type(view)]:
+        text = rule.refusal(view)
+        if text is not None:
+            error = PlanError(text)
+            error.rule = rule.name
+            raise error
+
+
+def rules(*, network: bool | None = None) -> Iterator[Rule[Any]]:
+    """List all rules, or those that hold for plans of a simulation or of a network, in the order of the table."""
+    left_out = {True: Simulated, False: Networked}.get(network) if network is not None else None
+    return (rule for view, some in TABLE.items() if view is not left_out for rule in some)

@@ -1,0 +1,104 @@
+"""ClientWork: what a client does with a task. Shapes: C clients, D values of what travels.
+
+Steps of gradient descent are one member of the family; whatever else a client may do, from exchanging scores to a loop
+of its own, is another. A member says what travels and how a client trains and is evaluated; coordinator, uplink,
+secure sums, rules, checkpoints and drivers see vectors and memories only.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from atoll.core.messages import Broadcast, State, Task, Update
+from atoll.core.params import ParamSpec
+
+Sums = dict[str, Tensor]
+"""Named sums that add up over clients and slices: `count` of samples, `loss`, and `confusion` or `right`."""
+
+
+class Trained(NamedTuple):
+    """What came of one client's task."""
+
+    update: Update
+    state: State
+    """What the client remembers for its next task."""
+    loss: float
+    """Mean training loss; NaN if there is none."""
+
+
+class Samples(NamedTuple):
+    """Samples that a client trains on or is evaluated on; they are read when `load` is called."""
+
+    client: int
+    """Whose work this is, SERVER for the server's own and for a model that all share."""
+    num_samples: int
+    load: Callable[[], tuple[Tensor, Tensor]]
+    """Returns features as a model wants them, and targets."""
+
+
+class Layout(NamedTuple):
+    """What travels, and the values that the run starts from."""
+
+    spec: ParamSpec
+    first_D: Tensor
+
+
+class Worker(ABC):
+    """Does the work of clients in one process, one after another."""
+
+    @abstractmethod
+    def train(self, task: Task, sent: Broadcast, memory: State, samples: Samples) -> Trained:
+        """Do one task; `memory` is what the client remembers, empty at first."""
+
+    @abstractmethod
+    def evaluate(self, params_D: Tensor, memory: State, samples: Samples) -> Sums:
+        """Measure the shared values, or what a client has made of them, on some samples."""
+
+    def score(self, params_D: Tensor, memories: Sequence[State], samples: Sequence[Samples]) -> Tensor:
+        """Return accuracy and mean loss for each of several clients, (C, 2)."""
+        rows = [accuracy_and_loss(self.evaluate(params_D, *each)) for each in zip(memories, samples, strict=True)]
+        return torch.tensor(rows, dtype=torch.float64)
+
+
+class ClientWork(NamedTuple):
+    """A member of the family: pure functions of the job that a plan was built into."""
+
+    open: Callable[[Any], Worker]
+    """Job -> what trains and evaluates its clients in this process."""
+    first: Callable[[Any], Mapping[str, Any]] | None = None
+    """Dataset -> named arrays that the run starts from, for work that needs no model; None: the plan's model."""
+    layout: Callable[[Any], Layout] | None = None
+    """Job -> what travels, if that is not the plan's model."""
+    jobs: Callable[[Any], tuple[Any, ...]] = lambda job: (job,)
+    """Job -> the jobs of the models that clients train."""
+    own_model: Callable[[Any, Sequence[Callable[[], nn.Module]], int, State], nn.Module] | None = None
+    """(job, makers of the plan's models, client, memory) -> the client's model; None if all share one."""
+    num_passes: Callable[[Any, Task, bool], int] | None = None
+    """(job, task, whether it is the client's first) -> samples trained on, every pass counted; None: as in `local`."""
+    uses_algorithm: bool = False
+    """Whether the client's half of the algorithm takes part: its loss, gradient and what it sends."""
+    stackable: bool = False
+    """Whether many clients may be trained as one."""
+
+    @property
+    def personal(self) -> bool:
+        """Whether each client has a model of its own, and there is none that all share."""
+        return self.own_model is not None
+
+
+def accuracy_and_loss(sums: Sums) -> tuple[float, float]:
+    """Return the share of right answers and the mean loss; NaN for what was not measured.
+
+    >>> accuracy_and_loss({"count": torch.tensor(4), "right": torch.tensor(3), "loss": torch.tensor(2.0)})
+    (0.75, 0.5)
+    """
+    count = float(sums["count"])
+    loss = float(sums["loss"]) / count if "loss" in sums else float("nan")
+    if "confusion" in sums:
+        return float(sums["confusion"].double().trace() / sums["confusion"].sum()), loss
+    return float(sums["right"]) / count if "right" in sums else float("nan"), loss

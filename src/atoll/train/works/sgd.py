@@ -1,0 +1,60 @@
+"""Steps of gradient descent on the client's own samples, with the slots of the algorithm. Shapes: C clients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import final
+
+from torch import Tensor
+
+from atoll.core.client_work import ClientWork, Samples, Sums, Trained, Worker
+from atoll.core.messages import Broadcast, State, Task
+from atoll.train.evaluate import evaluate_clients, evaluate_samples
+from atoll.train.job import Job
+from atoll.train.loop import Workspace, train_client, workspace
+
+
+def sgd() -> ClientWork:
+    """Train the plan's model by the local loop, as `local`, `loss` and the algorithm say."""
+    return ClientWork(open=SgdWorker, uses_algorithm=True, stackable=True)
+
+
+@final
+class SgdWorker(Worker):
+    """One working model, bound to a flat vector when it is first used."""
+
+    def __init__(self, job: Job, space: Workspace | None = None) -> None:
+        self.job, self._space = job, space
+
+    @property
+    def space(self) -> Workspace:
+        """The working model; bound anew when another worker has bound it to its own vector."""
+        if self._space is None or not self._space.is_bound():
+            self._space = workspace(self.job)
+        return self._space
+
+    def train(self, task: Task, sent: Broadcast, memory: State, samples: Samples) -> Trained:
+        """Take the steps of a task; an algorithm that needs it is told the model's loss on all samples first."""
+        [first] = self.first_losses([task], {task.version: sent})
+        return train_client(self.job, self.space, task, sent, memory, first)
+
+    def evaluate(self, params_D: Tensor, memory: State, samples: Samples) -> Sums:
+        """Measure the shared model: confusion matrix, summed loss, and how often an attack's trigger works."""
+        return evaluate_samples(self.job, self.space, params_D, *samples.load())
+
+    def score(self, params_D: Tensor, memories: Sequence[State], samples: Sequence[Samples]) -> Tensor:
+        """Measure the shared model on the samples of several clients in one pass."""
+        return evaluate_clients(self.job, self.space, params_D, [each.client for each in samples])
+
+    def first_losses(self, tasks: Sequence[Task], sent: Mapping[int, Broadcast]) -> list[float]:
+        """Return the loss of the model that each client got, on its training samples; NaN if nobody needs it."""
+        if not self.job.algorithm.needs_loss:
+            return [math.nan] * len(tasks)
+        losses: dict[Task, float] = {}
+        for version in sorted({task.version for task in tasks}):
+            together = [task for task in tasks if task.version == version]
+            model_M, clients = self.job.model_of(sent[version]), [task.client for task in together]
+            scores_C2 = evaluate_clients(self.job, self.space, model_M, clients, on_training_data=True)
+            losses |= dict(zip(together, scores_C2[:, 1].tolist(), strict=True))
+        return [losses[task] for task in tasks]

@@ -1,0 +1,28 @@
+"""A round stays easy to follow: the number of source files that it crosses does not grow."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+TOOL = Path(__file__).parents[2] / "tools" / "count_files.py"
+MOST_SIMULATION, MOST_NETWORK = 40, 84
+"""What a FedAvg round crosses at most, in simulation and on the network; lower them with the figures."""
+CENTRE = ("core/coordinator.py", "train/loop.py", "aggregators/mean.py")
+"""What every FedAvg round crosses, in the order in which it is first entered."""
+
+
+def test_a_round_crosses_few_files() -> None:
+    done = subprocess.run([sys.executable, TOOL, "--json"], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    for where, most in (("simulation", MOST_SIMULATION), ("network", MOST_NETWORK)):
+        files = [file for file, _, _ in found[where]]
+        assert [file for file in files if file in CENTRE] == list(CENTRE)
+        assert len(files) <= most, f"{where}: {len(files)} files: {' '.join(files)}"
+    assert {side for _, side, _ in found["simulation"]} == {""}
+    assert {side for file, side, _ in found["network"] if file == "train/loop.py"} == {"client"}
+    assert {side for file, side, _ in found["network"] if file == "aggregators/mean.py"} == {"server"}
+    assert all(calls > 0 for files in found.values() for _, _, calls in files)
