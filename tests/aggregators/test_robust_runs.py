@@ -145,7 +145,7 @@ def test_a_nested_rule_is_written_in_a_plan_file() -> None:
     assert plan.replace({"aggregator.rule.f": 1}).aggregator.options["rule"] == {"name": "trimmed_mean", "f": 1}
 
 
-def test_white_box_attackers_see_what_the_server_will_do() -> None:
+def test_white_box_attackers_know_the_aggregate() -> None:
     """Also what the rule remembers: centered clipping goes on from the last aggregate."""
     promised: list[Tensor] = []
 

@@ -117,7 +117,7 @@ def test_ipm_sends_the_opposite_of_the_mean() -> None:
     np.testing.assert_allclose(bad(colluded("ipm", updates, factor=0.3)), expected, rtol=1e-5)
 
 
-def test_fang_lies_beyond_the_honest_on_the_wrong_side() -> None:
+def test_fang_sends_values_beyond_the_honest_ones_on_the_opposite_side() -> None:
     updates = cohort(size=4000)
     h, b = honest(updates), bad(colluded("fang", updates))
     low, high, mean = h.min(0), h.max(0), h.mean(0)
@@ -131,7 +131,7 @@ def test_fang_lies_beyond_the_honest_on_the_wrong_side() -> None:
     assert not np.allclose(b[0], b[1])
 
 
-def test_fang_keeps_to_the_side_also_where_all_have_one_sign() -> None:
+def test_fang_keeps_the_side_if_all_values_have_one_sign() -> None:
     updates = cohort()._replace(delta_D=torch.rand(NUM, 500, generator=torch.Generator().manual_seed(1)) + 1)
     h, b = honest(updates), bad(colluded("fang", updates))
     assert (b <= h.min(0)).all()
@@ -139,7 +139,7 @@ def test_fang_keeps_to_the_side_also_where_all_have_one_sign() -> None:
 
 
 @pytest.mark.parametrize("direction", ["unit", "std", "sign"])
-def test_min_max_and_min_sum_go_just_as_far_as_they_may(direction: str) -> None:
+def test_min_max_and_min_sum_reach_their_bounds_exactly(direction: str) -> None:
     updates = cohort(seed=3)
     h = honest(updates)
     p = {"unit": -h.mean(0) / np.linalg.norm(h.mean(0)), "std": -h.std(0), "sign": -np.sign(h.mean(0))}[direction]

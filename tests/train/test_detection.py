@@ -1,4 +1,4 @@
-"""Whom the server trusts: bad clients are found, honest ones stay, and a stopped run ends the same."""
+"""Detection: bad clients are found, honest ones stay, and a resumed run ends the same."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_without_an_attack_nobody_is_shut_out(name: str) -> None:
     assert last["quarantined"] == [] and "precision" not in last and "recall" not in last
 
 
-def test_who_is_found_out_does_not_count_in_that_round() -> None:
+def test_a_detected_client_does_not_count_in_that_round() -> None:
     strict = {"name": "cosine", "decay": 0.0}
     settings: dict[str, Any] = {"policy": {"size": 12}, "rounds": 1, "attack": {"name": "sign_flip", "scale": 1.0}}
     found = run(Plan(**{**BASE, **settings, "aggregator": "mean", "detection": strict}))
@@ -96,8 +96,8 @@ def test_resume_and_workers_change_nothing(name: str, tmp_path: Path) -> None:
     run(plan.replace({"rounds": 2}), out=tmp_path / "stopped")
     run(plan, out=tmp_path / "stopped", resume=True)
     assert_same_end(tmp_path / "stopped", tmp_path / "whole")
-    told = json.loads((tmp_path / "whole/result.json").read_text())["detection"]
-    assert told == {"quarantined": [2, 5, 7], "precision": 1.0, "recall": 1.0}
+    entry = json.loads((tmp_path / "whole/result.json").read_text())["detection"]
+    assert entry == {"quarantined": [2, 5, 7], "precision": 1.0, "recall": 1.0}
     farmed = [
         run(plan.replace({"engine": {"name": "processes", "workers": n, "stack": 2}})).history for n in (1, 2)
     ]  # fmt: skip
