@@ -36,7 +36,7 @@ def made(processes: ForkServer, certs: Path, tmp_path: Path) -> Iterator[Federat
         yield found
 
 
-def at_work(made: Federation, num: int = 2) -> list[RawClient]:
+def is_working_hour(made: Federation, num: int = 2) -> list[RawClient]:
     """Clients that have joined a server that runs."""
     raw_clients = approved_raw_clients(made, num)
     made.serve("--clients", str(num))
@@ -70,7 +70,7 @@ def pretended(client: str, counter: int = 1, length: int = MEGABYTE) -> bytes:
 
 @pytest.mark.parametrize("num", [4, 400])
 def test_idle_bodies_in_a_clients_name_take_nothing_from_it(made: Federation, num: int) -> None:
-    raw_clients = at_work(made)
+    raw_clients = is_working_hour(made)
     assert made.server is not None
     before = memory_of(made.server.pid)
     with ExitStack() as stack:
@@ -85,7 +85,7 @@ def test_idle_bodies_in_a_clients_name_take_nothing_from_it(made: Federation, nu
 
 
 def test_slow_heads_slow_bodies_and_half_open_connections(made: Federation) -> None:
-    raw_clients = at_work(made)
+    raw_clients = is_working_hour(made)
     with ExitStack() as stack:
         for index in range(120):
             if index % 3 == 0:  # TCP and nothing else
@@ -107,7 +107,7 @@ def few_files(pid: int, num: int) -> Iterator[None]:
 
 
 def test_a_lack_of_descriptors_is_told_in_a_line_and_passes(made: Federation) -> None:
-    raw_clients = at_work(made)
+    raw_clients = is_working_hour(made)
     go_on(made, raw_clients, 1)
     assert made.server is not None
     pid, out = made.server.pid, made.root / "server.out"

@@ -182,12 +182,12 @@ def stop(home: HomeOption = HOME, admin: AdminOption = None, token_file: TokenOp
     import time
 
     from atoll.network.protocol import operator_endpoints as endpoints
-    from atoll.network.protocol.operator import is_there
+    from atoll.network.protocol.operator import is_answering
 
     address = _address(home, admin, token_file)
     _ask(address, endpoints.STOP)
     until = time.monotonic() + STOP_SECONDS
-    while is_there(address):
+    while is_answering(address):
         if time.monotonic() > until:
             raise RunError(f"the server is still there after {STOP_SECONDS:g} seconds: see its log")
         time.sleep(0.1)

@@ -22,7 +22,7 @@ from atoll.network.client.secure_session import SecureSession, longest_silence
 from atoll.network.client.task import AgreedRun, TrainedUpdate, WorkRefused, agree
 from atoll.network.client.witness import DISTRUST, Witness
 from atoll.network.protocol import endpoints
-from atoll.network.protocol.agreement import Floors, at_work
+from atoll.network.protocol.agreement import Floors, is_working_hour
 from atoll.network.protocol.identity import public_bytes
 from atoll.network.protocol.messages import (
     MAX_WAIT,
@@ -91,7 +91,7 @@ class Client:
 
     def step(self) -> bool:
         """Ask for work once and do what there is; True if all runs are over."""
-        if not at_work(self._floors.hours, time.localtime().tm_hour):
+        if not is_working_hour(self._floors.hours, time.localtime().tm_hour):
             self._warn_once("", "resting: outside the hours of the floors")
             self._sleep(SHORT_REST)
             return False

@@ -29,7 +29,7 @@ from atoll.data.index import drawn
 from atoll.network.client.app import ClientApp
 from atoll.network.client.budget import cost_of
 from atoll.network.client.home import RunHome
-from atoll.network.protocol.agreement import Floors, read_plan, why_not
+from atoll.network.protocol.agreement import Floors, read_plan, refusal_reason
 from atoll.network.protocol.messages import Order, Ref, RunInfo
 from atoll.network.protocol.objects import ObjectError, manifest_of
 from atoll.privacy.accounting import spent
@@ -219,7 +219,7 @@ def agree(
     plan, dataset = read_plan(info.plan, parts), app.dataset()
     info = msgspec.structs.replace(info, num_bytes=max(info.num_bytes, _model_bytes(plan, dataset)))
     if info.num_bytes > floors.max_model_bytes:  # before it is built
-        raise WorkRefused(why_not(floors, info, plan, None, 0) or "the model is too large")
+        raise WorkRefused(refusal_reason(floors, info, plan, None, 0) or "the model is too large")
     indices = np.arange(dataset.num_train)
     partition = drawn(max(info.num_clients, number + 1), dataset.num_train, lambda client: indices)
     federation = Federation(dataset, partition, seed=plan.seed, holdout=plan.evaluation.holdout)
@@ -231,7 +231,7 @@ def agree(
         own = _epsilon(job, max(1, plan.rounds))
         budget = job.mechanism.epsilon
         info = msgspec.structs.replace(info, epsilon=max(info.epsilon, own if budget is None else min(own, budget)))
-    reason = why_not(floors, info, plan, job.mechanism, job.num_steps(number), keys_known=keys_known)
+    reason = refusal_reason(floors, info, plan, job.mechanism, job.num_steps(number), keys_known=keys_known)
     if reason is not None:
         raise WorkRefused(reason)
     if job.mechanism is not None and job.exposure is not None and floors.max_epsilon is not None:
