@@ -1,4 +1,4 @@
-"""`atoll serve`: a server that clients of other organisations join."""
+"""The command `atoll serve`."""
 
 from __future__ import annotations
 

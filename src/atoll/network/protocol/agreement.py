@@ -186,7 +186,7 @@ def secure_refusal_reason(floors: Floors, plan: Plan, *, keys_known: bool) -> st
 def is_working_hour(hours: tuple[int, ...], hour: int) -> bool:
     """Return whether an hour of the day is within working hours.
 
-    >>> at_work((20, 6), 23), at_work((20, 6), 12), at_work((), 12)
+    >>> is_working_hour((20, 6), 23), is_working_hour((20, 6), 12), is_working_hour((), 12)
     (True, False, True)
     """
     if not hours:
