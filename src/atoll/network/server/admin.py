@@ -6,6 +6,7 @@ the server's home. From elsewhere it is reached through a tunnel, such as that o
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import socket
 from collections.abc import Callable
@@ -13,7 +14,6 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-import anyio.to_thread
 import msgspec
 import uvicorn
 from sqlalchemy.exc import DBAPIError
@@ -50,7 +50,7 @@ def admin_app(operations: Operations, token: str) -> Starlette:
     """Serve the operator's endpoints, all but public ones to who shows the token."""
 
     async def health(request: Request) -> Response:
-        server = (await anyio.to_thread.run_sync(operations.status))["server"]
+        server = (await asyncio.to_thread(operations.status))["server"]
         if server["read_only"]:
             return Response(server["why"], HTTPStatus.SERVICE_UNAVAILABLE, media_type="text/plain")
         return Response("ok", media_type="text/plain")
@@ -63,7 +63,7 @@ def admin_app(operations: Operations, token: str) -> Starlette:
             _check_token(request, token)
             data = await read_body(request.receive, content_length(dict(request.headers), endpoint.max_body))
             body = msgspec.json.decode(data or b"{}", type=endpoint.body)
-            return _json(await anyio.to_thread.run_sync(answer, body, request.path_params))
+            return _json(await asyncio.to_thread(answer, body, request.path_params))
 
         return Route(endpoint.path, respond, methods=[endpoint.method])
 
