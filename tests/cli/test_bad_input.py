@@ -180,7 +180,7 @@ def test_mistaken_options_point_to_help(cli: Cli) -> None:
     ("argv", "code", "says"),
     [
         (["report", "nowhere"], RUN, "nowhere does not exist; a run directory holds plan.toml"),
-        (["report", "typo.toml"], RUN, "typo.toml is a file: give the directory that holds it"),
+        (["report", "typo.toml"], RUN, "typo.toml is a file: name the directory that holds it"),
         (["report", "."], RUN, ". is not a run directory: there is no plan.toml"),
         (["data", "show", "--set", "data=mnits"], PLAN, "there is no 'mnits' in data.catalog: did you mean 'mnist'?"),
         (["data", "fetch", "mnits"], PLAN, "did you mean 'mnist'?"),
