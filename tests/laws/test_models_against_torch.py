@@ -123,7 +123,7 @@ def plan_of(algorithm: str, kind: str, engine: Any = "inline") -> Plan:
         evaluation={"every": 0},
         engine=engine,
         **({"public": public} if built.needs_public else {}),
-        **({"models": [model]} if built.scores else {"model": model}),
+        **({"models": [model]} if built.work else {"model": model}),
     )
 
 
