@@ -98,7 +98,7 @@ class RunRow(NamedTuple):
     state: str
     """The file of the run's state as of the last commit; "" before the first."""
     sizes: tuple[int, ...]
-    """The number of samples of each client, as of its first task."""
+    """The number of samples of each client, as the run counts them."""
     began: float
     """When the attempt began, in seconds since 1970; for display only."""
     head: Head

@@ -94,8 +94,8 @@ Change = Callable[[Transaction], Any]
 class Writer:
     """Makes changes, and calls `tick` between them, in one thread; `lock` is held while memory changes."""
 
-    def __init__(self, store: Store, tick: Callable[[], None], trouble: Callable[[str], None]) -> None:
-        self._store, self._tick, self._on_failure = store, tick, trouble
+    def __init__(self, store: Store, tick: Callable[[], None], on_failure: Callable[[str], None]) -> None:
+        self._store, self._tick, self._on_failure = store, tick, on_failure
         self.on_store_taken: Callable[[str], None] = lambda why: None
         """Called when another server has locked the store."""
         self._inbox: queue.SimpleQueue[tuple[Change, Future[Any]] | None] = queue.SimpleQueue()
