@@ -13,17 +13,33 @@ if TYPE_CHECKING:
     from atoll.data.dataset import Dataset
     from atoll.network.client.app import ClientApp
     from atoll.network.protocol.agreement import Floors
+    from atoll.train.array_work import Fitted, array_work
 
-__all__ = ["AtollError", "ClientApp", "Dataset", "Floors", "Part", "Plan", "Result", "events", "resume", "run"]
+__all__ = [
+    "AtollError",
+    "ClientApp",
+    "Dataset",
+    "Fitted",
+    "Floors",
+    "Part",
+    "Plan",
+    "Result",
+    "array_work",
+    "events",
+    "resume",
+    "run",
+]
 
 _HOMES = {
     "AtollError": "atoll.core.errors",
     "ClientApp": "atoll.network.client.app",
     "Dataset": "atoll.data.dataset",
+    "Fitted": "atoll.train.array_work",
     "Floors": "atoll.network.protocol.agreement",
     "Part": "atoll.core.parts",
     "Plan": "atoll.core.plan",
     "Result": "atoll.api",
+    "array_work": "atoll.train.array_work",
     "resume": "atoll.api",
     "run": "atoll.api",
 }

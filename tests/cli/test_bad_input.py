@@ -50,6 +50,22 @@ WRONG = [
     (["--engine", "warp"], PLAN, "there is no 'warp' in engine: Known: auto, inline, processes, vectorised"),
     (["--engine", "processes", "--workers", "0"], PLAN, "processes: engine.workers must be in [1, 1024], got 0"),
     (["--engine", "inline", "--workers", "2"], PLAN, "engine inline has no option 'workers': there are none"),
+    # options that are not finite, of another kind, or do not fit the data
+    (["--set", "devices={name='fleet', spread=nan}"], PLAN, "fleet: devices.spread must be a finite number in [0, 20]"),
+    (
+        ["--set", "attack={name='backdoor', target=99}", "--set", "attackers.num=1"],
+        PLAN,
+        "backdoor: attack.target is 99, but classes are 0 to 9",
+    ),
+    (
+        ["--set", "attack={name='sign_flip', scale=inf}", "--set", "attackers.num=1"],
+        PLAN,
+        "sign_flip: attack.scale must be a finite number, got inf",
+    ),
+    (["--set", "algorithm={name='fedprox', mu=nan}"], PLAN, "fedprox: algorithm.mu must be a finite number of 0 or"),
+    (["--set", "local.optimizer={name='sgd', weight_decay=nan}"], PLAN, "weight_decay must be a finite number of 0"),
+    (["--set", "local.lr=inf"], PLAN, "local.lr must be a finite number above 0, got inf"),
+    (["--set", "uplink=[{name='quantise', bits='8'}]"], PLAN, "bits must be a whole number in [1, 16], got the text"),
     # data
     (["--set", "data=cli.rubbish:nan_in_data"], DATA, "train_x: 1 NaN and 0 Inf values, the first in row 13; drop"),
     (["--set", "data=cli.rubbish:labels_out_of_range"], DATA, "labels must be in 0..1: got 2 at index 2 (6 such)"),
@@ -164,7 +180,7 @@ def test_mistaken_options_point_to_help(cli: Cli) -> None:
     ("argv", "code", "says"),
     [
         (["report", "nowhere"], RUN, "nowhere does not exist; a run directory holds plan.toml"),
-        (["report", "typo.toml"], RUN, "typo.toml is a file: give the directory that holds it"),
+        (["report", "typo.toml"], RUN, "typo.toml is a file: name the directory that holds it"),
         (["report", "."], RUN, ". is not a run directory: there is no plan.toml"),
         (["data", "show", "--set", "data=mnits"], PLAN, "there is no 'mnits' in data.catalog: did you mean 'mnist'?"),
         (["data", "fetch", "mnits"], PLAN, "did you mean 'mnist'?"),

@@ -21,8 +21,8 @@ TENSORS = st.builds(
 
 @given(st.dictionaries(NAMES, TENSORS, max_size=6), st.text(max_size=20))
 def test_the_bytes_are_those_of_safetensors(tensors: dict[str, torch.Tensor], text: str) -> None:
-    for told in ({}, {"text": text}):
-        assert b"".join(tensor_file(tensors, told)) == save(tensors, metadata=told or None)
+    for metadata in ({}, {"text": text}):
+        assert b"".join(tensor_file(tensors, metadata)) == save(tensors, metadata=metadata or None)
 
 
 def test_tensors_may_share_memory_and_are_not_copied() -> None:

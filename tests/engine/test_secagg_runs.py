@@ -97,6 +97,14 @@ def test_an_attempt_with_too_many_lost_is_abandoned_and_the_next_one_goes_on() -
     assert last["bytes_up"] > 6 * 9 * 2600  # what the abandoned ones cost counts
 
 
+@pytest.mark.parametrize("scheme", ["additive", "ckks"])
+def test_a_sum_of_two_is_opened_only_if_the_plan_says_so(scheme: str) -> None:
+    plan = PLAN.replace({"partition.num_clients": 4, "rounds": 6, "secagg": {"scheme": scheme, "lost": 0.4}})
+    for settings, fewest in (({}, 3), ({"secagg.min_survivors": 2}, 2)):
+        history = run(plan.replace(settings)).history
+        assert min(row["clients"] for row in history) == fewest
+
+
 def test_who_has_nan_refuses_to_add_it() -> None:
     plan = PLAN.replace({"attack": "not_finite", "attackers": {"num": 2}, "secagg": LOSSY | {"lost": 0.0}})
     result = run(plan)
@@ -175,6 +183,7 @@ def test_groups_of_are_drawn_anew_each_round_and_leave_nobody_out() -> None:
         ({"aggregator": "majority", "server.lr": 0.01}, "secagg.groups"),
         ({"secagg.groups": 7}, "leaves 1 of 12 clients"),
         ({"secagg.groups": 5}, "fewer than 3"),
+        ({"secagg.scheme": "additive", "secagg.groups": 6}, "fewer than 3"),
         ({"uplink": ["quantise"]}, "quantise does not survive addition"),
         ({"policy": {"name": "buffered", "concurrency": 6, "size": 3}, "devices": "fleet"}, "cohort"),
         ({"sampler": "importance"}, "each client's norm"),

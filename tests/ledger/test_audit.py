@@ -1,4 +1,4 @@
-"""Whatever is done to a ledger, by others or by the server itself, the first record that suffered is named."""
+"""Test that the first record of a ledger that was changed, or that contradicts the others, is named."""
 
 from __future__ import annotations
 
@@ -10,7 +10,19 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ledger.telling import CLIENTS, RUN, SERVER, Body, Told, commit, counted, digest, public, told, written
+from ledger.honest_ledger import (
+    CLIENTS,
+    RUN,
+    SERVER,
+    Body,
+    Records,
+    commit,
+    counted,
+    digest,
+    honest_records,
+    public,
+    signed_lines,
+)
 
 from atoll.ledger.audit import Findings, Signer, audit
 from atoll.ledger.chain import Fault
@@ -20,28 +32,28 @@ Path = tuple[Any, ...]
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[Path]:
-    """The way to every plain value within JSON."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, each in inner:
-        if isinstance(each, dict | list) and each:
-            yield from leaves(each, (*path, key))
+    """Yield the path of every plain value within JSON."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        if isinstance(item, dict | list) and item:
+            yield from leaves(item, (*path, key))
         else:
             yield (*path, key)
 
 
 def changed(value: Any, path: Path, to: Any) -> Any:
-    """A copy in which one value is another."""
-    found = copy.deepcopy(value)
-    *way, last = path
-    place = found
-    for key in way:
+    """Return a copy in which the value at a path is replaced."""
+    result = copy.deepcopy(value)
+    *parents, last = path
+    place = result
+    for key in parents:
         place = place[key]
     place[last] = to
-    return found
+    return result
 
 
 def other(value: Any) -> Any:
-    """Something of the same type that is not the same."""
+    """Return another value of the same type."""
     if isinstance(value, bool) or value is None:
         return 1.5
     if isinstance(value, int | float):
@@ -51,11 +63,11 @@ def other(value: Any) -> Any:
     return [*value, 0] if isinstance(value, list) else {**value, "more": 0}
 
 
-LINES, HEADS = written(told())
+LINES, HEADS = signed_lines(honest_records())
 FIELDS = [(place, path) for place, line in enumerate(LINES) for path in leaves(json.loads(line))]
 
 
-def test_an_honest_ledger_says_who_did_what() -> None:
+def test_an_honest_ledger_is_summarised() -> None:
     ids = [client_id(public(key)) for key in CLIENTS]
     assert audit(LINES, public(SERVER), HEADS) == Findings(
         run=RUN,
@@ -68,12 +80,12 @@ def test_an_honest_ledger_says_who_did_what() -> None:
         ended="all rounds done",
         epsilon=0.5,
     )
-    going_on = audit(LINES[:4])
-    assert isinstance(going_on, Findings) and going_on.ended is None and going_on.rounds == 2
+    unfinished = audit(LINES[:4])
+    assert isinstance(unfinished, Findings) and unfinished.ended is None and unfinished.rounds == 2
 
 
 @pytest.mark.parametrize(("place", "path"), FIELDS, ids=lambda value: str(value).replace(" ", ""))
-def test_every_field_is_sealed(place: int, path: Path) -> None:
+def test_a_change_of_any_field_is_detected(place: int, path: Path) -> None:
     record = json.loads(LINES[place])
     value = record
     for key in path:
@@ -93,9 +105,9 @@ def test_dropped_and_moved_records_are_named(place: int) -> None:
 
 
 FREE = {"seconds", "reason", "why", "rejected", "epsilon", "plan", "server_key"}
-"""What a server may say of itself, and is believed only as far as its signature goes."""
+"""Fields that only the server knows, and that nothing else in the ledger contradicts."""
 LATER = ("run", "model", "rule", "client")
-"""What is found to be a lie where another record contradicts it."""
+"""Fields that only a later record contradicts."""
 
 
 @pytest.mark.parametrize(
@@ -107,38 +119,38 @@ LATER = ("run", "model", "rule", "client")
     ],
     ids=lambda value: str(value).replace(" ", ""),
 )
-def test_a_server_that_signs_a_lie_is_found_out(place: int, path: Path) -> None:
-    story = told()
-    kind, body = story[place]
+def test_a_false_record_is_detected_although_the_server_signed_it(place: int, path: Path) -> None:
+    records = honest_records()
+    kind, body = records[place]
     value: Any = body
     for key in path:
         value = value[key]
-    story[place] = kind, changed(body, path, other(value))
-    fault = audit(written(story)[0], public(SERVER))
+    records[place] = kind, changed(body, path, other(value))
+    fault = audit(signed_lines(records)[0], public(SERVER))
     assert isinstance(fault, Fault)
     assert fault.number == place or (path[-1] in LATER and place < fault.number <= place + 2)
 
 
-def forged(place: int, change: Callable[[Body], object]) -> Told:
-    """An honest story with one record that was told otherwise, and signed so."""
-    story = copy.deepcopy(told())
-    change(story[place][1])
-    return story
+def forged(place: int, change: Callable[[Body], object]) -> Records:
+    """Return honest records of which one is changed before signing."""
+    records = copy.deepcopy(honest_records())
+    change(records[place][1])
+    return records
 
 
 @pytest.mark.parametrize(
-    ("story", "number", "says"),
+    ("records", "number", "says"),
     [
-        ([*told()[:3], ("party", {})], 3, "kind that there is not"),
-        (told()[1:], 0, "none begins"),
-        ([*told(), told()[-2]], 7, "follows the end"),
-        ([*told()[:2], told()[0]], 2, "within another"),
-        ([*told()[:2], commit(3, 2, [])], 2, "makes version 3"),
-        ([*told()[:4], ("abandon", {"attempt": 2, "why": "", "rejected": []})], 4, "was over"),
+        ([*honest_records()[:3], ("party", {})], 3, "unknown kind"),
+        (honest_records()[1:], 0, "must start the run"),
+        ([*honest_records(), honest_records()[-2]], 7, "follows the end"),
+        ([*honest_records()[:2], honest_records()[0]], 2, "second run"),
+        ([*honest_records()[:2], commit(3, 2, [])], 2, "makes version 3"),
+        ([*honest_records()[:4], ("abandon", {"attempt": 2, "why": "", "rejected": []})], 4, "has ended before"),
         (forged(3, lambda body: body.update(rule="median")), 3, "aggregates by 'median'"),
         (forged(3, lambda body: body.update(epsilon=0.1)), 3, "epsilon 0.1, but 0.125"),
         (forged(3, lambda body: body.update(epsilon=None)), 3, "epsilon None"),
-        (forged(3, lambda body: body.update(attempt=1)), 3, "attempt 1, but 1 was over"),
+        (forged(3, lambda body: body.update(attempt=1)), 3, "attempt 1, but attempt 1 has ended"),
         (forged(0, lambda body: body.update(server_key="00" * 32)), 0, "another key"),
         (forged(0, lambda body: body["plan"].update(rounds=5)), 0, "plan hash"),
         (forged(4, lambda body: body["cohort"].append(counted(1, 1, 2))), 4, "client 1 twice for attempt 2"),
@@ -147,48 +159,48 @@ def forged(place: int, change: Callable[[Body], object]) -> Told:
             4,
             "client 0 for attempt 0, after it was counted for 3",
         ),
-        (forged(4, lambda body: body["cohort"].append(counted(2, 3, 3))), 4, "yet to come"),
+        (forged(4, lambda body: body["cohort"].append(counted(2, 3, 3))), 4, "did not exist yet"),
         (forged(4, lambda body: body["cohort"][0].pop("signature")), 4, "client 0 without its signature"),
-        (forged(4, lambda body: body["cohort"][0].pop("loss")), 4, "without all that it signed"),
-        (forged(4, lambda body: body["cohort"][0].update(weight=1e6)), 4, "signature that does not hold"),
+        (forged(4, lambda body: body["cohort"][0].pop("loss")), 4, "without all signed fields"),
+        (forged(4, lambda body: body["cohort"][0].update(weight=1e6)), 4, "invalid signature"),
         (forged(4, lambda body: body["cohort"].append({**counted(2, 2, 3), "client": 7})), 4, "key of another"),
         (forged(4, lambda body: body["cohort"].append({**counted(2, 2, 3), "client": 1})), 4, "another key than"),
         (forged(4, lambda body: body["cohort"][0].update(id="0" * 32)), 4, "id that is not"),
-        (forged(4, lambda body: body.pop("before")), 4, "must hold"),
+        (forged(4, lambda body: body.pop("before")), 4, "does not have the fields"),
         (forged(6, lambda body: body.update(model=digest("mine"))), 6, "another version or model"),
     ],
 )
-def test_a_story_that_cannot_be_true_is_refused(story: Told, number: int, says: str) -> None:
-    fault = audit(written(story)[0], public(SERVER))
+def test_contradictory_records_are_refused(records: Records, number: int, says: str) -> None:
+    fault = audit(signed_lines(records)[0], public(SERVER))
     assert isinstance(fault, Fault) and fault.number == number and says in fault.what
 
 
-def test_added_in_secret_there_are_no_single_updates() -> None:
-    lines, heads = written(told(secret=True))
+def test_single_updates_are_refused_under_secure_aggregation() -> None:
+    lines, heads = signed_lines(honest_records(secret=True))
     found = audit(lines, public(SERVER), heads)
     assert isinstance(found, Findings) and found.rounds == 4 and len(found.signers) == 3
-    story = told(secret=True)
-    story[1] = commit(1, 0, [counted(0, 0, 0), counted(1, 0, 0)])
-    fault = audit(written(story)[0])
-    assert isinstance(fault, Fault) and fault.number == 1 and "in secret" in fault.what
+    records = honest_records(secret=True)
+    records[1] = commit(1, 0, [counted(0, 0, 0), counted(1, 0, 0)])
+    fault = audit(signed_lines(records)[0])
+    assert isinstance(fault, Fault) and fault.number == 1 and "secure aggregation" in fault.what
 
 
-def test_who_took_part_may_be_sealed_where_privacy_rests_on_it() -> None:
+def test_the_cohort_may_be_sealed_if_the_plan_is_private() -> None:
     seal = {"cohort": [], "rejected": [], "sealed": "ab" * 32}
-    story = [(kind, {**body, **seal} if kind == "commit" else body) for kind, body in told()]
-    fault = audit(written(story)[0], public(SERVER))
+    records = [(kind, {**body, **seal} if kind == "commit" else body) for kind, body in honest_records()]
+    fault = audit(signed_lines(records)[0], public(SERVER))
     assert isinstance(fault, Fault) and fault.number == 1 and "does not ask" in fault.what
-    plan = {**story[0][1]["plan"], "privacy": {"name": "central"}}
-    story[0][1].update(plan=plan, plan_hash=plan_hash(plan))
-    found = audit(written(story)[0], public(SERVER))
+    plan = {**records[0][1]["plan"], "privacy": {"name": "central"}}
+    records[0][1].update(plan=plan, plan_hash=plan_hash(plan))
+    found = audit(signed_lines(records)[0], public(SERVER))
     assert isinstance(found, Findings) and found.signers == () and found.rounds == 4
-    story[2][1]["sealed"] = "ab" * 32
-    fault = audit(written(story)[0], public(SERVER))
-    assert isinstance(fault, Fault) and fault.number == 2 and "all the same" in fault.what
+    records[2][1]["sealed"] = "ab" * 32
+    fault = audit(signed_lines(records)[0], public(SERVER))
+    assert isinstance(fault, Fault) and fault.number == 2 and "lists sealed" in fault.what
 
 
-def test_a_lie_before_a_break_is_the_first_bad_record() -> None:
-    lines, _ = written(forged(3, lambda body: body.update(rule="median")))
+def test_a_false_record_before_a_dropped_one_is_named() -> None:
+    lines, _ = signed_lines(forged(3, lambda body: body.update(rule="median")))
     fault = audit([*lines[:5], lines[6]], public(SERVER))
     assert isinstance(fault, Fault) and fault.number == 3
 
@@ -201,15 +213,15 @@ PLAIN = st.recursive(
 
 
 @given(st.data())
-def test_rubbish_that_a_server_signs_is_judged_and_breaks_nothing(data: st.DataObject) -> None:
-    story = told()
-    place = data.draw(st.integers(0, len(story) - 1))
-    kind, body = story[place]
+def test_random_signed_values_never_crash_the_audit(data: st.DataObject) -> None:
+    records = honest_records()
+    place = data.draw(st.integers(0, len(records) - 1))
+    kind, body = records[place]
     if data.draw(st.integers(0, 9)) == 0:
         kind = data.draw(st.sampled_from(["start", "end", "commit", "\ud800", ""]))
     path = data.draw(st.sampled_from(list(leaves(body))))
     to = data.draw(PLAIN | st.sampled_from([10**400, -1, 1 << 64, "\ud800", 1e308, "ab" * 32]))
-    story[place] = kind, changed(body, path, to)
+    records[place] = kind, changed(body, path, to)
     if place == 0 and data.draw(st.booleans()):
-        story[0][1]["plan_hash"] = plan_hash(story[0][1]["plan"]) if isinstance(story[0][1]["plan"], dict) else ""
-    assert isinstance(audit(written(story)[0], public(SERVER)), Findings | Fault)
+        records[0][1]["plan_hash"] = plan_hash(records[0][1]["plan"]) if isinstance(records[0][1]["plan"], dict) else ""
+    assert isinstance(audit(signed_lines(records)[0], public(SERVER)), Findings | Fault)

@@ -1,4 +1,4 @@
-"""Whatever is done to a ledger, the first record that suffered is named."""
+"""Test that the first changed, dropped or moved record of a ledger is named."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ledger(num: int, key: Ed25519PrivateKey = KEY, word: str = "model") -> tuple
     return lines, heads
 
 
-def test_what_was_written_holds() -> None:
+def test_an_unchanged_ledger_is_valid() -> None:
     lines, heads = ledger(8)
     assert verify(lines) is None and verify(lines, PUBLIC, heads) is None
     record, _ = read(lines[3])
@@ -31,7 +31,7 @@ def test_what_was_written_holds() -> None:
 
 
 @given(st.integers(2, 9), st.data())
-def test_any_changed_letter_is_found_where_it_is(num: int, data: st.DataObject) -> None:
+def test_a_changed_letter_is_found_in_its_record(num: int, data: st.DataObject) -> None:
     lines, _ = ledger(num)
     place = data.draw(st.integers(0, num - 1))
     at = data.draw(st.integers(0, len(lines[place]) - 1))
@@ -60,14 +60,14 @@ def test_the_first_of_two_moved_records_is_named(num: int, data: st.DataObject) 
     assert fault is not None and fault.number == one and "was moved" in fault.what
 
 
-def test_the_end_can_be_cut_off_only_where_nobody_looked() -> None:
+def test_a_truncated_ledger_contradicts_later_heads() -> None:
     lines, heads = ledger(6)
     assert verify(lines[:4], PUBLIC) is None
     assert verify(lines[:4], PUBLIC, [heads[1], heads[3]]) is None
-    assert verify(lines[:4], PUBLIC, [heads[4]]) == Fault(4, "was dropped: somebody has seen 5 records")
+    assert verify(lines[:4], PUBLIC, [heads[4]]) == Fault(4, "was dropped: 5 records were seen before")
 
 
-def test_a_history_that_was_written_anew_is_not_the_one_that_was_seen() -> None:
+def test_a_rewritten_ledger_contradicts_recorded_heads() -> None:
     lines, heads = ledger(5)
     forged, _ = ledger(5, word="modem")
     assert verify(forged, PUBLIC) is None
@@ -77,20 +77,20 @@ def test_a_history_that_was_written_anew_is_not_the_one_that_was_seen() -> None:
     assert fault is not None and fault.number == 3 and "does not follow" in fault.what
 
 
-def test_another_key_is_another_server() -> None:
+def test_a_ledger_signed_with_another_key_is_invalid() -> None:
     lines, _ = ledger(4, OTHER)
     assert verify(lines) is None
-    assert verify(lines, PUBLIC) == Fault(0, "was changed: its signature does not hold")
+    assert verify(lines, PUBLIC) == Fault(0, "was changed: its signature is invalid")
 
 
 @pytest.mark.parametrize(
     "lines",
     [[], [""], ["null"], ["[]"], ["{}"], ["nonsense"], ["[" * 10_000], ['{"number":0}'], [ledger(2)[0][1]]],
 )
-def test_what_is_no_ledger_is_said_to_be_none(lines: list[str]) -> None:
+def test_text_that_is_not_a_ledger_is_invalid(lines: list[str]) -> None:
     assert verify(lines) is not None
 
 
-def test_numbers_that_json_cannot_say_are_refused() -> None:
+def test_numbers_that_json_cannot_hold_are_refused() -> None:
     with pytest.raises(ValueError, match="JSON"):
         add(EMPTY, "commit", {"epsilon": float("nan")}, KEY)

@@ -88,14 +88,20 @@ class Federation:
         (self.root / "plan.toml").write_text(plan.to_toml())
 
     def serve(
-        self, *options: str, plan: bool = True, ready: bool = True, die_at: int = 0, in_background: bool = False
+        self,
+        *options: str,
+        plan: bool = True,
+        ready: bool = True,
+        die_at: int = 0,
+        in_background: bool = False,
+        max_files: int = 0,
     ) -> ForkedProcess:
         """Start the server, or start it again, with the plan or without; wait until it is `ready` to answer."""
         argv = ["serve", *(["plan.toml", "--name", RUN] if plan else []), "--home", str(self.home)]
         argv += ["--host", "localhost", "--port", str(self.port), "--admin-port", str(self.admin_port)]
         argv += ["--cert", str(self.certs / "server.pem"), "--key", str(self.certs / "server.key"), *options]
         argv += ["--store", self.store] if self.store else []
-        self.server = self._start(argv, "server.out", self.env, die_at, in_background)
+        self.server = self._start(argv, "server.out", self.env, die_at, in_background, max_files)
         if ready:
             self.ready()
         return self.server
@@ -240,9 +246,15 @@ class Federation:
             child.wait(30)
 
     def _start(
-        self, argv: list[str], out: str, env: dict[str, str], die_at: int = 0, in_background: bool = False
+        self,
+        argv: list[str],
+        out: str,
+        env: dict[str, str],
+        die_at: int = 0,
+        in_background: bool = False,
+        max_files: int = 0,
     ) -> ForkedProcess:
-        child = self.fork_server.start(argv, self.root / out, self.root, env, die_at, in_background)
+        child = self.fork_server.start(argv, self.root / out, self.root, env, die_at, in_background, max_files)
         self._all.append(child)
         return child
 

@@ -12,6 +12,7 @@ import faulthandler
 import json
 import os
 import random
+import resource
 import select
 import signal
 import subprocess
@@ -75,14 +76,16 @@ class ForkServer:
         env: Mapping[str, str] | None = None,
         die_at: int = 0,
         in_background: bool = False,
+        max_files: int = 0,
     ) -> ForkedProcess:
         """Run `atoll` with these arguments. With `die_at` it kills itself when it changes files for that time.
 
-        It hears Ctrl-C as in a terminal, wherever the tests run, unless it is `in_background` as with nohup.
+        It hears Ctrl-C as in a terminal, wherever the tests run, unless it is `in_background` as with nohup. With
+        `max_files` it may have so many files open, as after `ulimit -n`.
         """
         assert self._process.stdin is not None
         request = {"argv": list(argv), "out": str(out), "cwd": str(cwd), "env": dict(env or {}), "die_at": die_at}
-        request["in_background"] = in_background
+        request |= {"in_background": in_background, "max_files": max_files}
         with self._one_at_a_time:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
@@ -134,6 +137,8 @@ def _child(request: dict[str, Any]) -> int:
     _die_with_parent()
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN if request["in_background"] else signal.default_int_handler)
+    if request["max_files"]:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (request["max_files"],) * 2)
     os.chdir(request["cwd"])
     os.environ.update(request["env"])
     random.seed()

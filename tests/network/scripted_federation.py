@@ -54,7 +54,7 @@ class RandomCrashes:
         self.scripted, self.rng, self.chance, self.num = scripted, random.Random(seed), chance, 0
 
     def maybe(self) -> None:
-        if threading.current_thread() is self.scripted.is_working_hour and self.rng.random() < self.chance:
+        if threading.current_thread() is self.scripted.at_work and self.rng.random() < self.chance:
             self.num += 1
             raise Crash
 
@@ -84,7 +84,7 @@ class ScriptedFederation:
         self.server = ScriptedServer(path)
         self.url = self.stack.enter_context(serving(self.server))
         self.said: list[str] = []
-        self.is_working_hour: threading.Thread | None = None
+        self.at_work: threading.Thread | None = None
         """The thread of the client that has its turn."""
         self.clients: list[Client] = []
         self.homes = [self._enrolled(number) for number in range(self.federation.num_clients)]
@@ -130,14 +130,14 @@ class ScriptedFederation:
         """Let every client have a turn; those who are killed are started again."""
         for number in range(len(self.clients)):
             try:
-                self.is_working_hour = threading.current_thread()
+                self.at_work = threading.current_thread()
                 self.clients[number].step()
             except Crash:
-                self.is_working_hour = None
+                self.at_work = None
                 self.homes[number].close()
                 self.homes[number] = Home.open(self.path / f"client-{number}")
                 self.start(number)
-        self.is_working_hour = None
+        self.at_work = None
 
     def result(self) -> torch.Tensor:
         """The parameters after all rounds, trained by the clients."""

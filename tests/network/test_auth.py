@@ -117,6 +117,7 @@ def test_a_revocation_outruns_a_request_that_looked_before_it(
     setup.store.read = revoked_meanwhile  # type: ignore[method-assign]
     with suppress(Refused):  # it looked while the client was in: of what it found nothing is remembered
         setup.heard(setup.request(key, epoch, 1))
+    refused(HTTPStatus.FORBIDDEN, "shut out", lambda: setup.session(key))
     for counter in (2, 3):
         refused(HTTPStatus.FORBIDDEN, "shut out", lambda c=counter: setup.heard(setup.request(key, epoch, c)))
 

@@ -187,6 +187,18 @@ def test_a_wrong_clock_does_no_harm(tmp_path: Path, ahead: float) -> None:
         assert poll(connection) == Orders(spread=0.0)
 
 
+@pytest.mark.parametrize("step", [-7200.0, 7200.0])
+def test_a_clock_that_is_set_ends_no_session(
+    server: ScriptedServer, url: str, monkeypatch: pytest.MonkeyPatch, step: float
+) -> None:
+    wall = time.time
+    with enrolled(server, url) as connection:
+        poll(connection)
+        monkeypatch.setattr(time, "time", lambda: wall() + step)
+        poll(connection)
+    assert [status for _, path, status in server.log if path == "/v1/poll"] == [200, 200]
+
+
 def test_addresses_without_tls_are_of_this_machine() -> None:
     for url in ("http://example.org", "ftp://localhost", "localhost:1", ""):
         with pytest.raises(RunError, match="https://"):

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from ledger.telling import SERVER, public, told, written
+from ledger.honest_ledger import SERVER, honest_records, public, signed_lines
 from network.scripted_federation import RUN, SMALL, ScriptedFederation
 from network.scripted_server import ScriptedServer
 from network.test_client_agreement import PLAN, One
@@ -134,10 +134,10 @@ def test_a_fork_is_seen_in_what_others_have_signed(tmp_path: Path) -> None:
         server.ledgers[RUN] = shown
         server.commit(RUN, first_D)  # counts both, in the ledger of client 0
         found = audit(server.ledgers[RUN], public_bytes(server.key))
-        assert isinstance(found, Fault) and "counts client 1 for work on something else than was sent" in found.what
+        assert isinstance(found, Fault) and "counts client 1 for another broadcast than the one sent" in found.what
         server.broadcast(RUN, mine.name)
         server.orders[0] = [Order(RUN, 1, 1, mine)]
-        with pytest.raises(RunError, match="counts client 1 for work on something else than was sent"):
+        with pytest.raises(RunError, match="counts client 1 for another broadcast than the one sent"):
             scripted.clients[0].step()
 
 
@@ -243,22 +243,22 @@ def test_where_clients_work_on_receipts_wait_for_a_bounded_number_of_versions() 
     receipts = Receipts(1, most)
     receipts.waiting[4] = None
     commits = [record(n, chain.COMMIT, version=n, attempt=10 + n, cohort=[]) for n in range(20)]
-    assert receipts.hear(commits[2]) is None  # it may have been made before the update came
+    assert receipts.add(commits[2]) is None  # it may have been made before the update came
     receipts.caught_up(2)
-    assert [n for n in range(3, 20) if receipts.hear(commits[n]) is not None] == list(range(11, 20))
+    assert [n for n in range(3, 20) if receipts.add(commits[n]) is not None] == list(range(11, 20))
     mine = {"client": 1, "attempt": 4}
-    assert receipts.hear(record(20, chain.COMMIT, version=20, attempt=40, cohort=[mine])) is None
+    assert receipts.add(record(20, chain.COMMIT, version=20, attempt=40, cohort=[mine])) is None
     assert receipts.waiting == {} and receipts.counted == {4}
 
 
 def test_an_attempt_cannot_be_passed_over() -> None:
     receipts = Receipts(1, None)
     receipts.waiting = {3: None}
-    assert receipts.hear(record(1, chain.ABANDON, attempt=2)) is None
-    found = receipts.hear(record(2, chain.ABANDON, attempt=4))
+    assert receipts.add(record(1, chain.ABANDON, attempt=2)) is None
+    found = receipts.add(record(2, chain.ABANDON, attempt=4))
     assert found is not None and "attempt 3" in found
     sealed = record(3, chain.COMMIT, version=1, attempt=5, cohort=[], sealed="0" * 64)
-    assert receipts.hear(sealed) is None and receipts.waiting == {}
+    assert receipts.add(sealed) is None and receipts.waiting == {}
 
 
 def test_a_full_disk_leaves_the_story_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,6 +280,6 @@ def test_a_full_disk_leaves_the_story_as_it_was(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_ledger_of_an_older_server_still_verifies() -> None:
-    lines, heads = written(told())
+    lines, heads = signed_lines(honest_records())
     found = audit(lines, public(SERVER), heads)
     assert isinstance(found, Findings) and found.broadcasts == 0 and found.ended == "all rounds done"

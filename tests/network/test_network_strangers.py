@@ -36,10 +36,10 @@ def made(processes: ForkServer, certs: Path, tmp_path: Path) -> Iterator[Federat
         yield found
 
 
-def is_working_hour(made: Federation, num: int = 2) -> list[RawClient]:
+def at_work(made: Federation, num: int = 2, max_files: int = 0) -> list[RawClient]:
     """Clients that have joined a server that runs."""
     raw_clients = approved_raw_clients(made, num)
-    made.serve("--clients", str(num))
+    made.serve("--clients", str(num), max_files=max_files)
     for raw_client in raw_clients:
         assert raw_client.begin().status == 200
         raw_client.orders(0)
@@ -70,7 +70,7 @@ def pretended(client: str, counter: int = 1, length: int = MEGABYTE) -> bytes:
 
 @pytest.mark.parametrize("num", [4, 400])
 def test_idle_bodies_in_a_clients_name_take_nothing_from_it(made: Federation, num: int) -> None:
-    raw_clients = is_working_hour(made)
+    raw_clients = at_work(made)
     assert made.server is not None
     before = memory_of(made.server.pid)
     with ExitStack() as stack:
@@ -85,15 +85,18 @@ def test_idle_bodies_in_a_clients_name_take_nothing_from_it(made: Federation, nu
 
 
 def test_slow_heads_slow_bodies_and_half_open_connections(made: Federation) -> None:
-    raw_clients = is_working_hour(made)
+    """Hold more connections than the server may have open files: clients still come back and go on."""
+    raw_clients = at_work(made, max_files=128)
     with ExitStack() as stack:
-        for index in range(120):
-            if index % 3 == 0:  # TCP and nothing else
-                stack.enter_context(socket.create_connection(("127.0.0.1", made.port), timeout=20))
-                continue
+        for index in range(80):
             line = stack.enter_context(RawConnection(made.port, made.certs))
-            line.say(b"POST /v1/challenge HTTP/1.1\r\nhost: x\r\ncontent-length: 9000\r\n" + b"\r\n" * (index % 3 - 1))
+            line.say(b"POST /v1/challenge HTTP/1.1\r\nhost: x\r\ncontent-length: 9000\r\n" + b"\r\n" * (index % 2))
+        for _ in range(80):  # TCP and nothing else
+            stack.enter_context(socket.create_connection(("127.0.0.1", made.port), timeout=20))
+        for raw_client in raw_clients:
+            raw_client.hang_up()
         go_on(made, raw_clients)
+    assert "Traceback" not in (made.root / "server.out").read_text()
 
 
 @contextmanager
@@ -107,7 +110,7 @@ def few_files(pid: int, num: int) -> Iterator[None]:
 
 
 def test_a_lack_of_descriptors_is_told_in_a_line_and_passes(made: Federation) -> None:
-    raw_clients = is_working_hour(made)
+    raw_clients = at_work(made)
     go_on(made, raw_clients, 1)
     assert made.server is not None
     pid, out = made.server.pid, made.root / "server.out"

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from ledger.telling import SERVER, public, told, written
+from ledger.honest_ledger import SERVER, honest_records, public, signed_lines
 
 from atoll.ledger import chain
 from atoll.ledger.audit import Fault, audit
@@ -18,7 +18,7 @@ from atoll.network.protocol.objects import ObjectError, manifest_of, read_manife
 from atoll.secagg import wire
 from atoll.secagg.aborts import Abort
 
-LINES, _ = written(told())
+LINES, _ = signed_lines(honest_records())
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 
 
@@ -28,10 +28,10 @@ def test_a_ledgers_signature_has_one_spelling(other: object) -> None:
     line = LINES[1].replace(signature, other(signature).replace("\n", "\\n"))  # type: ignore[operator]
     assert line != LINES[1]
     fault = audit([LINES[0], line, *LINES[2:]], public(SERVER))
-    assert isinstance(fault, Fault) and fault.number == 1 and "signature does not hold" in fault.what
-    story = told()
-    story[1][1]["cohort"][0]["signature"] += "\n"
-    fault = audit(written(story)[0], public(SERVER))
+    assert isinstance(fault, Fault) and fault.number == 1 and "signature is invalid" in fault.what
+    records = honest_records()
+    records[1][1]["cohort"][0]["signature"] += "\n"
+    fault = audit(signed_lines(records)[0], public(SERVER))
     assert isinstance(fault, Fault) and fault.number == 1 and record.kind == "commit"
 
 

@@ -56,7 +56,7 @@ def test_an_estimate_of_gamma_is_not_called_solved() -> None:
     assert "Gamma is an estimate and no bound: the budget ended first, so raise it; 0 of 3 solves" in as_text(hasty)
     deep = measure_plan(Plan(model={"name": "mlp_2nn", "hidden": 4}), clients=2, budget=1)
     assert "Gamma is an estimate and no bound: the loss is not known to be convex; 0 of 3" in as_text(deep)
-    with pytest.raises(PlanError, match="clients and budget must be at least 1: got 0 and 5"):
+    with pytest.raises(PlanError, match="clients and budget must be at least 1, got 0 and 5"):
         measure_plan(Plan(), clients=0, budget=5)
 
 

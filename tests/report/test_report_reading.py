@@ -16,7 +16,7 @@ from atoll.core.plan import Plan
 from atoll.report.reading import (
     RunRecord,
     diverged,
-    ended,
+    end_reason,
     human_bytes,
     human_seconds,
     labels,
@@ -41,13 +41,13 @@ def test_a_run_is_read_as_it_was_written(mnist: Path) -> None:
     assert [row["round"] for row in record.rows] == list(range(1, 21))
     assert record.partition is not None and len(record.partition["counts"]) == 100
     assert record.clients is not None and record.confusion is not None
-    assert ended(record) == "all rounds done" and lost_tasks(record) == {"failed": 2}
+    assert end_reason(record) == "all rounds done" and lost_tasks(record) == {"failed": 2}
 
 
 def test_a_killed_run_loses_only_the_cut_line(unfinished: Path) -> None:
     record = read_run(unfinished)
     assert [row["round"] for row in record.rows] == list(range(1, 12))
-    assert record.result is None and record.clients is None and ended(record) == ""
+    assert record.result is None and record.clients is None and end_reason(record) == ""
 
 
 def test_a_line_cut_inside_a_letter_or_followed_by_zeros_is_ignored(
@@ -80,8 +80,8 @@ def test_rounds_done_again_after_a_resume_replace_the_first(make_run: Callable[.
 
 
 def test_an_end_from_before_a_resume_does_not_count() -> None:
-    assert ended(measured({3: 0.5}, result={"reason": "interrupted", "rounds": 3})) == "interrupted"
-    assert ended(measured({4: 0.5}, result={"reason": "interrupted", "rounds": 3})) == ""
+    assert end_reason(measured({3: 0.5}, result={"reason": "interrupted", "rounds": 3})) == "interrupted"
+    assert end_reason(measured({4: 0.5}, result={"reason": "interrupted", "rounds": 3})) == ""
 
 
 def test_what_is_not_a_run_is_refused_with_the_way_out(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_what_is_not_a_run_is_refused_with_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text("rounds = 3")
     with pytest.raises(RunError, match=r"there is no run\.json in it"):
         read_run(tmp_path)
-    with pytest.raises(RunError, match=r"plan\.toml is a file: give the directory that holds it"):
+    with pytest.raises(RunError, match=r"plan\.toml is a file: name the directory that holds it"):
         read_run(tmp_path / "plan.toml")
 
 

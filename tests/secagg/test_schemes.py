@@ -6,20 +6,20 @@ from itertools import product
 
 import numpy as np
 import pytest
+from members import every
 
 from atoll.core.errors import PlanError
-from atoll.core.parts import Part, members
+from atoll.core.parts import Part, examples
 from atoll.secagg.encoding import finest
 from atoll.secagg.scheme import ClientHost, Scheme, Session, in_this_process
 from atoll.simulation.client_hosts import in_processes
 
-EVERY = members("secagg.schemes")
+EVERY = every("secagg.schemes")
 LENGTH = 301
-OPTIONS = {"pairwise": {"dropouts": 0.4}}
 
 
 def scheme(name: str, **options: object) -> Scheme:
-    built: Scheme = Part(name, **{**OPTIONS.get(name, {}), **options}).build("secagg.schemes")
+    built: Scheme = Part(name, **{**examples("secagg.schemes", name)[0], **options}).build("secagg.schemes")
     return built
 
 
@@ -64,10 +64,11 @@ def test_the_sum_is_exact_whoever_is_lost_before_whatever_step(name: str) -> Non
         assert found.total_L is not None and np.array_equal(found.total_L, exact(asked, found.survivors)), steps
 
 
+@pytest.mark.parametrize("left", [1, 2])
 @pytest.mark.parametrize("name", EVERY)
-def test_there_is_no_sum_of_one_client(name: str) -> None:
+def test_there_is_no_sum_of_one_client_and_by_default_none_of_two(name: str, left: int) -> None:
     how = scheme(name)
-    found = how.simulate(session(4, dict.fromkeys(range(3), how.steps[how.counts_from])), in_this_process)
+    found = how.simulate(session(4, dict.fromkeys(range(4 - left), how.steps[how.counts_from])), in_this_process)
     assert found.total_L is None and found.survivors == () and "needed" in found.why
 
 

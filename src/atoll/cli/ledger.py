@@ -1,4 +1,4 @@
-"""`atoll ledger`: read a run's ledger, and find out offline whether it is as it was written and can be true."""
+"""`atoll ledger`: show a run's ledger, and verify offline that it is unchanged and consistent."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import typer
 from atoll.core.errors import PlanError, RunError
 
 if TYPE_CHECKING:
+    from atoll.ledger.audit import Findings
     from atoll.ledger.chain import Fault, Head
 
 LEDGER, RECEIPTS = "ledger.jsonl", "receipts.jsonl"
 NO_END = 6
-"""The exit code of `verify` where all records hold, but none says that the run is over."""
+"""Exit code of `verify` if all records are valid, but none ends the run."""
 
 ledger_app = typer.Typer(help="The signed record of every commit: check it offline, look at it.", no_args_is_help=True)
 
@@ -27,11 +28,11 @@ DirArgument = Annotated[Path, typer.Argument(metavar="DIR", help="A run's direct
 def verify(
     directory: DirArgument,
     key: Annotated[
-        str | None, typer.Option(metavar="HEX", help="The server's public key; what the client knows unless given.")
+        str | None, typer.Option(metavar="HEX", help="The server's public key; by default the one the client knows.")
     ] = None,
     head: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="What somebody saw before: a head, or another copy. May be repeated."),
+        typer.Option(metavar="FILE", help="A head or a copy that was seen before. May be repeated."),
     ] = None,
     receipts: Annotated[
         list[Path] | None,
@@ -43,68 +44,75 @@ def verify(
         bool, typer.Option("--running", help="The run goes on: do not ask for a record of its end.")
     ] = False,
 ) -> None:
-    """Check every hash and signature, and that the story can be true; the first bad record is named.
+    """Check every hash, every signature, and that the records are consistent; name the first bad record.
 
-    Exits with 0 if all is well, with 5 if a record is not, and with 6 if the end is missing.
+    Exits with 0 if all records are valid, with 5 if one is not, and with 6 if the end is missing.
     """
     from atoll.ledger.audit import audit
     from atoll.ledger.chain import Fault
 
     path = _ledger_of(directory)
-    seen = [each for file in head or [] for each in _heads(file)]
+    seen = [recorded for file in head or [] for recorded in _heads(file)]
     server_key = _pinned(path) if key is None else _key(key)
-    found = audit(_lines(path), server_key, seen)
-    kept = receipts or [each for each in [path.parent / RECEIPTS] if each.exists()]
-    if not isinstance(found, Fault):
-        found = next((fault for each in kept if (fault := _unkept(path, each)) is not None), found)
-    if isinstance(found, Fault):
+    verdict = audit(_lines(path), server_key, seen)
+    default = path.parent / RECEIPTS
+    if not isinstance(verdict, Fault):
+        faults = (_receipt_fault(path, file) for file in receipts or ([default] if default.exists() else []))
+        verdict = next((fault for fault in faults if fault is not None), verdict)
+    if isinstance(verdict, Fault):
         raise RunError(
-            f"{path}: record {found.number} {found.what}; what comes before it holds, ask the server for the rest"
+            f"{path}: record {verdict.number} {verdict.what}; the records before it are valid, ask the server for the "
+            "rest"
         )
-    print(f"ledger of run {found.run}: {found.head.length} records, all as they were written")
-    print(
-        f"{found.rounds} rounds, {found.abandoned} abandoned, {found.rejected} updates rejected; "
-        f"{_printable(found.ended or ('still running' if running else 'the end is missing'))}"
-        + ("" if found.epsilon is None else f"; epsilon {found.epsilon:.4g} spent")
-    )
-    for signer in found.signers:
-        print(f"client {signer.client:<5} {signer.id}  {signer.num_updates} updates counted")
-    if found.rounds and not found.signers:
-        print("who took part is sealed, as the plan's privacy asks for")
-    if not found.broadcasts:
-        print("it does not say what clients were sent: it is of an older server")
-    unsure = "" if server_key else "; compare it with the one that you know, or use --key"
-    print(f"signed by server {found.server_key}{unsure}")
-    print(f"last record {found.head.hash}")
-    if found.ended is None and not running:
+    _print_findings(verdict, running=running, key_known=server_key is not None)
+    if verdict.ended is None and not running:
         typer.echo(
-            f"{path}: the end is missing: no record says that the run is over, so that later ones may have been cut "
-            "off; give what others have seen by --head, or say --running if it still is",
+            f"{path}: the end is missing: no record ends the run, so that later ones may have been cut off; pass heads "
+            "that others have seen with --head, or --running if the run still goes on",
             err=True,
         )
         raise typer.Exit(NO_END)
 
 
+def _print_findings(findings: Findings, *, running: bool, key_known: bool) -> None:
+    """Print the summary of a valid ledger."""
+    print(f"ledger of run {findings.run}: {findings.head.length} records, all as they were written")
+    print(
+        f"{findings.rounds} rounds, {findings.abandoned} abandoned, {findings.rejected} updates rejected; "
+        f"{_printable(findings.ended or ('still running' if running else 'the end is missing'))}"
+        + ("" if findings.epsilon is None else f"; epsilon {findings.epsilon:.4g} spent")
+    )
+    for signer in findings.signers:
+        print(f"client {signer.client:<5} {signer.id}  {signer.num_updates} updates counted")
+    if findings.rounds and not findings.signers:
+        print("the cohorts are sealed, because the plan's privacy requires it")
+    if not findings.broadcasts:
+        print("it does not record what clients were sent: an older server wrote it")
+    advice = "" if key_known else "; compare it with the one that you know, or use --key"
+    print(f"signed by server {findings.server_key}{advice}")
+    print(f"last record {findings.head.hash}")
+
+
 @ledger_app.command()
 def show(directory: DirArgument) -> None:
-    """Show one line for each record; nothing is checked."""
+    """Show one line for each record, without checking it."""
     from atoll.ledger.chain import read
 
-    for place, line in enumerate(_lines(_ledger_of(directory))):
+    for number, line in enumerate(_lines(_ledger_of(directory))):
         try:
             record, _ = read(line)
-            print(_printable(f"{record.number:>6} {record.kind:9} {_said(record.kind, record.body)}"))
+            print(_printable(f"{record.number:>6} {record.kind:9} {_summary(record.kind, record.body)}"))
         except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
-            print(f"{place:>6} is no record: atoll ledger verify says more")
+            print(f"{number:>6} is not a record: run atoll ledger verify")
 
 
-def _said(kind: str, body: Mapping[str, Any]) -> str:
-    """A record's body in a few words."""
+def _summary(kind: str, body: Mapping[str, Any]) -> str:
+    """Return a record's body in a few words."""
     if kind == "start":
         return f"run {body['run']}, plan {body['plan_hash'][:12]}, model {body['model'][:12]}"
     if kind == "commit":
         when = datetime.datetime.fromtimestamp(body["seconds"], datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
-        clients = ",".join(str(each["client"]) for each in body["cohort"])
+        clients = ",".join(str(update["client"]) for update in body["cohort"])
         spent = "" if body.get("epsilon") is None else f", epsilon {body['epsilon']:.4g}"
         rejected = f", {len(body['rejected'])} rejected" if body["rejected"] else ""
         return f"{when} version {body['version']} of clients {clients}, model {body['model'][:12]}{spent}{rejected}"
@@ -116,12 +124,12 @@ def _said(kind: str, body: Mapping[str, Any]) -> str:
 
 
 def _printable(text: str) -> str:
-    """What a server wrote, without anything that would steer a terminal."""
+    """Replace control characters, which a server could have written to manipulate the terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def _unkept(path: Path, receipts: Path) -> Fault | None:
-    """Say which record does not do what the server has acknowledged to a client; None if all do."""
+def _receipt_fault(path: Path, receipts: Path) -> Fault | None:
+    """Return the first record that should have counted or rejected an acknowledged update and did not, or None."""
     import msgspec
 
     from atoll.ledger.chain import Fault, read
@@ -131,15 +139,17 @@ def _unkept(path: Path, receipts: Path) -> Fault | None:
     try:
         acknowledged = [msgspec.json.decode(line, type=Receipt) for line in file.read_bytes().splitlines()]
     except (OSError, msgspec.MsgspecError) as error:
-        raise RunError(f"{file} cannot be read as receipts ({error}): name a run's directory of a client") from error
+        raise RunError(
+            f"{file} cannot be read as receipts ({error}): name the directory of a run in a client's home"
+        ) from error
     records = [read(line)[0] for line in _lines(path)]
     for client in sorted({receipt.client for receipt in acknowledged}):
-        keeper = Receipts(client, max_versions(records[0].body["plan"], 1 << 20))
-        keeper.waiting = {each.attempt: None for each in acknowledged if each.client == client}
+        pending = Receipts(client, max_versions(records[0].body["plan"], 1 << 20))
+        pending.waiting = {receipt.attempt: None for receipt in acknowledged if receipt.client == client}
         for record in records:
-            wrong = keeper.hear(record)
-            if wrong is not None:
-                return Fault(record.number, wrong)
+            problem = pending.add(record)
+            if problem is not None:
+                return Fault(record.number, problem)
     return None
 
 
@@ -151,7 +161,7 @@ def _ledger_of(directory: Path) -> Path:
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of a ledger; bytes that are no text are left to be found as a change."""
+    """Return the lines of a ledger; replace bytes that are not UTF-8, which the verification then reports."""
     text = path.read_bytes().decode(errors="replace")
     return text.removesuffix("\n").split("\n") if text else []
 
@@ -163,13 +173,13 @@ def _key(text: str) -> bytes:
         key = b""
     if len(key) != 32:
         raise PlanError(
-            f"--key wants 64 hexadecimal digits, got '{text}': it is in every ledger of the server, and at /v1/about"
+            f"--key must be 64 hexadecimal digits, got '{text}': every ledger of the server holds it, and /v1/about"
         )
     return key
 
 
 def _pinned(path: Path) -> bytes | None:
-    """The key that a client noted when it enrolled, where the ledger is in a client's home."""
+    """Return the key that a client saved when it enrolled, if the ledger is in a client's home, else None."""
     import base64
     import json
 
@@ -181,7 +191,7 @@ def _pinned(path: Path) -> bytes | None:
 
 
 def _heads(path: Path) -> list[Head]:
-    """What a file says that somebody saw: lines with a length and a hash, or the records of a copy."""
+    """Read heads from a file: lines with a length and a hash, or the records of a copy."""
     import json
 
     from atoll.ledger.chain import Head, read
@@ -189,14 +199,15 @@ def _heads(path: Path) -> list[Head]:
     heads: list[Head] = []
     for line in _lines(_ledger_of(path)):
         try:
-            found = json.loads(line)
-            if "previous" in found:
+            fields = json.loads(line)
+            if "previous" in fields:
                 record, _ = read(line)
                 heads.append(Head(record.number + 1, record.hash()))
             else:
-                heads.append(Head(int(found["length"]), str(found["hash"])))
+                heads.append(Head(int(fields["length"]), str(fields["hash"])))
         except (ValueError, KeyError, TypeError) as error:
             raise RunError(
-                f'{path} is neither a copy of a ledger nor a head such as {{"length": 3, "hash": "..."}}'
+                f'{path} is neither a copy of a ledger nor a head such as {{"length": 3, "hash": "..."}}: name one of '
+                "these"
             ) from error
     return heads

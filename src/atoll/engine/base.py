@@ -20,7 +20,7 @@ from atoll.train.evaluate import SLICE
 from atoll.train.exchange import Work
 from atoll.train.job import Job
 from atoll.train.layout import broadcast_of, first_server
-from atoll.train.metrics import Metrics, classification
+from atoll.train.metrics import Metrics, classification, plain_metrics
 from atoll.train.trainer import Trainer, explained
 
 Progress = Callable[[int], None]
@@ -98,12 +98,14 @@ class Engine(ABC):
             progress(len(merged.reports))
         return merged._replace(folded=concatenate_rows(rows)) if rows else merged
 
-    def evaluate(self, params_D: Tensor) -> tuple[Metrics, np.ndarray]:
-        """Metrics and confusion matrix on the central test set."""
+    def evaluate(self, params_D: Tensor) -> tuple[Metrics, np.ndarray | None]:
+        """Return metrics on the central test set, and the confusion matrix if there are classes."""
         starts = list(range(0, self.job.federation.dataset.num_test, SLICE))
         total: State = {}
         for part in self.slices(params_D, starts):
             total = {name: total[name] + value for name, value in part.items()} if total else part
+        if "confusion" not in total:
+            return plain_metrics(total), None
         confusion_KK = total["confusion"].numpy()
         metrics = classification(confusion_KK, float(total["loss"] / total["count"]))
         return metrics | _attack_success([total]), confusion_KK

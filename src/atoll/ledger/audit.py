@@ -1,9 +1,9 @@
-"""Whether a ledger tells a story that can be true: more than that its records are as the server wrote them.
+"""Audit of a ledger: check that its records are consistent, beyond their hashes and signatures.
 
-The chain shows that nothing was changed since the server signed it. The audit also holds the server to its word:
-versions count up by one, each starts from the model that the one before made and is sent in one form, no update counts
-twice, and every update that counted was signed by the client that it is said to be from, for what was sent. Clients
-hear the same story record by record as they go, and end where it cannot be true.
+The chain shows that nothing was changed after the server signed it. The audit also checks what the server signed:
+versions count up by one, each starts from the previous model and is broadcast in one form only, no update counts twice,
+and every counted update was signed by its client for the broadcast in the ledger. Clients run the same checks on every
+new record, and end at the first inconsistent one.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ Number = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 
 class Rejected(msgspec.Struct, frozen=True):
-    """A client whose update did not count."""
+    """A client whose update was rejected."""
 
     client: int
     why: str
     attempt: Number | None = None
-    """Whose update of which attempt; ledgers before this field do not say."""
+    """Attempt of the rejected update; missing in older ledgers."""
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """A client whose update counted; what it signed is left out where updates are added in secret."""
+    """A client whose update was counted; the signed fields are missing under secure aggregation."""
 
     client: Number
     id: str
     key: Hash
     version: Number
-    """The version that it trained from."""
+    """Version of the model that the client trained from."""
     attempt: Number
     num_samples: Number | None = None
     loss: float | None = None
@@ -48,49 +48,49 @@ class Counted(msgspec.Struct, frozen=True):
     object: Hash | None = None
     signature: Annotated[str, Meta(pattern=r"^[0-9a-f]{128}\Z")] | None = None
     broadcast: Hash | None = None
-    """The object that it trained on, by its own signature; older clients did not sign it."""
+    """Hash of the broadcast that the client trained on and signed; missing for older clients."""
 
 
 class Start(msgspec.Struct, frozen=True):
-    """A run begins."""
+    """Body of the record that starts a run."""
 
     run: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,64}\Z")]
     plan: dict[str, Any]
-    """As clients are sent it."""
+    """The plan as it is sent to clients."""
     plan_hash: Hash
     model: Hash
-    """Of the first parameters."""
+    """Hash of the first parameters."""
     server_key: Hash
 
 
 class Broadcast(msgspec.Struct, frozen=True):
-    """A version is sent to clients, for the first time and in this form only."""
+    """Body of the record that a version is broadcast for the first time; it is broadcast in this form only."""
 
     version: Number
     object: Hash
-    """Parameters and extra vectors as clients have them in the end, however they travelled."""
+    """Hash of the parameters and extra vectors after decoding, independent of how they were transferred."""
 
 
 class Commit(msgspec.Struct, frozen=True):
-    """A new version of the model."""
+    """Body of the record of a new version of the model."""
 
     version: Number
     attempt: Number
     model: Hash
     before: Hash
-    """The model that it was made from."""
+    """Hash of the previous model."""
     rule: str
     cohort: tuple[Counted, ...]
     rejected: tuple[Rejected, ...]
     seconds: int
-    """Since 1970."""
+    """Unix time of the commit, in seconds."""
     epsilon: float | None = None
     sealed: Hash | None = None
-    """Stands for cohort and rejected, where privacy rests on nobody's knowing who took part."""
+    """Hash of the cohort and the rejected clients, which are not listed where privacy requires a secret cohort."""
 
 
 class Abandon(msgspec.Struct, frozen=True):
-    """An attempt of which nothing was made."""
+    """Body of the record of an attempt that gave no version."""
 
     attempt: Number
     why: str
@@ -99,7 +99,7 @@ class Abandon(msgspec.Struct, frozen=True):
 
 
 class End(msgspec.Struct, frozen=True):
-    """A run is over."""
+    """Body of the record that ends a run."""
 
     reason: str
     version: Number
@@ -107,7 +107,7 @@ class End(msgspec.Struct, frozen=True):
 
 
 class Signer(NamedTuple):
-    """A client, and how many of its updates counted."""
+    """A client, and the number of its counted updates."""
 
     client: int
     id: str
@@ -115,217 +115,224 @@ class Signer(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """What an honest ledger says."""
+    """Summary of a consistent ledger."""
 
     run: str
     server_key: str
     head: Head
     rounds: int
     abandoned: int
+    """Number of abandoned attempts."""
     rejected: int
+    """Number of rejected updates."""
     signers: tuple[Signer, ...]
     ended: str | None
-    """Why, or None if there is no record of the end."""
+    """Why the run ended; None if there is no record of its end."""
     epsilon: float | None
     broadcasts: int = 0
-    """How many versions it says what was sent of; none in ledgers of older servers."""
+    """Number of recorded broadcasts; 0 in ledgers of older servers."""
 
 
 def audit(lines: Sequence[str], server_key: bytes | None = None, seen: Iterable[Head] = ()) -> Findings | Fault:
-    """What a ledger says, or the first record that was changed, dropped or moved, or that cannot be true.
+    """Return a summary of a ledger, or its first record that was changed, dropped or moved, or is inconsistent.
 
     `server_key` and `seen` are those of `chain.verify`.
     """
     broken = chain.verify(lines, server_key, seen)
-    story = Story(server_key)
+    history = History(server_key)
     for line in lines if broken is None else lines[: broken.number]:
         record, _ = chain.read(line)
-        wrong = story.hear(record)
-        if wrong is not None:
-            return Fault(record.number, wrong)
+        problem = history.add(record)
+        if problem is not None:
+            return Fault(record.number, problem)
         head = Head(record.number + 1, record.hash())
     if broken is not None:
         return broken
-    assert story.start is not None
+    assert history.start is not None
     return Findings(
-        run=story.start.run,
-        server_key=story.start.server_key,
+        run=history.start.run,
+        server_key=history.start.server_key,
         head=head,
-        rounds=story.version,
-        abandoned=story.abandoned,
-        rejected=story.rejected,
+        rounds=history.version,
+        abandoned=history.abandoned,
+        rejected=history.rejected,
         signers=tuple(
-            Signer(client, client_id(story.keys[client]), num) for client, num in sorted(story.num_counted.items())
+            Signer(client, client_id(history.keys[client]), num) for client, num in sorted(history.num_counted.items())
         ),
-        ended=story.ended,
-        epsilon=story.epsilon,
-        broadcasts=len(story.sent),
+        ended=history.ended,
+        epsilon=history.epsilon,
+        broadcasts=len(history.sent),
     )
 
 
 @dataclass
-class Story:
-    """What the records so far say; it grows with clients and versions, not with updates."""
+class History:
+    """State of a run according to the records so far; its size grows with clients and versions, not with updates."""
 
     server_key: bytes | None
     start: Start | None = None
     version: int = 0
     models: dict[int, str] = field(default_factory=dict)
-    """The hash of the parameters of each version."""
+    """Version -> hash of its parameters."""
     sent: dict[int, str] = field(default_factory=dict)
-    """The object that clients were sent of each version."""
+    """Version -> hash of its broadcast."""
     attempt: int = -1
-    """The last that was committed or abandoned."""
+    """The last attempt that was committed or abandoned."""
     rule: str | None = None
     epsilon: float | None = None
     keys: dict[int, bytes] = field(default_factory=dict)
+    """Client -> its public key."""
     owners: dict[bytes, int] = field(default_factory=dict)
+    """Public key -> its client."""
     counted: dict[int, int] = field(default_factory=dict)
-    """The newest attempt of each client that counted: nobody is asked again before its work counted or was dropped."""
+    """Client -> newest counted attempt; a client is not asked again before its work was counted or dropped."""
     num_counted: Counter[int] = field(default_factory=Counter)
+    """Client -> number of counted updates."""
     abandoned: int = 0
+    """Number of abandoned attempts."""
     rejected: int = 0
+    """Number of rejected updates."""
     ended: str | None = None
+    """Why the run ended."""
     checked_before: bool = False
-    """Whether the records now heard were checked when they came: clients' signatures are not looked at again."""
+    """Whether the records that are added were checked on arrival: clients' signatures are not verified again."""
 
     @property
     def model(self) -> str:
-        """The hash of the newest version's parameters."""
+        """Hash of the newest version's parameters."""
         return self.models.get(self.version, "")
 
-    def hear(self, record: Record) -> str | None:
-        """Take in a record; what is wrong with it, if something is."""
+    def add(self, record: Record) -> str | None:
+        """Check a record against the earlier ones and add it; return what is wrong with it, or None."""
         if record.kind not in KINDS:
-            return f"is of a kind that there is not: {record.kind!r:.60}"
+            return f"has an unknown kind: {record.kind!r:.60}"
         if (record.kind == chain.START) != (record.number == 0):
             kind = record.kind
-            return "begins a run within another" if record.number else f"is of the kind {kind}: none begins the run"
+            return "starts a second run" if record.number else f"has the kind {kind}, but the first must start the run"
         if self.ended is not None:
             return "follows the end of the run"
-        kind_of, check = KINDS[record.kind]
+        body_type, check = KINDS[record.kind]
         try:
-            return check(self, msgspec.convert(dict(record.body), kind_of))
+            return check(self, msgspec.convert(dict(record.body), body_type))
         except (ValueError, OverflowError) as error:
-            return f"is not what its kind, {record.kind}, must hold: {error}"
+            return f"does not have the fields of its kind, {record.kind}: {error}"
 
 
-def _start(story: Story, told: Start) -> str | None:
-    if story.server_key is not None and told.server_key != story.server_key.hex():
+def _start(history: History, start: Start) -> str | None:
+    if history.server_key is not None and start.server_key != history.server_key.hex():
         return "names another key than that of the server"
-    if told.plan_hash != plan_hash(told.plan):
+    if start.plan_hash != plan_hash(start.plan):
         return "has a plan hash that is not that of its plan"
-    story.start, story.models[0] = told, told.model
+    history.start, history.models[0] = start, start.model
     return None
 
 
-def _broadcast(story: Story, told: Broadcast) -> str | None:
-    if told.version != story.version:
-        return f"sends version {told.version}, but {story.version} is the newest"
-    if told.version in story.sent:
-        return f"sends version {told.version} a second time"
-    story.sent[told.version] = told.object
+def _broadcast(history: History, broadcast: Broadcast) -> str | None:
+    if broadcast.version != history.version:
+        return f"sends version {broadcast.version}, but {history.version} is the newest"
+    if broadcast.version in history.sent:
+        return f"sends version {broadcast.version} a second time"
+    history.sent[broadcast.version] = broadcast.object
     return None
 
 
-def _commit(story: Story, told: Commit) -> str | None:
-    if told.version != story.version + 1:
-        return f"makes version {told.version}, but the one before made {story.version}"
-    if told.before != story.model:
-        return "starts from another model than the one before made"
-    if told.attempt <= story.attempt:
-        return f"is of attempt {told.attempt}, but {story.attempt} was over before"
-    if story.rule not in (None, told.rule):
-        return f"aggregates by {told.rule!r:.60}, but the others by {story.rule!r:.60}"
-    if story.epsilon is not None and (told.epsilon is None or told.epsilon < story.epsilon):
-        return f"says epsilon {told.epsilon}, but {story.epsilon:g} was spent before"
-    if told.sealed is not None and (told.cohort or told.rejected or not _may_seal(story)):
-        return "seals who took part, which its plan does not ask for, or tells it all the same"
-    for each in told.cohort:
-        wrong = _counted(story, told, each)
-        if wrong is not None:
-            return f"counts client {each.client} {wrong}"
-        story.counted[each.client] = each.attempt
-        story.num_counted[each.client] += 1
-        key = story.keys[each.client] = bytes.fromhex(each.key)
-        story.owners[key] = each.client
-    story.version, story.attempt = told.version, told.attempt
-    story.models[told.version] = told.model
-    story.rule, story.epsilon = told.rule, told.epsilon
-    story.rejected += len(told.rejected)
+def _commit(history: History, commit: Commit) -> str | None:
+    if commit.version != history.version + 1:
+        return f"makes version {commit.version}, but the newest is {history.version}"
+    if commit.before != history.model:
+        return "starts from another model than that of the version before"
+    if commit.attempt <= history.attempt:
+        return f"is of attempt {commit.attempt}, but attempt {history.attempt} has ended before"
+    if history.rule not in (None, commit.rule):
+        return f"aggregates by {commit.rule!r:.60}, but the others by {history.rule!r:.60}"
+    if history.epsilon is not None and (commit.epsilon is None or commit.epsilon < history.epsilon):
+        return f"states epsilon {commit.epsilon}, but {history.epsilon:g} was spent before"
+    if commit.sealed is not None and (commit.cohort or commit.rejected or not _may_seal(history)):
+        return "seals the cohort, which its plan does not ask for, or lists a sealed cohort"
+    for update in commit.cohort:
+        problem = _counted_problem(history, commit, update)
+        if problem is not None:
+            return f"counts client {update.client} {problem}"
+        history.counted[update.client] = update.attempt
+        history.num_counted[update.client] += 1
+        key = history.keys[update.client] = bytes.fromhex(update.key)
+        history.owners[key] = update.client
+    history.version, history.attempt = commit.version, commit.attempt
+    history.models[commit.version] = commit.model
+    history.rule, history.epsilon = commit.rule, commit.epsilon
+    history.rejected += len(commit.rejected)
     return None
 
 
-def _may_seal(story: Story) -> bool:
-    return story.start is not None and "privacy" in story.start.plan
+def _may_seal(history: History) -> bool:
+    return history.start is not None and "privacy" in history.start.plan
 
 
-def _counted(story: Story, commit: Commit, told: Counted) -> str | None:
-    """What is wrong with an update that is said to have counted."""
-    assert story.start is not None
-    key = bytes.fromhex(told.key)
-    if told.id != client_id(key):
+def _counted_problem(history: History, commit: Commit, update: Counted) -> str | None:
+    """Return what is wrong with a counted update, or None."""
+    assert history.start is not None
+    key = bytes.fromhex(update.key)
+    if update.id != client_id(key):
         return "under an id that is not that of its key"
-    if story.keys.get(told.client, key) != key:
+    if history.keys.get(update.client, key) != key:
         return "with another key than before"
-    if story.owners.get(key, told.client) != told.client:
+    if history.owners.get(key, update.client) != update.client:
         return "with the key of another client"
-    newest = story.counted.get(told.client, -1)
-    if told.attempt <= newest:
-        again = f"twice for attempt {told.attempt}"
-        return again if told.attempt == newest else f"for attempt {told.attempt}, after it was counted for {newest}"
-    if told.version >= commit.version or told.attempt > commit.attempt:
-        return "for work on a version or an attempt that was yet to come"
-    if story.sent and told.version >= min(story.sent) and told.version not in story.sent:
-        return f"for work on version {told.version}, which was sent to nobody"
-    if told.broadcast not in (None, story.sent.get(told.version)):
-        return f"for work on something else than was sent as version {told.version}"
-    if "secagg" in story.start.plan:
-        return (
-            None if told.object is None and told.signature is None else "by itself, though updates are added in secret"
-        )
-    if told.object is None or told.signature is None:
+    newest = history.counted.get(update.client, -1)
+    if update.attempt <= newest:
+        again = f"twice for attempt {update.attempt}"
+        return again if update.attempt == newest else f"for attempt {update.attempt}, after it was counted for {newest}"
+    if update.version >= commit.version or update.attempt > commit.attempt:
+        return "for a version or an attempt that did not exist yet"
+    if history.sent and update.version >= min(history.sent) and update.version not in history.sent:
+        return f"for version {update.version}, which was never sent"
+    if update.broadcast not in (None, history.sent.get(update.version)):
+        return f"for another broadcast than the one sent as version {update.version}"
+    if "secagg" in history.start.plan:
+        single = update.object is not None or update.signature is not None
+        return "with a single update, although its plan uses secure aggregation" if single else None
+    if update.object is None or update.signature is None:
         return "without its signature"
-    if told.num_samples is None or told.loss is None or told.weight is None:
-        return "without all that it signed"
-    if story.checked_before:
+    if update.num_samples is None or update.loss is None or update.weight is None:
+        return "without all signed fields"
+    if history.checked_before:
         return None
     text = update_text(
-        story.start.run,
-        told.attempt,
-        told.version,
-        told.object,
-        told.num_samples,
-        told.loss,
-        told.weight,
-        told.broadcast,
+        run=history.start.run,
+        attempt=update.attempt,
+        version=update.version,
+        name=update.object,
+        num_samples=update.num_samples,
+        loss=update.loss,
+        weight=update.weight,
+        broadcast=update.broadcast,
     )
-    return None if holds(key, text, bytes.fromhex(told.signature)) else "with a signature that does not hold"
+    return None if holds(key, text, bytes.fromhex(update.signature)) else "with an invalid signature"
 
 
-def _abandon(story: Story, told: Abandon) -> str | None:
-    if told.attempt <= story.attempt:
-        return f"abandons attempt {told.attempt}, but {story.attempt} was over before"
-    if told.sealed is not None and (told.rejected or not _may_seal(story)):
-        return "seals who was rejected, which its plan does not ask for, or tells it all the same"
-    story.attempt = told.attempt
-    story.abandoned += 1
-    story.rejected += len(told.rejected)
+def _abandon(history: History, abandon: Abandon) -> str | None:
+    if abandon.attempt <= history.attempt:
+        return f"abandons attempt {abandon.attempt}, but attempt {history.attempt} has ended before"
+    if abandon.sealed is not None and (abandon.rejected or not _may_seal(history)):
+        return "seals the rejected clients, which its plan does not ask for, or lists sealed ones"
+    history.attempt = abandon.attempt
+    history.abandoned += 1
+    history.rejected += len(abandon.rejected)
     return None
 
 
-def _end(story: Story, told: End) -> str | None:
-    if (told.version, told.model) != (story.version, story.model):
-        return "ends with another version or model than the one before made"
-    story.ended = told.reason
+def _end(history: History, end: End) -> str | None:
+    if (end.version, end.model) != (history.version, history.model):
+        return "ends with another version or model than the newest"
+    history.ended = end.reason
     return None
 
 
-KINDS: dict[str, tuple[type[msgspec.Struct], Callable[[Story, Any], str | None]]] = {
+KINDS: dict[str, tuple[type[msgspec.Struct], Callable[[History, Any], str | None]]] = {
     chain.START: (Start, _start),
     chain.BROADCAST: (Broadcast, _broadcast),
     chain.COMMIT: (Commit, _commit),
     chain.ABANDON: (Abandon, _abandon),
     chain.END: (End, _end),
 }
-"""What the body of each kind of record holds, and how it is checked."""
+"""Kind of record -> the type of its body, and its check: a function that returns what is wrong, or adds the record."""

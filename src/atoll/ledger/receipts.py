@@ -1,4 +1,4 @@
-"""What a server has acknowledged to a client, and whether its ledger says what became of that."""
+"""Receipts of updates that the server acknowledged, and the check that its ledger counts or rejects each of them."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ from atoll.ledger import chain
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """An update that the server said is safe with it."""
+    """An update whose arrival the server acknowledged."""
 
     client: int
     attempt: int
     object: str
-    """Its name; nothing where it is added in secret."""
+    """Hash of the update; "" under secure aggregation."""
 
 
 class Receipts:
-    """What the server has acknowledged of one client, and what its ledger has said of that since.
+    """Acknowledged updates of one client that the ledger has not yet counted or rejected.
 
-    Each must be counted or rejected: in the record of its attempt, or, where clients work on while versions are made,
-    within `max_versions` commits. Where who took part is sealed, that there is a record is all that can be asked for.
+    Each must be counted or rejected in the record of its attempt, or, where rounds overlap, within `max_versions`
+    commits. Where the cohort is sealed, a record of the attempt is enough.
     """
 
     def __init__(self, client: int, max_versions: int | None) -> None:
         self.client, self.max_versions = client, max_versions
         self.waiting: dict[int, int | None] = {}
-        """Attempts without a record, and the version that was the newest when all records had been heard."""
+        """Attempt without a record -> newest version at the time when all records were read; None before that."""
         self.counted: set[int] = set()
+        """Attempts whose update was counted."""
         self.sealed = False
-        """Whether the ledger does not say who took part."""
+        """Whether the ledger seals its cohorts."""
 
-    def hear(self, record: chain.Record) -> str | None:
-        """Take in a record; what is wrong with it, if something is."""
+    def add(self, record: chain.Record) -> str | None:
+        """Settle the receipts that a record counts or rejects; return what is wrong with it, or None."""
         body = record.body
         if record.kind == chain.END:
             self.waiting.clear()
@@ -45,10 +46,10 @@ class Receipts:
             self._settle(attempt for attempt in list(self.waiting) if attempt == body["attempt"])
             return self._overdue(body)
         elif record.kind == chain.COMMIT:
-            own = [each for each in body["cohort"] if each["client"] == self.client]
-            self.counted.update(each["attempt"] for each in own)
-            rejected = [each for each in body["rejected"] if each["client"] == self.client]
-            self._settle(each.get("attempt", body["attempt"]) for each in (*own, *rejected))
+            counted = [update for update in body["cohort"] if update["client"] == self.client]
+            self.counted.update(update["attempt"] for update in counted)
+            rejected = [update for update in body["rejected"] if update["client"] == self.client]
+            self._settle(update.get("attempt", body["attempt"]) for update in (*counted, *rejected))
             if body.get("sealed") is not None:
                 self.sealed = True
                 self._settle(attempt for attempt in list(self.waiting) if attempt <= body["attempt"])
@@ -56,7 +57,7 @@ class Receipts:
         return None
 
     def caught_up(self, version: int) -> None:
-        """Note that all records there are have been heard: from now on versions count against the server."""
+        """Record that all existing records have been read: later versions count towards `max_versions`."""
         self.waiting = {attempt: version if since is None else since for attempt, since in self.waiting.items()}
 
     def _settle(self, attempts: Iterable[int]) -> None:
@@ -64,6 +65,7 @@ class Receipts:
             self.waiting.pop(attempt, None)
 
     def _overdue(self, body: Mapping[str, Any]) -> str | None:
+        """Return which update the server should have counted or rejected by now, or None."""
         for attempt, since in self.waiting.items():
             late = attempt <= body["attempt"]
             if self.max_versions is not None:
@@ -77,10 +79,10 @@ class Receipts:
 
 
 def max_versions(plan: Mapping[str, Any], num_clients: int) -> int | None:
-    """Return within how many commits an update must be counted or rejected; None if in the record of its attempt.
+    """Return the number of commits within which an update must be counted or rejected; None if rounds do not overlap.
 
-    Updates are taken in the order in which they came, and every client has one at most: twice as many commits as all
-    of them take are enough, also while some join.
+    Updates are counted in order of arrival, and every client has at most one: twice as many commits as all clients'
+    updates take are enough, even while clients join.
     """
     policy: Policy = Part.of(plan.get("policy", "cohort"), where="policy").build("rounds")
     if not policy.overlaps_rounds:

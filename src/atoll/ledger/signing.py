@@ -1,4 +1,4 @@
-"""Keys and signatures that both a server and an offline verifier must read alike."""
+"""Keys, signatures and hashes that server, clients and offline verifiers must compute alike."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 
 def holds(public_key: bytes, data: bytes, signature: bytes) -> bool:
-    """Whether an Ed25519 signature on some bytes is that of a key."""
+    """Return whether an Ed25519 signature on some bytes was made with the private half of a key."""
     try:
         _key(public_key).verify(signature, data)
     except (InvalidSignature, ValueError):
@@ -28,7 +28,7 @@ def _key(public_key: bytes) -> Ed25519PublicKey:
 
 
 def client_id(public_key: bytes) -> str:
-    """The name by which a server knows a key.
+    """Return the id of a client: the first 32 hexadecimal digits of the hash of its public key.
 
     >>> client_id(bytes(32))
     '66687aadf862bd776c8fc18b8e9f8e20'
@@ -46,9 +46,10 @@ def update_text(
     weight: float,
     broadcast: str | None = None,
 ) -> bytes:
-    """Return what a client signs when it delivers the update in the object `name`; the ledger keeps the signature.
+    """Return the bytes that a client signs when it delivers the update in the object `name`.
 
-    `broadcast` names the object that it trained on. Clients before version 2 of this text did not sign it.
+    `broadcast` names the object that it trained on; clients before version 2 of this text did not sign it. The ledger
+    keeps the signature.
     """
     signed = [run, attempt, version, name, num_samples, loss, weight]
     if broadcast is None:
@@ -57,6 +58,6 @@ def update_text(
 
 
 def plan_hash(plan: Mapping[str, Any]) -> str:
-    """The hash of a plan as clients are sent it, by which they know that it never changes."""
+    """Return the hash of a plan in the form that clients receive, by which they check that it never changes."""
     text = json.dumps(plan, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(b"atoll plan 1\0" + text.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Runs side by side: what they reached, what they cost, and how their plans differ."""
+"""Comparison of runs: their results, their costs, and the differences of their plans."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from atoll.report.reading import (
     count_text,
     dig,
     diverged,
-    ended,
+    end_reason,
     human_bytes,
     human_seconds,
     lost_tasks,
@@ -27,10 +27,11 @@ from atoll.report.reading import (
     share_text,
     targets_of,
 )
+from atoll.report.shell import html_table
 
 
 def comparison(records: Sequence[RunRecord], names: Sequence[str]) -> str:
-    """Runs side by side: what they reached and cost, and how their plans differ."""
+    """Return sections that compare runs: results and costs, and the settings in which their plans differ."""
     last = [record.rows[-1] if record.rows else {} for record in records]
     accuracy = [series(record, "test.accuracy")[1] for record in records]
     columns: list[tuple[str, list[float | None], Callable[[float], str], int]] = [
@@ -52,7 +53,7 @@ def comparison(records: Sequence[RunRecord], names: Sequence[str]) -> str:
     lost = [sum(lost_tasks(record).values()) for record in records]
     if any(lost):
         columns.append(("lost tasks", [float(n) for n in lost], lambda v: f"{v:,.0f}", 0))
-    told = [_marked(values, show, better) for _, values, show, better in columns]
+    cells = [_marked(values, show, better) for _, values, show, better in columns]
     rows = [
         [
             f'<span class="key" style="background:var(--c{index % len(PALETTE)})"></span>{escape(names[index])}'
@@ -60,26 +61,26 @@ def comparison(records: Sequence[RunRecord], names: Sequence[str]) -> str:
             *(escape(part_text(part)) for part in (record.plan.data, record.plan.algorithm)),
             escape(model_text(record.plan)),
             escape(count_text(record.info.get("num_clients"))),
-            *(column[index] for column in told),
+            *(column[index] for column in cells),
         ]
         for index, record in enumerate(records)
     ]
     head = ["run", "data", "algorithm", "model", "clients", *(title for title, *_ in columns)]
     note = "Green is best. Rounds to a target follow McMahan et al. 2017: best so far, linear between evaluated rounds."
     return (
-        f'<section><h2>Side by side</h2>{table_of(head, rows, text=4)}<p class="note">{note}</p></section>'
+        f'<section><h2>Side by side</h2>{html_table(head, rows, text=4)}<p class="note">{note}</p></section>'
         f"<section><h2>What differs between the plans</h2>{_differences(records, names)}</section>"
     )
 
 
 def _state(record: RunRecord) -> str:
-    """What sets a run apart from one that simply went well."""
-    said = ["diverged"] if diverged(record) or ended(record) == Reason.DIVERGED else []
-    return ", ".join(said if ended(record) else [*said, "not finished"])
+    """Return "diverged", "not finished" or both, or "" for a run that ended well."""
+    states = ["diverged"] if diverged(record) or end_reason(record) == Reason.DIVERGED else []
+    return ", ".join(states if end_reason(record) else [*states, "not finished"])
 
 
 def _marked(values: Sequence[float | None], show: Callable[[float], str], better: int) -> list[str]:
-    """Cells of a column, the best of them marked; `better` is 1 for more, -1 for less, 0 where neither is."""
+    """Return the cells of a column with the best marked; `better` is 1 for more, -1 for less, 0 for neither."""
     known = [better * value for value in values if value is not None]
     mark = better and len({*values}) > 1
     return [
@@ -91,6 +92,7 @@ def _marked(values: Sequence[float | None], show: Callable[[float], str], better
 
 
 def _differences(records: Sequence[RunRecord], names: Sequence[str]) -> str:
+    """Return a table of the settings in which the plans differ."""
     flat = [dict(_flat(record.plan.to_dict())) for record in records]
     for table, record in zip(flat, records, strict=True):
         table["name"] = ""
@@ -103,22 +105,13 @@ def _differences(records: Sequence[RunRecord], names: Sequence[str]) -> str:
         [f"<code>{escape(key)}</code>", *(f"<code>{escape(table.get(key, NONE))}</code>" for table in flat)]
         for key in differing
     ]
-    return table_of(["setting", *names], rows, text=len(names) + 1)
+    return html_table(["setting", *names], rows, text=len(names) + 1)
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
+    """Yield the dotted keys of nested tables, with their values as JSON."""
     for key, value in table.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield prefix + key, json.dumps(value, ensure_ascii=False, default=str)
-
-
-def table_of(head: Sequence[str], rows: Sequence[Sequence[str]], text: int = 0) -> str:
-    """A table of cells that are HTML already, under titles that are not; the first `text` columns hold words."""
-    kind = [' class="text"' if column < text else "" for column in range(len(head))]
-    top = "".join(f"<th{kind[n]}>{escape(title)}</th>" for n, title in enumerate(head))
-    body = "".join(
-        "<tr>" + "".join(f"<td{kind[n]}>{cell}</td>" for n, cell in enumerate(row)) + "</tr>" for row in rows
-    )
-    return f'<div class="scroll"><table class="num"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'

@@ -1,4 +1,4 @@
-"""Figures of runs, drawn by matplotlib without a display. Shapes: C clients, K classes."""
+"""Figures of runs, drawn with matplotlib without a display. Shapes: C clients, K classes."""
 
 from __future__ import annotations
 
@@ -40,12 +40,13 @@ THEME = {
     "c5": ("#3fa7de", "#93d4f7"),
     "c6": ("#6b58b0", "#a99bea"),
 }
-"""Colours in light and in dark, after Okabe and Ito (safe for the colour-blind); page and figures share them."""
+"""Name -> colour in light and in dark mode, after Okabe and Ito (colour-blind safe); pages and figures share them."""
 
 INK, MUTED, LINE = (THEME[name][0] for name in ("ink", "muted", "line"))
 PALETTE = tuple(light for name, (light, _) in THEME.items() if re.fullmatch(r"c\d", name))
 DASHES = ("-", (0, (6, 2)), (0, (2, 1.4)), (0, (7, 2, 1.5, 2)))
 HEAT = (0.125, 0.475, 0.78)
+"""Colour of heat maps as red, green and blue in [0, 1]."""
 
 STYLE: Any = {
     "text.usetex": False,
@@ -77,11 +78,12 @@ STYLE: Any = {
 }
 
 MOST_BUBBLES = 900
+"""Maximum number of cells that are drawn as circles; more become a heat map."""
 
 
 @contextmanager
-def _style() -> Iterator[None]:
-    """Matplotlib's settings while a figure is drawn or saved; a name that the font cannot write is no cause to warn."""
+def plot_style() -> Iterator[None]:
+    """Set matplotlib's style while a figure is drawn or saved, and silence warnings about missing glyphs."""
     import matplotlib
 
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
@@ -89,7 +91,8 @@ def _style() -> Iterator[None]:
         yield
 
 
-def _figure(width: float, height: float) -> Picture:
+def new_figure(width: float, height: float) -> Picture:
+    """Create an empty figure of this size in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     from atoll.report.notebook import Picture
@@ -101,7 +104,7 @@ def _figure(width: float, height: float) -> Picture:
 
 
 def plain(text: str, most: int = 60) -> str:
-    r"""Any text as matplotlib can draw it: no formula in it, no control characters, not too long.
+    r"""Return text that matplotlib draws literally: without formulas and control characters, cut to `most` letters.
 
     >>> plain("cost $5\n")
     'cost \\$5↵'
@@ -115,16 +118,17 @@ def _visible(letter: str) -> str:
     return {"\n": "↵", "\t": "⇥"}.get(letter, letter if letter.isprintable() else "\ufffd")
 
 
-def _class_label(name: str) -> str:
+def class_label(name: str) -> str:
+    """Return the name of a class for an axis, with a visible blank."""
     return "␣" if name == " " else plain(name, 16)
 
 
 def curves(records: Sequence[RunRecord], against: Against = "round") -> Picture:
-    """Test accuracy and loss of several runs, one colour a run; the training loss is the thin dotted line."""
-    with _style():
+    """Draw test accuracy and loss of several runs, one colour for each; the training loss is a thin dotted line."""
+    with plot_style():
         from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-        figure = _figure(10.5, 4.2 + 0.2 * ((len(records) + 2) // 3))
+        figure = new_figure(10.5, 4.2 + 0.2 * ((len(records) + 2) // 3))
         accuracy, loss = figure.subplots(1, 2)
         unit, per_unit = _unit(records, against)
         handles = []
@@ -147,19 +151,20 @@ def curves(records: Sequence[RunRecord], against: Against = "round") -> Picture:
             panel.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=against == "round"))
             panel.grid(axis="y")
             panel.tick_params(length=0)
-            _say_if_empty(panel)
+            note_if_empty(panel)
         figure.legend(handles=handles, loc="outside lower left", ncols=3, labelcolor=INK, fontsize=9)
     return figure
 
 
-def _say_if_empty(panel: Axes, text: str = "not measured") -> None:
+def note_if_empty(panel: Axes, text: str = "not measured") -> None:
+    """Write a text into a panel that has no points."""
     if not any(len(line.get_xdata()) for line in panel.lines):  # type: ignore[arg-type]
         panel.text(0.5, 0.5, text, ha="center", va="center", color=MUTED, transform=panel.transAxes)
         panel.set(xticks=[], yticks=[])
 
 
 def _unit(records: Sequence[RunRecord], against: Against) -> tuple[str, float]:
-    """The label of the x axis, and what to divide by so that its numbers are readable."""
+    """Return the label of the x axis, and the divisor that makes its numbers readable."""
     if against == "round":
         return "Round", 1
     largest = max((x for record in records for x in series(record, "round", against)[0]), default=0)
@@ -170,30 +175,29 @@ def _unit(records: Sequence[RunRecord], against: Against) -> tuple[str, float]:
 
 
 def partition_picture(counts_CK: Array, class_names: Sequence[str], title: str, num_clients: int) -> Figure:
-    """Who holds how much of what: clients x classes, with the total of each client above and of each class beside.
+    """Draw the number of samples by client and class, with the totals of clients above and of classes beside.
 
-    Circles, whose area is the count, where there is room for them; a heat map for many clients or classes. Classes
-    without names go by their numbers.
+    Counts are areas of circles, or a heat map for many clients or classes. Classes without names are numbered.
     """
     counts_CK = np.asarray(counts_CK)
     C, K = counts_CK.shape
     names = class_names if len(class_names) == K else [str(k) for k in range(K)]
-    with _style():
+    with plot_style():
         height = float(np.clip(0.27 * K, 2.0, 8.5))
-        figure = _figure(10.5, height + 2.1)
+        figure = new_figure(10.5, height + 2.1)
         grid = figure.add_gridspec(2, 3, height_ratios=(1, height), width_ratios=(8, 1, 0.12))
         main = figure.add_subplot(grid[1, 0])
         above = figure.add_subplot(grid[0, 0], sharex=main)
         beside = figure.add_subplot(grid[1, 1], sharey=main)
         if C * K <= MOST_BUBBLES:
-            what = _bubbles(main, counts_CK, height)
+            legend = _bubbles(main, counts_CK, height)
         else:
-            what = _heat(main, figure.add_subplot(grid[1, 2]), counts_CK)
+            legend = _heat(main, figure.add_subplot(grid[1, 2]), counts_CK)
         above.bar(range(C), counts_CK.sum(1), width=0.8 if C <= 60 else 1.0, color=PALETTE[0], lw=0)
         beside.barh(range(K), counts_CK.sum(0), height=0.8, color=PALETTE[0], lw=0)
         shown = f"{C:,} clients" if num_clients <= C else f"only the first {C:,} of {num_clients:,} clients are shown"
         figure.suptitle(plain(title, 90), x=0.01, ha="left", fontsize=12, fontweight="bold")
-        above.set_title(f"{shown}; {what}", fontsize=9.5, fontweight="normal", color=MUTED)
+        above.set_title(f"{shown}; {legend}", fontsize=9.5, fontweight="normal", color=MUTED)
         above.set_ylabel("samples", fontsize=8.5)
         beside.set_xlabel("samples", fontsize=8.5)
         main.set(xlim=(-0.6, C - 0.4), ylim=(K - 0.4, -0.6), xlabel="client", ylabel="class")
@@ -212,10 +216,11 @@ def partition_picture(counts_CK: Array, class_names: Sequence[str], title: str, 
 def _class_ticks(set_ticks: Any, names: Sequence[str], K: int, **look: Any) -> None:
     step = -(-K // 100)
     size = 9 if K <= 30 else 7 if K <= 55 else 6.4
-    set_ticks(range(0, K, step), [_class_label(names[k]) for k in range(0, K, step)], fontsize=size, **look)
+    set_ticks(range(0, K, step), [class_label(names[k]) for k in range(0, K, step)], fontsize=size, **look)
 
 
 def _bubbles(panel: Axes, counts_CK: Array, height: float) -> str:
+    """Draw counts as circles, and return what their area means."""
     C, K = counts_CK.shape
     largest = max(counts_CK.max(), 1)
     diameter = 0.92 * min(8.4 * 72 / C, height * 72 / K, 40)
@@ -228,24 +233,26 @@ def _bubbles(panel: Axes, counts_CK: Array, height: float) -> str:
     return f"the area of a circle is the number of samples, the largest is {largest:,}"
 
 
-def _ramp() -> Colormap:
-    """From clear to blue, so that a heat map is right on white and on black."""
+def heat_ramp() -> Colormap:
+    """Return a colour map from transparent to blue, which suits a white and a black background."""
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("atoll", [(0, (*HEAT, 0.0)), (0.002, (*HEAT, 0.08)), (1, (*HEAT, 1.0))])
 
 
 def _heat(panel: Axes, bar: Axes, counts_CK: Array) -> str:
+    """Draw counts as a heat map, and return what its colour means."""
     from matplotlib.colors import PowerNorm
 
     norm = PowerNorm(0.5, vmin=0, vmax=max(float(counts_CK.max()), 1.0))
-    image = panel.imshow(counts_CK.T, cmap=_ramp(), norm=norm, aspect="auto", interpolation="none")
-    _colour_bar(image, "samples of a class", cax=bar)
+    image = panel.imshow(counts_CK.T, cmap=heat_ramp(), norm=norm, aspect="auto", interpolation="none")
+    colour_bar(image, "samples of a class", cax=bar)
     return "colour is the number of samples of a class"
 
 
-def _colour_bar(image: Any, label: str, **where: Any) -> None:
-    bar = image.figure.colorbar(image, **where)
+def colour_bar(image: Any, label: str, **options: Any) -> None:
+    """Add a colour bar to an image; `options` are those of matplotlib's colorbar."""
+    bar = image.figure.colorbar(image, **options)
     bar.set_label(label, fontsize=8.5, color=MUTED)
     bar.ax.tick_params(length=0, labelsize=8)
     bar.outline.set_visible(False)
@@ -253,7 +260,7 @@ def _colour_bar(image: Any, label: str, **where: Any) -> None:
 
 
 def client_spread(record: RunRecord) -> Figure:
-    """How unequal clients fare: their accuracies from worst to best, and how many have which."""
+    """Draw the accuracies of clients from worst to best, and their histogram."""
     if record.clients is None:
         raise RunError(
             f"{record.path} has no clients.json: clients were not evaluated; set evaluation.clients_every to 1 or more"
@@ -262,10 +269,10 @@ def client_spread(record: RunRecord) -> Figure:
     C = len(accuracy_C)
     tenth = max(1, C // 10)
     stats = spread(accuracy_C, np.zeros(1))
-    with _style():
+    with plot_style():
         from matplotlib.ticker import PercentFormatter
 
-        figure = _figure(10.5, 3.9)
+        figure = new_figure(10.5, 3.9)
         ranked, histogram = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
         rank_C = np.arange(C) + 0.5
         for part, colour in ((slice(0, tenth), PALETTE[1]), (slice(tenth, C), PALETTE[0])):
@@ -278,8 +285,8 @@ def client_spread(record: RunRecord) -> Figure:
             for panel in (ranked, histogram):
                 panel.axhline(value, color=colour, lw=1.3, ls=dash, label=f"{name}: {100 * value:.1f} %")
         ranked.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
-        at = f" after round {record.clients['round']}" if isinstance(record.clients.get("round"), int) else ""
-        ranked.set_title(f"Accuracy of {C:,} client{'s' * (C != 1)}{at}, on their own data")
+        when = f" after round {record.clients['round']}" if isinstance(record.clients.get("round"), int) else ""
+        ranked.set_title(f"Accuracy of {C:,} client{'s' * (C != 1)}{when}, on their own data")
         ranked.set(xlabel="clients, from worst to best", xlim=(0, C), ylim=(0, 1.02))
         histogram.set(xlabel="clients")
         histogram.set_title("How many")
@@ -293,7 +300,7 @@ def client_spread(record: RunRecord) -> Figure:
 
 
 def confusion(record: RunRecord) -> Figure:
-    """What was taken for what: each row is a true class, and its cells are the shares of what the model said."""
+    """Draw the confusion matrix: each row is a true class, and its cells are the shares of the predicted classes."""
     if record.confusion is None:
         raise RunError(
             f"{record.path} has no confusion.json: the model was not tested; set evaluation.every to 1 or more"
@@ -302,19 +309,19 @@ def confusion(record: RunRecord) -> Figure:
     share_KK = matrix_KK / np.maximum(matrix_KK.sum(1, keepdims=True), 1)
     K = len(matrix_KK)
     names = class_names(record, K)
-    with _style():
+    with plot_style():
         from matplotlib.colors import PowerNorm
         from matplotlib.ticker import PercentFormatter
 
         side = float(np.clip(0.62 * K, 5.0, 9.0))
-        figure = _figure(side + 1.2, side + 0.6)
+        figure = new_figure(side + 1.2, side + 0.6)
         panel = figure.subplots()
         norm = PowerNorm(0.5, vmin=0, vmax=1)
-        image = panel.imshow(share_KK, cmap=_ramp(), norm=norm, interpolation="none")
+        image = panel.imshow(share_KK, cmap=heat_ramp(), norm=norm, interpolation="none")
         shares = PercentFormatter(1.0, symbol=" %")
-        _colour_bar(image, "share of the true class", ax=panel, pad=0.02, fraction=0.03, aspect=30, format=shares)
-        at = f" after round {record.confusion['round']}" if isinstance(record.confusion.get("round"), int) else ""
-        panel.set_title(f"Confusion{at}, in % of each true class")
+        colour_bar(image, "share of the true class", ax=panel, pad=0.02, fraction=0.03, aspect=30, format=shares)
+        when = f" after round {record.confusion['round']}" if isinstance(record.confusion.get("round"), int) else ""
+        panel.set_title(f"Confusion{when}, in % of each true class")
         panel.set(xlabel="predicted class", ylabel="true class")
         fits = 6.2 * min(max(map(len, names)), 16) <= 72 * side / K
         _class_ticks(panel.set_yticks, names, K)
@@ -331,19 +338,19 @@ def confusion(record: RunRecord) -> Figure:
 
 
 def save_png(figure: Figure, path: Path | str, dpi: int = 150) -> Path:
-    """Write a figure as PNG, whole or not at all."""
+    """Write a figure as a PNG file, atomically."""
     buffer = io.BytesIO()
-    with _style():
+    with plot_style():
         figure.savefig(buffer, format="png", dpi=dpi)
     return write_whole(Path(path), buffer.getvalue())
 
 
 def to_svg(figure: Figure) -> str:
-    """A figure as SVG text that follows the reader's light or dark scheme and the reader's fonts."""
+    """Return a figure as SVG text that follows the reader's light or dark scheme and fonts."""
     buffer = io.StringIO()
-    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with _style():
-        figure.savefig(buffer, format="svg", facecolor="none", metadata=nothing)
+    no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with plot_style():
+        figure.savefig(buffer, format="svg", facecolor="none", metadata=no_metadata)
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :].replace("'DejaVu Sans'", "system-ui, sans-serif")
     for name, (light, _) in THEME.items():
@@ -354,23 +361,24 @@ def to_svg(figure: Figure) -> str:
 
 
 def theme_css(selector: str) -> str:
-    """The colours as CSS variables, in light and in dark."""
+    """Return the colours as CSS variables, in light and in dark mode."""
     light, dark = (";".join(f"--{name}:{pair[side]}" for name, pair in THEME.items()) for side in (0, 1))
     return f"{selector}{{{light}}}@media (prefers-color-scheme:dark){{{selector}{{{dark}}}}}"
 
 
 def write_whole(path: Path, content: bytes) -> Path:
-    """Write a file whole or not at all: first beside it, then in its place."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    """Write a file atomically: first to a temporary file beside it, which then replaces it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            beside.write_bytes(content)
-            os.replace(beside, path)
+            temporary.write_bytes(content)
+            os.replace(temporary, path)
         finally:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise RunError(
-            f"cannot write {path}: {error.strerror or error}; choose another place, or make room and check your rights"
+            f"cannot write {path}: {error.strerror or error}; choose another place, or free disk space and check the "
+            "permissions"
         ) from error
     return path

@@ -1,4 +1,4 @@
-"""A picture of how far the clients of a plan differ. Shapes: C clients."""
+"""Figure of how far the clients of a plan differ. Shapes: C clients."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from atoll.data.heterogeneity import earth_movers_distance, js_divergence
-from atoll.report.figures import INK, MUTED, PALETTE, _figure, _style, plain
+from atoll.report.figures import INK, MUTED, PALETTE, new_figure, plain, plot_style
 from atoll.report.measuring import Measures
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ BINS = 20
 
 
 def measure_picture(measures: Measures) -> Figure:
-    """Clients by label divergence and by gradient norm, and drift measured against drift predicted."""
-    with _style():
-        figure = _figure(12.5, 4.2)
+    """Draw histograms of clients by label divergence and gradient norm, and measured against predicted drift."""
+    with plot_style():
+        figure = new_figure(12.5, 4.2)
         labels, gradients, drift = figure.subplots(1, 3)
         shown = f"{measures.title}; {len(measures.clients):,} of {measures.num_clients:,} clients"
         figure.suptitle(plain(shown, 110), x=0.01, ha="left", fontsize=12, fontweight="bold")
@@ -48,21 +48,22 @@ def _label_panel(panel: Axes, measures: Measures) -> None:
 
 
 def _gradient_panel(panel: Axes, measures: Measures) -> None:
-    found = measures.dissimilarity
+    gradients = measures.dissimilarity
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio_C = found.norm_C / found.norm
+        ratio_C = gradients.norm_C / gradients.norm
     panel.hist(ratio_C[np.isfinite(ratio_C)], bins=BINS, color=PALETTE[0], label="clients")
-    if np.isfinite(found.b):
-        panel.axvline(found.b, color=INK, lw=1.3, label=f"B = {found.b:.3g}, their root mean square")
+    if np.isfinite(gradients.b):
+        panel.axvline(gradients.b, color=INK, lw=1.3, label=f"B = {gradients.b:.3g}, their root mean square")
     panel.set_title("Gradients")
     panel.set(xlabel="gradient norm of a client / of F (no unit)", ylabel="clients")
 
 
 def _drift_panel(panel: Axes, measures: Measures) -> None:
     drifts = measures.drifts
-    lr = [one.lr for one in drifts]
-    panel.loglog(lr, [one.predicted for one in drifts], color=MUTED, lw=1.3, ls="--", label="predicted, first order")
-    panel.loglog(lr, [one.between for one in drifts], color=PALETTE[2], lw=1.3, ls=":", label="between clients")
-    panel.loglog(lr, [one.measured for one in drifts], "o", color=PALETTE[1], ms=5, label="measured")
+    lr = [drift.lr for drift in drifts]
+    predicted = [drift.predicted for drift in drifts]
+    panel.loglog(lr, predicted, color=MUTED, lw=1.3, ls="--", label="predicted, first order")
+    panel.loglog(lr, [drift.between for drift in drifts], color=PALETTE[2], lw=1.3, ls=":", label="between clients")
+    panel.loglog(lr, [drift.measured for drift in drifts], "o", color=PALETTE[1], ms=5, label="measured")
     panel.set_title(f"Drift in {drifts[-1].steps} local steps")
     panel.set(xlabel="step size (no unit)", ylabel=f"norm of the bias ({measures.loss_unit})")

@@ -1,4 +1,4 @@
-"""What the clients of a plan differ in, measured and told. Shapes: C clients, K classes."""
+"""Measures of how the clients of a plan differ, and their text. Shapes: C clients, K classes."""
 
 from __future__ import annotations
 
@@ -28,40 +28,42 @@ from atoll.train.measure import (
 )
 
 STEPS = 5
-"""Full gradient steps of each client, for its drift."""
+"""Number of full gradient steps of each client for its drift."""
 FACTORS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)
 """Step sizes for the drift, as shares of the plan's own."""
-DRIFT = ("step size", "measured", "predicted", "between clients", "missed by prediction", "measured / gradient")
+DRIFT_TITLES = ("step size", "measured", "predicted", "between clients", "missed by prediction", "measured / gradient")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measures:
-    """What `measure_plan` found at the first parameters of a plan."""
+    """Result of `measure_plan`, at the first parameters of a plan."""
 
     title: str
     num_clients: int
-    """How many there are; the measured ones may be a sample of them."""
+    """Number of all clients."""
     clients: list[int]
+    """The measured clients: all, or a sample."""
     num_samples: int
-    """What the measured clients train on."""
+    """Number of training samples of the measured clients."""
     num_bytes: int
-    """What the model takes on its way."""
+    """Size of the parameters, in bytes."""
     loss_unit: str
     counts_CK: Array
-    """Labels of the measured clients."""
+    """Numbers of samples of the measured clients, by class."""
     dissimilarity: Dissimilarity
     gamma: Gamma
     drifts: tuple[Drift, ...]
-    """One for each step size, the plan's own last."""
+    """One drift for each step size, the plan's own last."""
 
 
 def measure_plan(plan: Plan, *, clients: int = 100, budget: int = 500, progress: Progress = silent) -> Measures:
-    """Measure how far the clients of a plan differ, by labels and by what its model, at its first parameters, says.
+    """Measure how far the clients of a plan differ in labels, and in gradients at the model's first parameters.
 
-    Of more than `clients` clients that many are picked by the seed. `budget` is the most L-BFGS steps for one minimum.
+    Of more than `clients` clients that many are drawn by the seed. `budget` is the maximum number of L-BFGS steps for
+    one minimum.
     """
     if clients < 1 or budget < 1:
-        raise PlanError(f"clients and budget must be at least 1: got {clients} and {budget}")
+        raise PlanError(f"clients and budget must be at least 1, got {clients} and {budget}: raise them")
     job = build_job(plan)
     if job.work.personal:
         raise PlanError(
@@ -90,18 +92,18 @@ def measure_plan(plan: Plan, *, clients: int = 100, budget: int = 500, progress:
 def _chosen(seed: int, num_clients: int, most: int) -> list[int]:
     if num_clients <= most:
         return list(range(num_clients))
-    picked: list[int] = generator(seed, "measured clients").choice(num_clients, size=most, replace=False).tolist()
-    return sorted(picked)
+    sample: list[int] = generator(seed, "measured clients").choice(num_clients, size=most, replace=False).tolist()
+    return sorted(sample)
 
 
 def as_text(measures: Measures) -> str:
-    """The measures as lines of text, each number with its unit."""
-    C = len(measures.clients)
-    who = f"all {C:,} clients" if measures.num_clients == C else f"{C:,} of {measures.num_clients:,} clients, by seed,"
+    """Return the measures as lines of text, each number with its unit."""
+    C, total = len(measures.clients), measures.num_clients
+    clients = f"all {C:,} clients" if total == C else f"{C:,} of {total:,} clients, by seed,"
     return "\n".join(
         [
             f"{measures.title}, at its first parameters",
-            f"{who} with {measures.num_samples:,} training samples; parameters have no unit",
+            f"{clients} with {measures.num_samples:,} training samples; parameters have no unit",
             "",
             *_aligned(_rows(measures), "<><"),
             "",
@@ -110,33 +112,33 @@ def as_text(measures: Measures) -> str:
             f"Drift: the bias of the mean of {STEPS} full gradient steps of each client against the gradient of F.",
             f"Measured, predicted and between clients are norms in {measures.loss_unit}; the step size has no unit.",
             "",
-            *_aligned([DRIFT, *(_drift_row(one) for one in measures.drifts)], ">>>>>>"),
+            *_aligned([DRIFT_TITLES, *(_drift_row(drift) for drift in measures.drifts)], ">>>>>>"),
         ]
     )
 
 
 def _rows(measures: Measures) -> list[tuple[str, ...]]:
-    found, least, unit, counts_CK = measures.dissimilarity, measures.gamma, measures.loss_unit, measures.counts_CK
+    gradients, gamma, unit, counts_CK = measures.dissimilarity, measures.gamma, measures.loss_unit, measures.counts_CK
     js, emd = (weighted_mean(rule(counts_CK), counts_CK) for rule in (js_divergence, earth_movers_distance))
-    solved = f"{least.num_solved:,} of {least.num_solves:,}"
+    solved = f"{gamma.num_solved:,} of {gamma.num_solves:,}"
     return [
         ("measure", "value", "unit"),
         ("labels, Jensen-Shannon divergence (0 to 1), mean", f"{js:.4g}", "bits"),
         ("labels, earth mover's distance (0 to 2), mean", f"{emd:.4g}", "none"),
-        ("loss F, mean over the samples", f"{found.loss:.4g}", unit),
-        ("gradient norm of F", f"{found.norm:.4g}", unit),
-        ("gradient norm of a client, median", f"{np.median(found.norm_C):.4g}", unit),
-        ("dissimilarity B (1 where gradients agree)", f"{found.b:.4g}", "none"),
-        (f"gradient diversity ({1 / len(counts_CK):.3g} where they agree)", f"{found.diversity:.4g}", "none"),
-        (f"Gamma, {least.kind}", f"{least.value:.4g}", unit),
-        ("largest gradient norm left at a minimum", f"{least.norm:.2g}", unit),
-        (f"minima whose gradient norm is at most {least.tolerance:g} {unit}", solved, "minima"),
+        ("loss F, mean over the samples", f"{gradients.loss:.4g}", unit),
+        ("gradient norm of F", f"{gradients.norm:.4g}", unit),
+        ("gradient norm of a client, median", f"{np.median(gradients.norm_C):.4g}", unit),
+        ("dissimilarity B (1 where gradients agree)", f"{gradients.b:.4g}", "none"),
+        (f"gradient diversity ({1 / len(counts_CK):.3g} where they agree)", f"{gradients.diversity:.4g}", "none"),
+        (f"Gamma, {gamma.kind}", f"{gamma.value:.4g}", unit),
+        ("largest gradient norm left at a minimum", f"{gamma.norm:.2g}", unit),
+        (f"minima whose gradient norm is at most {gamma.tolerance:g} {unit}", solved, "minima"),
     ]
 
 
-def _drift_row(one: Drift) -> tuple[str, ...]:
-    norms = (f"{value:.4g}" for value in (one.lr, one.measured, one.predicted, one.between))
-    return (*norms, f"{100 * one.gap:.3g} %", f"{100 * ratio(one.measured, one.gradient):.3g} %")
+def _drift_row(drift: Drift) -> tuple[str, ...]:
+    norms = (f"{value:.4g}" for value in (drift.lr, drift.measured, drift.predicted, drift.between))
+    return (*norms, f"{100 * drift.gap:.3g} %", f"{100 * ratio(drift.measured, drift.gradient):.3g} %")
 
 
 def _aligned(rows: Sequence[tuple[str, ...]], sides: str) -> list[str]:
@@ -144,14 +146,14 @@ def _aligned(rows: Sequence[tuple[str, ...]], sides: str) -> list[str]:
     return ["  ".join(f"{c:{s}{w}}" for c, s, w in zip(row, sides, widths, strict=True)).rstrip() for row in rows]
 
 
-def _trust(least: Gamma) -> str:
-    """How far to trust Gamma."""
-    if least.kind == "solved":
+def _trust(gamma: Gamma) -> str:
+    """Return how reliable Gamma is, and why."""
+    if gamma.kind == "solved":
         return (
             "Gamma is solved: the loss is convex and every solve met the tolerance. Where no minimum exists, as for\n"
             "data that can be separated or a client that lacks a class, the infimum was approached from above."
         )
-    why = "the budget ended first, so raise it" if least.convex else "the loss is not known to be convex"
+    why = "the budget ended first, so raise it" if gamma.convex else "the loss is not known to be convex"
     return (
-        f"Gamma is an estimate and no bound: {why}; {least.num_solved} of {least.num_solves} solves met the tolerance."
+        f"Gamma is an estimate and no bound: {why}; {gamma.num_solved} of {gamma.num_solves} solves met the tolerance."
     )

@@ -1,4 +1,4 @@
-"""What a notebook shows: figures as pictures, a result with its curves, and progress that is drawn in place."""
+"""Output for notebooks: figures, a result with its curves, and progress that is updated in place."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 
 DPI = 100
 REFRESH_SECONDS = 0.2
-"""A notebook's output is not drawn again sooner than this."""
+"""Minimum time between two updates of a notebook's output."""
 
 
 class Picture(Figure):
-    """A figure that a notebook shows as it is, whether or not pyplot was imported."""
+    """A figure that a notebook displays, whether or not pyplot was imported."""
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
@@ -35,21 +35,21 @@ def result_html(lines: Sequence[str], figure: Picture | None) -> str:
 
 
 class CellOutput:
-    """One output of a notebook's cell that is drawn again in place."""
+    """An output of a notebook's cell that is updated in place."""
 
     def __init__(self) -> None:
         self._handle: Any = None
         self._drawn_at = 0.0
 
     def show(self, share: float, text: str, *, now: bool = False) -> None:
-        """Draw a bar that is filled to `share`, and text; unless `now`, not more often than a reader could see."""
+        """Draw a bar that is filled to `share`, and text; skip updates within REFRESH_SECONDS, unless `now`."""
         from IPython.display import HTML, display  # type: ignore[import-not-found]
 
         if not now and time.monotonic() - self._drawn_at < REFRESH_SECONDS:
             return
         self._drawn_at = time.monotonic()
-        drawn = HTML(f'<progress value="{share:.4f}" max="1"></progress> <code>{html.escape(text)}</code>')
+        bar = HTML(f'<progress value="{share:.4f}" max="1"></progress> <code>{html.escape(text)}</code>')
         if self._handle is None:
-            self._handle = display(drawn, display_id=True)
+            self._handle = display(bar, display_id=True)
         else:
-            self._handle.update(drawn)
+            self._handle.update(bar)

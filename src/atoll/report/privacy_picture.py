@@ -1,11 +1,11 @@
-"""Pictures of what privacy costs: epsilon against rounds, and accuracy against epsilon."""
+"""Figures of the cost of privacy: epsilon against rounds, and accuracy against epsilon."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from atoll.report.figures import INK, MUTED, PALETTE, _figure, _say_if_empty, _style, plain
+from atoll.report.figures import INK, MUTED, PALETTE, new_figure, note_if_empty, plain, plot_style
 from atoll.report.reading import RunRecord, labels, number
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ NAMES = {"pld": "epsilon (loss distributions)", "rdp": "epsilon (Renyi divergenc
 
 
 def spending_picture(record: RunRecord) -> Figure:
-    """What a run has spent after each round, and the accuracy that it had then."""
+    """Draw the epsilon of a run after each round, and its accuracy against epsilon."""
     points = [(row["round"], number(row, "privacy.epsilon")) for row in record.rows]
     rounds = [x for x, y in points if y is not None]
     kind = record.rows[-1]["privacy"]["accountant"] if record.rows else "pld"
@@ -27,31 +27,32 @@ def spending_picture(record: RunRecord) -> Figure:
 def outlook_picture(
     rounds: Sequence[int], epsilons: Mapping[Any, Sequence[float]], budget: float | None, records: Sequence[RunRecord]
 ) -> Figure:
-    """Epsilon against rounds, with the budget, and test accuracy against epsilon of past runs."""
-    with _style():
-        figure = _figure(10.5, 4.4)
-        price, bought = figure.subplots(1, 2)
+    """Draw epsilon against rounds, with the budget, and test accuracy against epsilon of past runs."""
+    with plot_style():
+        figure = new_figure(10.5, 4.4)
+        spending, accuracy = figure.subplots(1, 2)
         for index, (kind, values) in enumerate(epsilons.items()):
-            marker = "o" if len(rounds) <= 30 else ""
-            price.plot(rounds, values, lw=1.9, marker=marker, ms=3.5, color=PALETTE[index], label=NAMES.get(kind, kind))
+            look: dict[str, Any] = {"marker": "o" if len(rounds) <= 30 else "", "color": PALETTE[index]}
+            spending.plot(rounds, values, lw=1.9, ms=3.5, label=NAMES.get(kind, kind), **look)
         if budget is not None:
-            price.axhline(budget, color=INK, lw=1.2, ls="--", label=f"budget {budget:g}")
-        price.set(xlabel="Round", ylabel="epsilon spent (no unit)", ylim=(0, None))
-        price.set_title("What it costs")
+            spending.axhline(budget, color=INK, lw=1.2, ls="--", label=f"budget {budget:g}")
+        spending.set(xlabel="Round", ylabel="epsilon spent (no unit)", ylim=(0, None))
+        spending.set_title("Epsilon by round")
         for index, (record, name) in enumerate(zip(records, labels(records), strict=True)):
-            _bought(bought, record, plain(name), PALETTE[index % len(PALETTE)])
-        bought.set(xlabel="epsilon spent (no unit)")
-        bought.set_title("What it has bought")
-        for panel in (price, bought):
+            _plot_accuracy(accuracy, record, plain(name), PALETTE[index % len(PALETTE)])
+        accuracy.set(xlabel="epsilon spent (no unit)")
+        accuracy.set_title("Test accuracy by epsilon")
+        for panel in (spending, accuracy):
             panel.grid(axis="y")
             panel.tick_params(length=0)
             if panel.lines:
                 panel.legend(loc="best", labelcolor=INK, fontsize=8.5)
-            _say_if_empty(panel, "not measured" if records else "give directories of past runs to see it here")
+            note_if_empty(panel, "not measured" if records else "name directories of past runs to see it here")
     return figure
 
 
-def _bought(panel: Axes, record: RunRecord, name: str, colour: str) -> None:
+def _plot_accuracy(panel: Axes, record: RunRecord, name: str, colour: str) -> None:
+    """Plot the test accuracy of a run against its epsilon."""
     from matplotlib.ticker import PercentFormatter
 
     pairs = [(number(row, "privacy.epsilon"), number(row, "test.accuracy")) for row in record.rows]

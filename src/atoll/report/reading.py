@@ -1,10 +1,10 @@
-"""Reading run directories: what was planned, what was measured, and the numbers that papers quote."""
+"""Readers of run directories: the plan, the measurements, and the numbers that papers quote."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,25 +23,27 @@ AXES: dict[str, str] = {
     "simulated_seconds": "simulated_seconds",
     "bytes": "bytes_up",
 }
-"""What a curve is drawn against, and the column of metrics.jsonl that holds it."""
+"""Axis of a curve -> the column of metrics.jsonl that holds it."""
 
 TARGETS = (0.90, 0.95, 0.97, 0.99)
-"""Test accuracies that are asked for everywhere."""
+"""Usual target accuracies on test sets."""
 
 NONE = "–"
-"""Stands for a number that is not there."""
+"""Text in place of a missing number."""
 
 HOLDS = "a run directory holds plan.toml, run.json and metrics.jsonl; make one with: atoll run plan.toml --out DIR"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """What a run directory says; `rows` are the rounds in order, and what the run did not write is None."""
+    """Contents of a run directory; files that the run did not write are None."""
 
     path: Path
     plan: Plan
     info: Json
+    """Contents of run.json."""
     rows: tuple[Json, ...]
+    """Lines of metrics.jsonl, one for each round, in order."""
     partition: Json | None = None
     clients: Json | None = None
     confusion: Json | None = None
@@ -49,10 +51,10 @@ class RunRecord:
 
 
 def read_run(path: Path | str) -> RunRecord:
-    """Read a run directory, also of a run that goes on or was killed."""
+    """Read the directory of a run that has ended, is running or was killed."""
     path = Path(path)
     if not path.is_dir():
-        problem = "is a file: give the directory that holds it" if path.is_file() else "does not exist"
+        problem = "is a file: name the directory that holds it" if path.is_file() else "does not exist"
         raise RunError(f"{path} {problem}; {HOLDS}")
     missing = [name for name in ("plan.toml", "run.json") if not (path / name).is_file()]
     if missing:
@@ -76,7 +78,7 @@ def read_run(path: Path | str) -> RunRecord:
 
 
 def dig(table: Any, dotted: str) -> Any:
-    """The value at a dotted path of nested tables, or None.
+    """Return the value at a dotted path of nested tables, or None.
 
     >>> dig({"test": {"accuracy": 0.9}}, "test.accuracy")
     0.9
@@ -87,13 +89,13 @@ def dig(table: Any, dotted: str) -> Any:
 
 
 def number(table: Any, dotted: str) -> float | None:
-    """The finite number at a dotted path, or None."""
+    """Return the finite number at a dotted path, or None."""
     value = dig(table, dotted)
     return float(value) if _is_number(value) and math.isfinite(value) else None
 
 
 def series(record: RunRecord, measure: str, against: Against = "round") -> tuple[list[float], list[float]]:
-    """The points of a curve: the rounds that have both numbers, such as `test.accuracy` against uplink `bytes`."""
+    """Return x and y of a curve, such as `test.accuracy` against uplink `bytes`, for rounds that have both numbers."""
     if against not in AXES:
         raise RunError(f"curves cannot be drawn against '{against}': {nearest(against, AXES)}")
     pairs = [(number(row, AXES[against]), number(row, measure)) for row in record.rows]
@@ -102,10 +104,10 @@ def series(record: RunRecord, measure: str, against: Against = "round") -> tuple
 
 
 def rounds_to(record: RunRecord, accuracy: float) -> float | None:
-    """Rounds until the test accuracy reaches a target, or None where it never does.
+    """Return the number of rounds until the test accuracy reaches a target, or None if it never does.
 
-    The rule of McMahan et al. 2017 (arXiv:1602.05629, section 3): make the curve monotone by taking the best accuracy
-    so far, then interpolate linearly between the evaluated rounds where it crosses the target.
+    By the rule of McMahan et al. 2017 (arXiv:1602.05629, section 3): make the curve monotone by taking the best
+    accuracy so far, then interpolate linearly between the evaluated rounds where it crosses the target.
     """
     before: tuple[float, float] | None = None
     for x, y in zip(*series(record, "test.accuracy"), strict=True):
@@ -119,19 +121,19 @@ def rounds_to(record: RunRecord, accuracy: float) -> float | None:
 
 
 def targets_of(records: Sequence[RunRecord]) -> list[float]:
-    """The accuracies worth asking for: the usual ones that some run reached, and those that plans stop at.
+    """Return target accuracies that some run reached: the usual ones, and those at which plans stop.
 
-    Where none of these was reached, the highest multiple of 5 % that every tested run reached.
+    If none of these was reached, return the highest multiple of 5 % that every tested run reached.
     """
     best = [max(ys) for record in records if (ys := series(record, "test.accuracy")[1])]
-    asked = {*TARGETS, *(record.plan.stop.accuracy for record in records if record.plan.stop.accuracy)}
-    reached = sorted(target for target in asked if any(b >= target for b in best))
+    targets = {*TARGETS, *(record.plan.stop.accuracy for record in records if record.plan.stop.accuracy)}
+    reached = sorted(target for target in targets if any(b >= target for b in best))
     fallback = math.floor(20 * min(best, default=0.0) + 1e-9) / 20
     return reached or ([fallback] if fallback > 0 else [])
 
 
 def contributions(record: RunRecord) -> dict[str, float]:
-    """What each client has added over the recorded rounds; empty where it was not computed."""
+    """Return the total contribution of each client over the recorded rounds; empty if it was not computed."""
     totals: dict[str, float] = {}
     for row in record.rows:
         shares = dig(row, "contribution.clients")
@@ -141,43 +143,43 @@ def contributions(record: RunRecord) -> dict[str, float]:
 
 
 def lost_tasks(record: RunRecord) -> dict[str, int]:
-    """How many tasks gave no update, by what became of them."""
+    """Return the numbers of tasks that failed, were rejected or were abandoned; zeros are left out."""
     last = record.rows[-1] if record.rows else {}
     return {kind: int(n) for kind in ("failed", "rejected", "abandoned") if (n := number(last, kind))}
 
 
 def diverged(record: RunRecord) -> list[int]:
-    """The rounds that had updates but no finite training loss."""
+    """Return the rounds that had updates but no finite training loss."""
     had_updates = [row for row in record.rows if row.get("clients") and "train_loss" in row]
     return [row["round"] for row in had_updates if number(row, "train_loss") is None]
 
 
-def own_data(record: RunRecord) -> bool:
-    """Whether clients brought their own data, as over a network; then the plan's partition dealt nothing out."""
+def clients_own_data(record: RunRecord) -> bool:
+    """Return whether clients brought their own data, as in a network; the plan's partition is then unused."""
     return bool(dig(record.info, "engine.name") == "network")
 
 
 def partition_text(record: RunRecord) -> str:
-    """How samples came to their clients, as one reads it."""
-    return "data of the clients' own" if own_data(record) else part_text(record.plan.partition)
+    """Describe how samples came to their clients."""
+    return "data of the clients' own" if clients_own_data(record) else part_text(record.plan.partition)
 
 
-def failure(record: RunRecord) -> str:
-    """What to do about a run that ended without doing what its plan asks for; "" for any other."""
-    reason = ended(record)
+def failure_advice(record: RunRecord) -> str:
+    """Return what to do about a run that ended in failure; "" for any other."""
+    reason = end_reason(record)
     return FAILURES[Reason(reason)] if reason in FAILURES else ""
 
 
-def ended(record: RunRecord) -> str:
-    """Why the run ended, or "" where it goes on or was killed; an end from before a resume is none."""
-    done = record.rows[-1]["round"] if record.rows else 0
-    if record.result is None or (number(record.result, "rounds") or 0) < done:
+def end_reason(record: RunRecord) -> str:
+    """Return why the run ended, or "" if it is running or was killed, also if it was resumed after an earlier end."""
+    last_round = record.rows[-1]["round"] if record.rows else 0
+    if record.result is None or (number(record.result, "rounds") or 0) < last_round:
         return ""
     return str(record.result.get("reason") or "no reason given")
 
 
 def labels(records: Sequence[RunRecord]) -> list[str]:
-    """What to call each run: its name, with the directory or a number where names repeat."""
+    """Return a unique label for each run: its name, with the directory or a number where names repeat."""
     names = [record.plan.name or str(record.info.get("name") or "") or _folder(record) for record in records]
     if len(set(names)) < len(names):
         names = [
@@ -193,15 +195,15 @@ def labels(records: Sequence[RunRecord]) -> list[str]:
 
 
 def class_names(record: RunRecord, num_classes: int) -> list[str]:
-    """The names of the classes, or their numbers where there are no names."""
-    for found in (dig(record.info, "data.class_names"), dig(record.partition, "class_names")):
-        if isinstance(found, list) and len(found) == num_classes:
-            return [str(name) for name in found]
+    """Return the names of the classes, or their numbers if there are no names."""
+    for names in (dig(record.info, "data.class_names"), dig(record.partition, "class_names")):
+        if isinstance(names, list) and len(names) == num_classes:
+            return [str(name) for name in names]
     return [str(index) for index in range(num_classes)]
 
 
 def human_bytes(count: float) -> str:
-    """A number of bytes in decimal units.
+    """Format a number of bytes in decimal units.
 
     >>> human_bytes(7968400)
     '7.97 MB'
@@ -213,7 +215,7 @@ def human_bytes(count: float) -> str:
 
 
 def human_seconds(seconds: float) -> str:
-    """A duration, in the two units that matter.
+    """Format a duration in its two largest units.
 
     >>> human_seconds(75)
     '1 min 15 s'
@@ -232,19 +234,19 @@ def human_seconds(seconds: float) -> str:
     return f"{hours // 24} d {hours % 24:02d} h"
 
 
-def privacy_text(price: Json) -> str:
-    """What a run has spent so far, as one reads it.
+def privacy_text(privacy: Json) -> str:
+    """Format the privacy loss of a metrics row.
 
     >>> privacy_text({"epsilon": 1.5, "delta": 1e-05, "unit": "client", "accountant": "pld"})
     'epsilon 1.50 (delta 1e-05, client)'
     """
-    epsilon = "infinite" if price["epsilon"] is None else f"{price['epsilon']:.2f}"
-    text = f"epsilon {epsilon} (delta {price['delta']:g}, {price['unit']})"
-    return f"{text} {price['warning']}" if "warning" in price else text
+    epsilon = "infinite" if privacy["epsilon"] is None else f"{privacy['epsilon']:.2f}"
+    text = f"epsilon {epsilon} (delta {privacy['delta']:g}, {privacy['unit']})"
+    return f"{text} {privacy['warning']}" if "warning" in privacy else text
 
 
 def statement_text(statement: Json) -> str:
-    """What a guarantee means, as lines to be read."""
+    """Format the statement of a privacy guarantee as lines of text."""
     budget = statement.get("budget")
     lines = [
         *([str(statement["warning"])] if "warning" in statement else []),
@@ -256,14 +258,14 @@ def statement_text(statement: Json) -> str:
 
 
 def model_text(plan: Plan) -> str:
-    """The model, or the models that are dealt out to clients in turn, as one reads it."""
+    """Format the model, or the models that clients get in turn."""
     return ", ".join(part_text(part) for part in plan.models or (plan.model,))
 
 
 def part_text(part: Part) -> str:
-    """A part as one reads it: fedprox (mu 0.1), dirichlet (alpha 0.1) | rotation, or nnm (f 2, rule krum (f 2))."""
+    """Format a part: fedprox (mu 0.1), dirichlet (alpha 0.1) | rotation, or nnm (f 2, rule krum (f 2))."""
     if part.name == "mixture":
-        return " | ".join(part_text(Part.of(each)) for each in part.options.get("parts", []))
+        return " | ".join(part_text(Part.of(inner)) for inner in part.options.get("parts", []))
     nested = {key: value for key, value in part.options.items() if isinstance(value, dict) and "name" in value}
     inner = {key: part_text(Part.of(value)) for key, value in nested.items()}
     options = ", ".join(f"{key} {value}" for key, value in {**part.options, **inner}.items())
@@ -271,12 +273,12 @@ def part_text(part: Part) -> str:
 
 
 def count_text(value: object) -> str:
-    """A whole number with its thousands apart, or a dash."""
+    """Format a whole number with separated thousands; a dash for any other value."""
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else NONE
 
 
 def share_text(target: float) -> str:
-    """A share in per cent, such as 97.5 %."""
+    """Format a share in per cent, such as 97.5 %."""
     return f"{100 * target:.4g} %"
 
 
@@ -296,18 +298,21 @@ def _bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise RunError(f"cannot read {path}: {error.strerror or error}; check that you may read it") from error
+        raise RunError(f"cannot read {path}: {error.strerror or error}; check its permissions") from error
 
 
 def _text(path: Path) -> str:
     try:
         return _bytes(path).decode()
     except UnicodeDecodeError as error:
-        raise RunError(f"{path} is damaged: it is not UTF-8 text ({error.reason} at byte {error.start})") from error
+        raise RunError(
+            f"{path} is damaged: it is not UTF-8 text ({error.reason} at byte {error.start}); restore it, or run the "
+            "plan again"
+        ) from error
 
 
 def _table(path: Path) -> Json | None:
-    """A JSON object, or None where the file does not exist."""
+    """Read a JSON object, or return None if the file does not exist."""
     if not path.is_file():
         return None
     try:
@@ -315,19 +320,23 @@ def _table(path: Path) -> Json | None:
     except json.JSONDecodeError as error:
         raise RunError(f"{path} is damaged: {error}; restore it, or run the plan again") from error
     if not isinstance(table, dict):
-        raise RunError(f"{path} is damaged: it must hold a JSON object, got {type(table).__name__}")
+        raise RunError(
+            f"{path} is damaged: it must hold a JSON object, got {type(table).__name__}; restore it, or run the plan "
+            "again"
+        )
     return table
 
 
-def _checked(path: Path, problem: Any) -> Json | None:
+def _checked(path: Path, problem_of: Callable[[Json], str]) -> Json | None:
+    """Read a JSON object and refuse it if `problem_of` returns a problem."""
     table = _table(path)
-    if table is not None and (why := problem(table)):
-        raise RunError(f"{path} is damaged: {why}; remove it to go without, or run the plan again")
+    if table is not None and (problem := problem_of(table)):
+        raise RunError(f"{path} is damaged: {problem}; remove it to go without, or run the plan again")
     return table
 
 
 def _rows(path: Path) -> tuple[Json, ...]:
-    """The rounds in order. A kill may cut the last line; a run that was resumed replaces the rounds it did again."""
+    """Read the rounds in order. A kill may cut the last line; a resumed run replaces the rounds that it repeats."""
     if not path.is_file():
         return ()
     lines = [(n, line) for n, line in enumerate(_bytes(path).split(b"\n"), 1) if line.strip()]
@@ -340,7 +349,10 @@ def _rows(path: Path) -> tuple[Json, ...]:
                 break
             raise RunError(f"{path}, line {n} is not JSON: {error}; remove that line, or run the plan again") from error
         if not isinstance(row, dict) or not isinstance(row.get("round"), int):
-            raise RunError(f'{path}, line {n} is not a round: it needs "round": a whole number; got {line[:60]!r}')
+            raise RunError(
+                f'{path}, line {n} is not a round: it needs "round": a whole number; got {line[:60]!r}; remove that '
+                "line, or run the plan again"
+            )
         while rows and rows[-1]["round"] >= row["round"]:
             rows.pop()
         rows.append(row)

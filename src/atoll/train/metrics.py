@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from atoll.core.client_work import Sums
+
 Metrics = dict[str, float]
 
 
@@ -28,6 +30,17 @@ def classification(confusion_KK: np.ndarray, loss: float) -> Metrics:
         "recall": float(recall_K[occurs_K].mean()),
         "f1": float(f1_K[occurs_K].mean()),
     }
+
+
+def plain_metrics(sums: Sums) -> Metrics:
+    """Return the mean of every named sum over the samples; that of `right` is the accuracy.
+
+    >>> import torch
+    >>> plain_metrics({"count": torch.tensor(4), "right": torch.tensor(3.0), "loss": torch.tensor(2.0)})
+    {'accuracy': 0.75, 'loss': 0.5}
+    """
+    names = {"right": "accuracy"}
+    return {names.get(name, name): float(value / sums["count"]) for name, value in sums.items() if name != "count"}
 
 
 def spread(accuracy_C: np.ndarray, loss_C: np.ndarray) -> Metrics:

@@ -49,6 +49,8 @@ class ClientApp:
     """Own algorithms likewise: functions that return an `Algorithm`, of which the client's slots are used."""
     losses: Functions = field(default_factory=lambda: NO_FUNCTIONS)
     """Own losses likewise: each is itself the function `(outputs, targets) -> one number a sample`."""
+    works: Functions = field(default_factory=lambda: NO_FUNCTIONS)
+    """Own client works likewise: functions that return a `ClientWork`, e.g. by `atoll.array_work`."""
     floors: Floors = field(default_factory=Floors)
     attributes: Callable[[], Mapping[str, bool | float]] = device_attributes
     """Returns the state of the device: idle, charging, unmetered, battery, memory."""
@@ -65,7 +67,7 @@ class ClientApp:
     @property
     def own_parts(self) -> OwnParts:
         """Return the parts that plans may name beside the catalogue."""
-        return OwnParts(self.models, self.algorithms, self.losses)
+        return OwnParts(self.models, self.algorithms, self.losses, self.works)
 
     def current_attributes(self) -> dict[str, bool | float]:
         """Return the current state of the device."""

@@ -309,7 +309,7 @@ class Client:
         witness = self._witness(run, home)
         lines = self._connection.ask(endpoints.LEDGER, None, run=run, start=home.head.length).lines
         if not lines:
-            witness.receipts.caught_up(witness.story.version)
+            witness.receipts.caught_up(witness.history.version)
             return False
         witness.hear(lines)
         return True
@@ -330,7 +330,7 @@ class Client:
     def _check_ledger(self, agreed: AgreedRun, order: Order) -> None:
         """Read the ledger up to the version of an order, and refuse what it does not confirm."""
         witness = self._witness(order.run, agreed.home)
-        while order.version not in witness.story.sent:
+        while order.version not in witness.history.sent:
             if not self._read_ledger(order.run, agreed.home):
                 raise RunError(
                     f"the ledger of {order.run} has no record that version {order.version} was sent, which the server "

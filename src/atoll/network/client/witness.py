@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from atoll.core.errors import RunError
 from atoll.ledger import chain
-from atoll.ledger.audit import Story
+from atoll.ledger.audit import History
 from atoll.ledger.receipts import Receipt, Receipts, max_versions
 from atoll.network.client.home import RunHome
 
@@ -29,16 +29,16 @@ class Witness:
 
     def _recall(self) -> None:
         """Replay the records and receipts in the home, which were checked when they arrived."""
-        self.story = Story(self._server_key, checked_before=True)
+        self.history = History(self._server_key, checked_before=True)
         self.receipts = Receipts(self._client, max_versions(self._info.plan, self._info.num_clients))
         for receipt in self.home.receipts(Receipt):
             self.receipts.waiting[receipt.attempt] = None
         for line in self.home.ledger_lines():
             record, _ = chain.read(line)
-            wrong = self.story.hear(record) or self.receipts.hear(record)
+            wrong = self.history.add(record) or self.receipts.add(record)
             if wrong is not None:
                 raise self._lie(record.number, wrong)
-        self.story.checked_before = False
+        self.history.checked_before = False
 
     def hear(self, lines: tuple[str, ...]) -> None:
         """Check and save the next records; RunError if one is false."""
@@ -62,7 +62,7 @@ class Witness:
             )
         if record.kind == chain.COMMIT:
             self._check_own(record)
-        wrong = self.story.hear(record) or self.receipts.hear(record)
+        wrong = self.history.add(record) or self.receipts.add(record)
         if wrong is not None:
             raise self._lie(record.number, wrong)
         if record.kind in (chain.COMMIT, chain.ABANDON) and self.receipts.max_versions is None:
@@ -93,15 +93,15 @@ class Witness:
 
     def check_sent(self, version: int, name: str) -> None:
         """Refuse a broadcast whose name is not the ledger's."""
-        if self.story.sent[version] != name:
+        if self.history.sent[version] != name:
             raise RunError(
                 f"the server sends version {version} of {self._info.run} as {name}, its ledger says that everybody was "
-                f"sent {self.story.sent[version]}; {DISTRUST}"
+                f"sent {self.history.sent[version]}; {DISTRUST}"
             )
 
     def check_params(self, version: int, params: str) -> None:
         """Refuse parameters whose hash is not the ledger's."""
-        if self.story.models[version] != params:
+        if self.history.models[version] != params:
             raise RunError(
                 f"what the server sends as version {version} of {self._info.run} are other parameters than its ledger "
                 f"names; {DISTRUST}"

@@ -40,6 +40,7 @@ class OwnParts(NamedTuple):
     models: Functions = NO_FUNCTIONS
     algorithms: Functions = NO_FUNCTIONS
     losses: Functions = NO_FUNCTIONS
+    works: Functions = NO_FUNCTIONS
 
     def loss(self, name: str) -> Callable[..., Any] | None:
         """Return the client's own loss of this name; None for one of the catalogue."""
@@ -95,10 +96,13 @@ def read_plan(plain: dict[str, Any], own: OwnParts) -> Plan:
         raise PlanError(f"the server's plan says {unknown[0]}, which is not for clients: ask the operator")
     left_out = {*SERVER_ONLY, *(field for field in ACCOUNTED if field in plain and _names_code(plain[field]))}
     plain = {key: value for key, value in plain.items() if key not in left_out}
-    check_names_no_code({key: plain[key] for key in plain if key not in ("model", "algorithm", "loss")}, "the plan")
-    for field, known, default in (("model", own.models, "logistic"), ("algorithm", own.algorithms, "fedavg")):
+    check_names_no_code(
+        {key: plain[key] for key in plain if key not in ("model", "algorithm", "loss", "work")}, "the plan"
+    )
+    families = {"model": ("models", "logistic"), "algorithm": ("algorithms", "fedavg"), "work": ("train.works", "sgd")}
+    for field, (family, default) in families.items():
         part = Part.of(plain.get(field, default), where=field)
-        function = _own(known, part.name, field, f"{field}s", f"{field}s")
+        function = _own(getattr(own, f"{field}s"), part.name, field, f"{field}s", family)
         if function is not None:
             plain[field] = Part(function, **part.options)
             plain[field].name = part.name
@@ -197,7 +201,7 @@ def is_working_hour(hours: tuple[int, ...], hour: int) -> bool:
 
 def _check_plain(plain: dict[str, Any]) -> None:
     """Refuse names of code in parts that clients run, but for model, algorithm and loss, which may be their own."""
-    for field, default in (("model", "logistic"), ("algorithm", "fedavg")):
+    for field, default in (("model", "logistic"), ("algorithm", "fedavg"), ("work", "sgd")):
         check_names_no_code(Part.of(plain.get(field, default), where=field).options, field)
     if "privacy" in plain:
         _check_part(Part.of(plain["privacy"], where="privacy"), "privacy", "privacy.mechanisms")

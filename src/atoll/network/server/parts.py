@@ -74,7 +74,7 @@ class DeliveredUpdate(NamedTuple):
 class DeliveryEngine(InProcess):
     """The engine of a network: what clients have delivered stands in place of their training."""
 
-    def __init__(self, job: Job, space: Workspace) -> None:
+    def __init__(self, job: Job, space: Workspace | None) -> None:
         super().__init__(job, Trainer(job, space=space))
         self.read: Callable[[Task], DeliveredUpdate] = _nothing
 
@@ -167,10 +167,12 @@ def build_server_parts(plan: Plan, sizes: Sequence[int], ledger: Ledger | None) 
         holdout=plan.evaluation.holdout,
         server_samples=plan.server.samples or 0,
     )
-    kept: list[tuple[Tensor, Workspace]] = []
+    kept: list[tuple[Tensor, Workspace | None]] = []
 
     def lighten(job: Job) -> Job:
-        kept.append((job.first_D, workspace(job)))
+        if job.work.personal:
+            raise PlanError("work: clients would keep models of their own, which a server cannot measure: leave it out")
+        kept.append((job.first_D, workspace(job) if job.work.uses_algorithm else None))
         return replace(job, first_D=job.first_D.new_zeros(()).expand(job.first_D.shape))
 
     def engine(job: Job, coordinator: Coordinator) -> DeliveryEngine:

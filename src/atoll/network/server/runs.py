@@ -312,7 +312,7 @@ class Run:
 
     def save_state(self, state: RunState) -> str:
         """Write the state to a file of its own; nothing refers to it until the store does."""
-        parts, digest = encode_state(state, self.plan.identity()), hashlib.sha256()
+        parts, digest = list(encode_state(state, self.plan.identity())), hashlib.sha256()
         for part in parts:
             digest.update(part)
         name = f"state-{state.coordinator.attempt}-{digest.hexdigest()[:16]}.safetensors"

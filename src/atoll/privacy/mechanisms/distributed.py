@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
 import torch
 
 from atoll.core.errors import PlanError
 from atoll.core.messages import Aggregate, State, Update, stack
+from atoll.core.options import Range, at_least
 from atoll.core.privacy import IN_TURN, Exposure, Mechanism, ReleaseContext, SendContext
 from atoll.privacy.grid import CLIENT_DATA, check_noise, noisy_share, packed, unpacked
 
@@ -27,7 +29,7 @@ ASSUMPTIONS = (
 )
 
 
-EXAMPLE = {"clip": 1.0, "sigma": 1.0, "delta": 1e-5}
+EXAMPLE = {"clip": 1.0, "sigma": 1.0, "delta": 1e-5, "test_noise": True}
 
 
 def distributed(
@@ -35,8 +37,8 @@ def distributed(
     sigma: float,
     delta: float,
     epsilon: float | None = None,
-    dropouts: int = 0,
-    bits: int = 16,
+    dropouts: Annotated[int, at_least(0, "0 expects every client to answer")] = 0,
+    bits: Annotated[int, Range(4, 24, hint="16 is usual")] = 16,
     test_noise: bool = False,
 ) -> Mechanism:
     """Let each of n clients add a share of the noise on the integer grid (Kairouz et al. 2021, arXiv:2102.06387).
@@ -47,23 +49,8 @@ def distributed(
     conditional rounding: no norm grows, so that the sensitivity is the clip itself.
     """
     check_noise("distributed", delta, epsilon, clip=clip, sigma=sigma)
-    if dropouts < 0:
-        raise PlanError(f"distributed: dropouts must be 0 or more, got {dropouts}; 0 expects every client to answer")
-    if not 4 <= bits <= 24:
-        raise PlanError(f"distributed: bits must be in [4, 24], got {bits}; 16 is usual")
     levels = 1 << bits
-
-    def deviation(cohort: int) -> float:
-        """Return the standard deviation of one client's noise, in steps of the grid."""
-        if dropouts >= cohort:
-            raise PlanError(f"distributed: {dropouts} of {cohort} clients cannot drop out: lower privacy.dropouts")
-        steps = sigma * levels / math.sqrt(cohort - dropouts)
-        if steps < COARSEST:
-            raise PlanError(
-                f"distributed: a client's share of the noise has a deviation of {steps:.2g} steps of the grid, which "
-                f"is too coarse: raise privacy.bits from {bits} so that it has at least {COARSEST:g}"
-            )
-        return steps
+    deviation = partial(share_deviation, sigma, bits, dropouts)
 
     def event(exposure: Exposure) -> Any:
         import dp_accounting as dp
@@ -78,12 +65,12 @@ def distributed(
         return dp.SelfComposedDpEvent(round_event, exposure.participations)
 
     def on_grid(update: Update, context: SendContext) -> Update:
-        rows = []
+        noisy = []
         for number in range(len(update.weight)):
             row = update.rows(number)
             steps_V = noisy_share(row.vector(), clip, levels, deviation(context.cohort), context.key(number))
-            rows.append(row.rebuilt(torch.from_numpy(steps_V)))
-        return stack(rows)
+            noisy.append(row.rebuilt(torch.from_numpy(steps_V)))
+        return stack(noisy)
 
     def release(acc: State, memory: State, context: ReleaseContext) -> tuple[Aggregate, State]:
         cohort = context.exposure.cohort
@@ -103,6 +90,19 @@ def distributed(
         sum_bound=lambda cohort: cohort * levels + FAR * math.sqrt(cohort) * deviation(cohort),
         min_reports=lambda cohort: cohort - dropouts,
     )
+
+
+def share_deviation(sigma: float, bits: int, dropouts: int, cohort: int) -> float:
+    """Return the standard deviation of one client's share of the noise, in steps of the grid; refuse a coarse grid."""
+    if dropouts >= cohort:
+        raise PlanError(f"distributed: {dropouts} of {cohort} clients cannot drop out: lower privacy.dropouts")
+    steps = sigma * (1 << bits) / math.sqrt(cohort - dropouts)
+    if steps < COARSEST:
+        raise PlanError(
+            f"distributed: a client's share of the noise has a deviation of {steps:.2g} steps of the grid, which "
+            f"is too coarse: raise privacy.bits from {bits} so that it has at least {COARSEST:g}"
+        )
+    return steps
 
 
 def concentrated(deviation: float, cohort: int, dropouts: int, levels: int, dimensions: float = 2.0**40) -> float:

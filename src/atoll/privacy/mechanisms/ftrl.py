@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ ASSUMPTIONS = (
 )
 
 
-EXAMPLE = {"clip": 1.0, "sigma": 1.0, "delta": 1e-5}
+EXAMPLE = {"clip": 1.0, "sigma": 1.0, "delta": 1e-5, "test_noise": True}
 
 
 def ftrl(
@@ -39,23 +40,6 @@ def ftrl(
     at most once and affects at most ceil(log2(t + 1)) of its nodes (appendix D.1).
     """
     check_noise("ftrl", delta, epsilon, clip=clip, sigma=sigma)
-
-    def event(exposure: Exposure) -> Any:
-        import dp_accounting as dp
-
-        if exposure.scheme != IN_TURN:
-            raise PlanError(
-                f"ftrl requires each client at most once a pass, but here clients are drawn {exposure.scheme}: "
-                'set sampler = "round_robin", or privacy = "central" with sampler = "poisson"'
-            )
-        passes, rest = divmod(exposure.attempts, exposure.attempts_per_pass)
-        trees = []
-        if passes:
-            full_tree = dp.SingleEpochTreeAggregationDpEvent(sigma, exposure.attempts_per_pass)
-            trees.append(dp.SelfComposedDpEvent(full_tree, passes))
-        if rest:
-            trees.append(dp.SingleEpochTreeAggregationDpEvent(sigma, rest))
-        return dp.ComposedDpEvent(trees)
 
     def release(acc: State, memory: State, context: ReleaseContext) -> tuple[Aggregate, State]:
         exposure = context.exposure
@@ -77,7 +61,7 @@ def ftrl(
         neighbours=CLIENT_DATA,
         delta=delta,
         epsilon=epsilon,
-        event=event,
+        event=partial(_trees, sigma),
         assumptions=ASSUMPTIONS,
         test_noise=test_noise,
         clip=clip,
@@ -85,6 +69,25 @@ def ftrl(
         release=release,
         min_reports=lambda cohort: 0,
     )
+
+
+def _trees(sigma: float, exposure: Exposure) -> Any:
+    """Return the event of all attempts: one tree for each pass over the clients."""
+    import dp_accounting as dp
+
+    if exposure.scheme != IN_TURN:
+        raise PlanError(
+            f"ftrl requires each client at most once a pass, but here clients are drawn {exposure.scheme}: "
+            'set sampler = "round_robin", or privacy = "central" with sampler = "poisson"'
+        )
+    passes, rest = divmod(exposure.attempts, exposure.attempts_per_pass)
+    trees = []
+    if passes:
+        full_tree = dp.SingleEpochTreeAggregationDpEvent(sigma, exposure.attempts_per_pass)
+        trees.append(dp.SelfComposedDpEvent(full_tree, passes))
+    if rest:
+        trees.append(dp.SingleEpochTreeAggregationDpEvent(sigma, rest))
+    return dp.ComposedDpEvent(trees)
 
 
 def node_changes(step: int) -> list[tuple[int, int]]:

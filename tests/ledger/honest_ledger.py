@@ -1,4 +1,4 @@
-"""A small federation's ledger, as an honest server writes it."""
+"""The ledger of a small federation with an honest server, for tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUN = "mnist"
 PLAN = {"rounds": 4, "aggregator": {"name": "mean"}}
 
 Body = dict[str, Any]
-Told = list[tuple[str, Body]]
+Records = list[tuple[str, Body]]
 
 
 def public(key: Ed25519PrivateKey) -> bytes:
@@ -29,7 +29,7 @@ def digest(text: str) -> str:
 
 
 def counted(client: int, version: int, attempt: int, secret: bool = False) -> Body:
-    """What a commit says of a client that trained from a version."""
+    """Return a commit's entry about a client that trained from a version."""
     key = CLIENTS[client]
     name, loss, weight = digest(f"{client}/{attempt}"), 0.1 + version, 10.0
     entry: Body = {
@@ -62,8 +62,8 @@ def commit(version: int, attempt: int, cohort: Sequence[Body], rejected: Sequenc
     }
 
 
-def told(secret: bool = False) -> Told:
-    """Four versions; an attempt is abandoned, a client is rejected, and one answers late, as in buffered rounds."""
+def honest_records(secret: bool = False) -> Records:
+    """Return the records of four versions, with an abandoned attempt, a rejected client, and a late buffered update."""
     plan: Body = {**PLAN, "secagg": {"clip": 8.0}} if secret else PLAN
     first = {"run": RUN, "plan": plan, "plan_hash": plan_hash(plan), "model": digest("model 0")}
     return [
@@ -77,10 +77,10 @@ def told(secret: bool = False) -> Told:
     ]
 
 
-def written(story: Told, key: Ed25519PrivateKey = SERVER) -> tuple[list[str], list[chain.Head]]:
-    """The lines of a story, signed and chained, and the head after each."""
+def signed_lines(records: Records, key: Ed25519PrivateKey = SERVER) -> tuple[list[str], list[chain.Head]]:
+    """Return the chained and signed lines of records, and the head after each."""
     head, lines, heads = chain.EMPTY, [], []
-    for kind, body in story:
+    for kind, body in records:
         line, head = chain.add(head, kind, body, key)
         lines.append(line)
         heads.append(head)

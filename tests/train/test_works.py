@@ -1,0 +1,113 @@
+"""Whatever a client does has a seat: engines, resume, codecs, secure sums, privacy and rules take it as it comes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from own_works import REMEMBERED
+
+from atoll import Plan, run
+from atoll.commit.state_file import read_state
+from atoll.core.client_work import ClientWork
+from atoll.core.errors import PlanError, TrainingError
+from atoll.core.parts import members
+from atoll.data.catalog.digits import digits
+from atoll.testing import Case, cases
+from atoll.train.array_work import Fitted, array_work
+
+PLAN = Plan(
+    work="own_works:centroids",
+    partition={"name": "dirichlet", "num_clients": 8, "alpha": 0.5, "min_samples": 5},
+    policy={"size": 8},
+    rounds=2,
+    engine="inline",
+)
+WORKS = ("own_works:centroids", "own_works:remembering")
+
+
+def test_the_mean_of_clients_centroids_is_that_of_all_samples() -> None:
+    result = run(PLAN)
+    dataset = digits()
+    x = dataset.train_x.reshape(dataset.num_train, -1) * dataset.scale
+    sums = np.stack([x[dataset.train_y == label].sum(0) for label in range(10)]) / len(x)
+    found = result.model.get_parameter("sums").detach().numpy()
+    assert np.allclose(found, sums, atol=1e-5)
+    assert result.reason == "all rounds done"
+    assert result.accuracy > 0.85 and set(result.test) == {"accuracy", "loss"}
+
+
+@pytest.mark.parametrize("case", cases("train.works", *WORKS), ids=str)
+def test_works_from_elsewhere_keep_the_laws(case: Case) -> None:
+    case.check()
+
+
+def test_memory_may_be_larger_than_what_travels(tmp_path: Path) -> None:
+    plan = PLAN.replace({"work": "own_works:remembering"})
+    result = run(plan, out=tmp_path / "run")
+    state = read_state(tmp_path / "run" / "checkpoint.safetensors", plan.identity())
+    assert len(result.params_D) == 1
+    assert {client: memory["seen"].shape for client, memory in state.clients.items()} == dict.fromkeys(
+        range(8), (REMEMBERED,)
+    )
+    assert result.history[-1]["bytes_up"] < 8 * 2 * 200
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"algorithm": "fedadam"},
+        {"uplink": ["half"]},
+        {"uplink": [{"name": "top_k", "fraction": 0.5}], "downlink": ["delta", "half"]},
+        {"aggregator": "median", "attack": "sign_flip", "attackers": {"num": 2}},
+        {"detection": "distance", "attack": "gaussian", "attackers": {"num": 1}},
+        {"aggregator": "fltrust", "server": {"samples": 50}},
+        {"contribution": "leave_one_out", "server": {"samples": 50}},
+        {"secagg": {}},
+        {"policy": {"name": "buffered", "size": 3, "concurrency": 6}, "devices": "fleet"},
+        {
+            "privacy": {"name": "central", "clip": 1.0, "sigma": 0.5, "delta": 1e-5, "test_noise": True},
+            "sampler": "poisson",
+        },
+    ],
+    ids=str,
+)
+def test_other_parts_take_it_as_it_comes(change: dict[str, Any]) -> None:
+    result = run(PLAN.replace(change))
+    assert bool(result.params_D.isfinite().all()) and len(result.history) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"algorithm": "scaffold"}, "does not take the steps that scaffold changes"),
+        ({"algorithm": "qffl"}, "does not take the steps that qffl changes"),
+        ({"algorithm": "fedmd", "public": {"name": "held_out", "fraction": 0.1}}, "leave work out"),
+        ({"attack": "label_flip", "attackers": {"num": 1}}, "reads its samples itself"),
+        ({"privacy": {"name": "sample", "clip": 1.0, "sigma": 1.0, "delta": 1e-5}, "sampler": "poisson"}, "private"),
+        ({"models": ["logistic", "mlp_2nn"]}, "set model, not models"),
+        ({"work": "own_works:missing"}, "own_works"),
+        ({"work": "sdg"}, "sgd"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_a_way_out(change: dict[str, Any], why: str) -> None:
+    with pytest.raises(PlanError, match=why):
+        run(PLAN.replace(change))
+
+
+def test_arrays_of_other_shapes_are_named() -> None:
+    def wrong() -> ClientWork:
+        return array_work(
+            first=lambda dataset: {"w": np.zeros(3)},
+            train=lambda arrays, x, y, memory: Fitted({"w": np.zeros(4)}, 1),
+            evaluate=lambda arrays, x, y: {},
+        )
+
+    with pytest.raises(TrainingError, match=r"\(4,\).*\(3,\).*same names and shapes"):
+        run(Plan(**{**PLAN.to_dict(), "work": wrong}))
+
+
+def test_works_of_the_catalogue() -> None:
+    assert {"consensus", "sgd"} <= set(members("train.works"))
