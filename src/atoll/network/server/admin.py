@@ -1,7 +1,7 @@
-"""The operator's own address: JSON over HTTP on this machine, with a token of its own; nothing of it is for clients.
+"""The operator's address: JSON over HTTP on this machine only.
 
-Everything but /health and /metrics needs the header `authorization: Bearer TOKEN`, with the token of operator.token in
-the server's home. From elsewhere it is reached through a tunnel, such as that of ssh.
+All but public endpoints need the header `authorization: Bearer TOKEN`, with the token in operator.token in the server's
+home. From elsewhere the address is reached through a tunnel, such as of ssh.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class OperatorActions:
 def open_admin(
     operations: Operations, home: Path, port: int, host: str = "127.0.0.1"
 ) -> tuple[uvicorn.Server, socket.socket]:
-    """What to serve the operator with, and the socket that it listens on; the address is written to the home.
+    """Make the server of the operator's address and its socket, and write the address to the home.
 
     With port 0 the system chooses one.
     """

@@ -38,8 +38,8 @@ from atoll.network.protocol.blobs import MakeBlobs, write_file
 from atoll.network.protocol.messages import News, Ref, RunInfo
 from atoll.network.protocol.objects import Manifest, Objects
 from atoll.network.server.parts import DeliveredUpdate, ServerParts, build_server_parts
+from atoll.network.server.queries import Tables
 from atoll.network.server.secure_session import Mailbox, SecureContext, sum_with_clients
-from atoll.network.server.store import Tables
 from atoll.network.server.tables import RefusalRow, RunRow, Stage, TaskRow
 from atoll.network.server.uploads import PackPosition, Uploads
 from atoll.privacy.ledger import NAME as PRIVACY_LEDGER
