@@ -1,16 +1,47 @@
-"""Small federations that tests share."""
+"""Small federations that tests share, and the choice of members that laws are run over."""
 
 from __future__ import annotations
 
 import hypothesis
 import pytest
 import torch
+from members import CHOSEN, concerns
 
+from atoll.core.errors import PlanError
+from atoll.core.parts import find
 from atoll.core.plan import Plan
 
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("any machine", deadline=None)  # a slow example is no failure: others use it too
 hypothesis.settings.load_profile("any machine")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--member",
+        action="append",
+        default=[],
+        metavar="FAMILY=NAME",
+        help="run only the tests of this member, e.g. aggregators=krum or aggregators=my_pkg.my_mod:rule; repeatable",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    CHOSEN.clear()
+    for text in config.getoption("--member"):
+        family, _, name = text.partition("=")
+        try:
+            find(family, name)
+        except (PlanError, ImportError) as error:
+            raise pytest.UsageError(f"--member is FAMILY=NAME, e.g. aggregators=krum, got {text}: {error}") from error
+        CHOSEN.setdefault(family, []).append(name)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if CHOSEN:
+        others = [item for item in items if not concerns(getattr(item, "callspec", None))]
+        items[:] = [item for item in items if item not in others]
+        config.hook.pytest_deselected(items=others)
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ def remembering() -> ClientWork:
         return {"mean": np.zeros(1)}
 
     def train(arrays: Arrays, x: np.ndarray, y: np.ndarray, memory: Arrays) -> Fitted:
-        seen = memory.get("seen", np.zeros(REMEMBERED)) + arrays["mean"] + float(x.mean())
+        seen = memory.get("seen", np.zeros(REMEMBERED, dtype=np.float32)) + np.float32(arrays["mean"][0] + x.mean())
         return Fitted({"mean": seen[:1] * 0.5}, len(x), loss=float(seen[0]), memory={"seen": seen})
 
     def evaluate(arrays: Arrays, x: np.ndarray, y: np.ndarray) -> dict[str, float]:

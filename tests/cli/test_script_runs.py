@@ -133,17 +133,17 @@ def test_a_pipe_gets_a_line_of_every_tenth_and_whenever_it_was_silent(
     row = {"seconds": 1.0, "round_seconds": 1.0, "clients": 2}
     monkeypatch.setattr(Bar, "SECONDS", 1e9)  # however slow this machine is
     bar = Bar()
-    bar.preparing("compiling")
-    bar.begin("a plan", 0, 100)
+    bar(atoll.events.SetupStep(text="compiling"))
+    bar(atoll.events.RunStarted(title="a plan", version=0, rounds=100))
     for number in range(1, 21):
-        bar.clients(1, 2)
-        bar.round({**row, "round": number})
+        bar(atoll.events.ClientReported(num_done=1, num_expected=2))
+        bar(atoll.events.RoundCommitted(row={**row, "round": number}))
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == ["compiling", "a plan: 100 rounds"]
     assert [line.split()[1] for line in lines[2:]] == ["10/100", "20/100"]
     monkeypatch.setattr(Bar, "SECONDS", 0.0)  # as if each took longer than a reader waits
-    bar.clients(1, 2)
-    bar.round({**row, "round": 21})
+    bar(atoll.events.ClientReported(num_done=1, num_expected=2))
+    bar(atoll.events.RoundCommitted(row={**row, "round": 21}))
     assert [line.split("  ")[:2] for line in capsys.readouterr().err.splitlines()] == [
         ["round 21/100", "1 of 2 clients"],
         ["round 21/100", "2 clients/s"],

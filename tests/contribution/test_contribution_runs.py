@@ -1,4 +1,4 @@
-"""What clients added to real runs: by hand, by the axioms, whatever runs them, and what is refused."""
+"""Contributions in real runs: against reference values, the axioms, all engines, and refused plans."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import assert_same_end, timeless
+from members import every
 from torch import nn
 from torch.func import functional_call
 
@@ -22,7 +23,7 @@ from atoll.core.attack import Attack, Knowledge
 from atoll.core.contribution import Contribution, Game
 from atoll.core.errors import PlanError
 from atoll.core.messages import SERVER, Broadcast, Task, Update
-from atoll.core.parts import Part, members
+from atoll.core.parts import Part, examples
 from atoll.core.plan import Plan
 from atoll.engine.inline import inline
 from atoll.report.contribution_picture import contribution_picture
@@ -43,6 +44,8 @@ BASE: dict[str, Any] = {
 
 
 def plan_with(contribution: Any, **changes: Any) -> Plan:
+    if isinstance(contribution, str):
+        contribution = Part(contribution, **examples("contribution", contribution)[0])
     return Plan(**{**BASE, "contribution": contribution, **changes})
 
 
@@ -85,11 +88,11 @@ def by_hand() -> tuple[dict[int, float], dict[int, float]]:
         weight = updates.weight[pick] / updates.weight[pick].sum()
         return -own_loss(job, job.first_D + (weight[:, None] * updates.delta_D[pick]).sum(0))
 
-    everybody, sums = frozenset(clients), dict.fromkeys(clients, 0.0)
+    all_clients, sums = frozenset(clients), dict.fromkeys(clients, 0.0)
     for order in permutations(clients):
         for place, client in enumerate(order):
             sums[client] += value(frozenset(order[: place + 1])) - value(frozenset(order[:place]))
-    missed = {client: value(everybody) - value(everybody - {client}) for client in clients}
+    missed = {client: value(all_clients) - value(all_clients - {client}) for client in clients}
     return missed, {client: total / 120 for client, total in sums.items()}
 
 
@@ -98,9 +101,9 @@ def test_leave_one_out_and_shapley_by_hand() -> None:
     assert len(set(clients := first_round(plan_with("shapley"))[2])) == 5 and clients != sorted(clients)
     for name, want in (("leave_one_out", missed), ("shapley", shapley)):
         result = run(plan_with(name, rounds=1))
-        told = result.history[0]["contribution"]
-        assert told["evaluations"] == {"leave_one_out": 6, "shapley": 32}[name]
-        assert {int(client): share for client, share in told["clients"].items()} == pytest.approx(want, abs=2e-5)
+        entry = result.history[0]["contribution"]
+        assert entry["evaluations"] == {"leave_one_out": 6, "shapley": 32}[name]
+        assert {int(client): share for client, share in entry["clients"].items()} == pytest.approx(want, abs=2e-5)
         assert result.contribution == pytest.approx(want, abs=2e-5)
 
 
@@ -142,7 +145,7 @@ SERVERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(("server", "utility"), [*((name, "loss") for name in SERVERS), ("fedavg", "accuracy")])
 def test_shares_add_up_to_what_the_run_gained(server: str, utility: str) -> None:
-    """Whatever the rule and the server's step are: each round starts where the last one ended."""
+    """For any rule and server step: each round starts from the model of the previous one."""
     result = run(plan_with({"name": "shapley", "utility": utility}, **SERVERS[server]))
     first_D = build_job(result.plan).first_D
     gained = worth(result, result.params_D, utility) - worth(result, first_D, utility)
@@ -174,14 +177,14 @@ def weightless() -> Attack:
     return Attack(update=update)
 
 
-@pytest.mark.parametrize("name", members("contribution"))
+@pytest.mark.parametrize("name", every("contribution"))
 def test_who_has_no_weight_adds_nothing(name: str) -> None:
     result = run(plan_with(name, attack=Part(weightless), attackers={"clients": [3]}))
     assert result.contribution[3] == pytest.approx(0.0, abs=1e-5)
     assert min(abs(result.contribution[client]) for client in (0, 1, 2, 4)) > 1e-3
 
 
-def test_too_few_for_the_rule_make_no_version() -> None:
+def test_a_coalition_too_small_for_the_rule_leaves_the_model_unchanged() -> None:
     job, updates, _ = first_round(plan_with("shapley", aggregator={"name": "krum", "f": 1}))
     start_D = before(job).params_D
     for num in range(6):
@@ -193,8 +196,8 @@ def test_the_order_of_training_does_not_matter() -> None:
     job, updates, clients = first_round(plan_with("shapley"))
     scores = Trainer(job).own_scores
     order = [3, 1, 4, 0, 2]
-    for name in members("contribution"):
-        how: Contribution = Part(name).build("contribution")
+    for name in every("contribution"):
+        how: Contribution = Part(name, **examples("contribution", name)[0]).build("contribution")
         one = shares_of(job, how, before(job), clients, updates, scores)
         other = shares_of(job, how, before(job), [clients[i] for i in order], updates.rows(torch.tensor(order)), scores)
         assert other.clients == pytest.approx(one.clients, abs=1e-6) and other.evaluations == one.evaluations
@@ -210,7 +213,7 @@ def test_an_exploded_model_spoils_no_sum() -> None:
     assert found.clients[clients[2]] == pytest.approx(-WORST, rel=1e-3)
 
 
-def test_nothing_is_changed_by_looking() -> None:
+def test_measuring_contributions_changes_nothing() -> None:
     for aggregator in ("mean", "median"):
         looked = run(plan_with("shapley", aggregator=aggregator))
         plain = run(plan_with(None, aggregator=aggregator, server={}))
@@ -239,7 +242,7 @@ def exact(flipped: bool) -> Result:
         ("tmc_shapley", True, 0.001, 0.15, 1.0),
         ("gtg_shapley", False, 0.001, 0.15, 0.6),
         ("tmc_shapley", False, 0.001, 0.15, 0.9),
-        ("gtg_shapley", False, 0.01, 0.3, 0.15),  # whoever comes first brings nearly all
+        ("gtg_shapley", False, 0.01, 0.3, 0.15),  # the first client brings nearly all of the gain
         ("tmc_shapley", False, 0.01, 0.3, 0.15),
     ],
 )
@@ -260,14 +263,14 @@ def test_sampled_shares_are_close_to_exact_and_cost_less(
 
 
 @pytest.mark.parametrize("attack", ["label_flip", "free_rider"])
-@pytest.mark.parametrize("name", members("contribution"))
+@pytest.mark.parametrize("name", every("contribution"))
 def test_bad_clients_come_out_lowest(name: str, attack: str) -> None:
     plan = plan_with(name, rounds=3, partition={"num_clients": 6}, attack=attack, attackers={"clients": [2, 5]})
     totals = run(plan).contribution
     assert set(sorted(totals, key=lambda client: totals[client])[:2]) == {2, 5}
 
 
-@pytest.mark.parametrize("name", members("contribution"))
+@pytest.mark.parametrize("name", every("contribution"))
 def test_resume_and_workers_change_nothing(name: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"rounds": 4, "partition": {"num_clients": 8}, "policy": {"size": 4}}
     plan = plan_with(name, **settings, evaluation={"clients_every": 1})
@@ -287,7 +290,7 @@ def test_resume_and_workers_change_nothing(name: str, tmp_path: Path) -> None:
         assert other.contribution == pytest.approx(whole.contribution, abs=1e-4)
 
 
-def test_who_is_shut_out_gets_nothing() -> None:
+def test_a_quarantined_client_gets_nothing() -> None:
     strict = {"name": "cosine", "decay": 0.0}
     attack = {"attack": {"name": "sign_flip", "scale": 1.0}, "attackers": {"clients": [2]}}
     plan = plan_with("shapley", partition={"num_clients": 6}, detection=strict, **attack)
@@ -305,7 +308,7 @@ def my_way(power: float = 1.0) -> Contribution:
     return Contribution(values, "accuracy")
 
 
-def test_ones_own_way_of_sharing_out() -> None:
+def test_a_contribution_rule_of_the_user() -> None:
     result = run(plan_with(Part(my_way), rounds=1))
     assert result.history[0]["contribution"]["evaluations"] == 1
     assert sum(result.contribution.values()) == pytest.approx(worth(result, result.params_D, "accuracy"))

@@ -1,4 +1,4 @@
-"""Sharing out by its laws, on games whose values hypothesis makes up."""
+"""The axioms of contribution rules, on games with random values."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from members import every
 
 from atoll.core.contribution import Coalition, Game
 from atoll.core.errors import PlanError
-from atoll.core.parts import Part, members
+from atoll.core.parts import Part, examples
 
 SHAPLEYS = ("shapley", "tmc_shapley", "gtg_shapley")
 NEVER_CUT: dict[str, dict[str, Any]] = {
@@ -24,7 +25,7 @@ NEVER_CUT: dict[str, dict[str, Any]] = {
 
 
 def game_of(values: list[float]) -> Game:
-    """The game in which a coalition is worth the entry at its bits."""
+    """Return the game in which the value of a coalition is the entry at its bits."""
     return Game(len(values).bit_length() - 1, lambda some: values[sum(1 << client for client in some)])
 
 
@@ -34,12 +35,13 @@ def games(most: int = 5) -> st.SearchStrategy[list[float]]:
 
 
 def shared(name: str, game: Game, **options: Any) -> np.ndarray:
+    options = {**examples("contribution", name)[0], **options}
     found: np.ndarray = Part(name, **options).build("contribution").values(game, np.random.default_rng(0))
     return found
 
 
 def reference(game: Game) -> np.ndarray:
-    """The Shapley value as the mean over all orders of what clients add as they join."""
+    """Return the Shapley value as the mean over all permutations of marginal gains."""
     sums, orders = np.zeros(game.num_clients), list(permutations(range(game.num_clients)))
     for order in orders:
         for place, client in enumerate(order):
@@ -48,7 +50,7 @@ def reference(game: Game) -> np.ndarray:
 
 
 @given(games())
-def test_exact_shapley_is_the_mean_over_all_orders(values: list[float]) -> None:
+def test_exact_shapley_is_the_mean_over_all_permutations(values: list[float]) -> None:
     game = game_of(values)
     np.testing.assert_allclose(shared("shapley", game), reference(game), atol=1e-9)
 
@@ -61,7 +63,7 @@ def test_values_add_up_to_the_gain(name: str, values: list[float]) -> None:
 
 
 @given(values=games(), data=st.data())
-def test_who_adds_the_same_to_everybody_gets_the_same(values: list[float], data: st.DataObject) -> None:
+def test_symmetric_clients_get_equal_values(values: list[float], data: st.DataObject) -> None:
     game = game_of(values)
     one, other = (data.draw(st.integers(0, game.num_clients - 1)) for _ in range(2))
     swap = {one: other, other: one}
@@ -73,9 +75,9 @@ def test_who_adds_the_same_to_everybody_gets_the_same(values: list[float], data:
     assert found[one] == pytest.approx(found[other], abs=1e-9)
 
 
-@pytest.mark.parametrize("name", members("contribution"))
+@pytest.mark.parametrize("name", every("contribution"))
 @given(values=games(), data=st.data())
-def test_who_adds_nothing_gets_nothing(name: str, values: list[float], data: st.DataObject) -> None:
+def test_a_null_player_gets_zero(name: str, values: list[float], data: st.DataObject) -> None:
     game = game_of(values)
     idle = data.draw(st.integers(0, game.num_clients - 1))
     found = shared(name, Game(game.num_clients, lambda some: game.value(some - {idle})))
@@ -83,7 +85,7 @@ def test_who_adds_nothing_gets_nothing(name: str, values: list[float], data: st.
 
 
 @given(st.integers(1, 4).flatmap(lambda num: st.tuples(*[games(num).filter(lambda v, n=num: len(v) == 2**n)] * 2)))
-def test_two_games_together_are_worth_the_sum(pair: tuple[list[float], list[float]]) -> None:
+def test_values_of_a_sum_of_games_add_up(pair: tuple[list[float], list[float]]) -> None:
     left, right = map(np.array, pair)
     both = shared("shapley", game_of((left + right).tolist()))
     apart = shared("shapley", game_of(left.tolist())) + shared("shapley", game_of(right.tolist()))
@@ -91,13 +93,13 @@ def test_two_games_together_are_worth_the_sum(pair: tuple[list[float], list[floa
 
 
 def test_leave_one_out_by_hand() -> None:
-    """Two clients who can replace each other, and one who cannot be."""
+    """Use two clients that can replace each other, and one that cannot be replaced."""
     worth = {0: 0.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 5.0, 5: 6.0, 6: 6.0, 7: 6.0}
     assert shared("leave_one_out", game_of(list(worth.values()))).tolist() == [0.0, 0.0, 5.0]
 
 
 @pytest.mark.parametrize("name", ["tmc_shapley", "gtg_shapley"])
-def test_many_orders_come_close_to_exact(name: str) -> None:
+def test_many_permutations_come_close_to_the_exact_value(name: str) -> None:
     values = np.random.default_rng(3).normal(size=2**6).tolist()
     exact = shared("shapley", game_of(values))
     many = {"tolerance": 1e-9, "max_permutations": 20_000}
@@ -108,7 +110,7 @@ def test_many_orders_come_close_to_exact(name: str) -> None:
 
 
 class Counting:
-    """A game that notes every question, also those asked before."""
+    """A game that counts every evaluation, repeated ones too."""
 
     def __init__(self, values: list[float]) -> None:
         self.asked: Counter[Coalition] = Counter()
@@ -138,8 +140,8 @@ def test_a_round_that_gains_little_is_skipped() -> None:
 
 
 @pytest.mark.parametrize("name", ["tmc_shapley", "gtg_shapley"])
-def test_an_order_ends_where_nothing_is_left_to_gain(name: str) -> None:
-    """Whoever comes first brings everything: no coalition of two is looked at, and all are worth the same."""
+def test_a_permutation_is_cut_where_no_gain_remains(name: str) -> None:
+    """The first client brings the whole gain: no coalition of two is evaluated, and all values are equal."""
     counting = Counting([0.0] + [1.0] * (2**6 - 1))
     found = shared(name, counting.game, max_permutations=6000, tolerance=1e-9, window=6000)
     assert {len(some) for some in counting.asked} == {0, 1, 6}
@@ -149,8 +151,8 @@ def test_an_order_ends_where_nothing_is_left_to_gain(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "orders"), [("tmc_shapley", 101), ("gtg_shapley", 30)])
-def test_sampling_ends_when_values_have_settled(name: str, orders: int) -> None:
-    """In a game that is a sum all orders say the same: the window must be full, and nothing more is asked."""
+def test_sampling_stops_when_values_have_converged(name: str, orders: int) -> None:
+    """In an additive game all permutations agree: sampling stops as soon as the window is full."""
     weights = np.array([1.0, 2.0, 3.0])
     counting = Counting([float(sum(w for bit, w in enumerate(weights) if n >> bit & 1)) for n in range(8)])
     assert shared(name, counting.game) == pytest.approx(weights)

@@ -57,7 +57,7 @@ def test_over_selection_takes_the_first_and_rejects_the_late() -> None:
     assert state.rejected == 2
 
 
-def test_all_count_where_the_sampler_draws_how_many() -> None:
+def test_all_clients_count_if_the_sampler_draws_their_number() -> None:
     coordinator = Coordinator(policy=cohort(size=4), sampler=poisson(), num_clients=20, rounds=30, seed=1)
     state, sizes = CoordinatorState(), []
     while state.phase is not Phase.FINISHED:
@@ -85,7 +85,7 @@ def test_too_few_reports_abandon_the_attempt_and_ask_others() -> None:
     assert {task.attempt for task in again.tasks} == {1}
 
 
-def test_a_deadline_commits_what_is_there() -> None:
+def test_a_deadline_commits_the_updates_that_arrived() -> None:
     coordinator = machine(cohort(size=4, min_reports=2))
     state, [sent] = coordinator.step(CoordinatorState(), Begin())
     assert isinstance(sent, Send)
@@ -138,7 +138,7 @@ def test_events_out_of_place_raise_and_change_nothing() -> None:
         coordinator.step(state, Begin())
 
 
-def test_it_gives_up_when_nobody_ever_comes() -> None:
+def test_it_gives_up_after_too_many_abandoned_attempts() -> None:
     coordinator = machine(cohort(size=2)._replace(max_abandoned=3))
     state = CoordinatorState()
     for _ in range(3):
@@ -173,8 +173,8 @@ def test_a_state_from_before_losses_were_counted_can_be_read() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_any_order_of_events_keeps_the_books(data: st.DataObject) -> None:
-    """Whatever arrives, fails or comes twice: no task counts twice, and versions only grow by commits."""
+def test_no_sequence_of_events_breaks_the_invariants(data: st.DataObject) -> None:
+    """For any arrivals, failures and duplicates, no task counts twice, and only commits raise the version."""
     size = data.draw(st.integers(1, 6))
     policy = cohort(size=size, over_selection=data.draw(st.sampled_from([1.0, 1.5])), min_reports=1)
     coordinator = machine(policy, rounds=4)
@@ -219,7 +219,7 @@ def test_halt_ends_it() -> None:
         ({"min_reports": 0}, "at least 1"),
     ],
 )
-def test_cohorts_that_cannot_be(options: dict[str, float], says: str) -> None:
+def test_impossible_cohorts_are_refused(options: dict[str, float], says: str) -> None:
     with pytest.raises(PlanError, match=says):
         Part("cohort", **options).build("rounds")
 

@@ -14,18 +14,18 @@ STRICT = Eligibility(idle=True, charging=True, unmetered=True, min_battery=0.8, 
 GOOD: dict[str, float | bool] = {"idle": True, "charging": True, "unmetered": True, "battery": 0.8, "memory": 512}
 
 
-def test_a_rule_that_asks_nothing_takes_everybody() -> None:
+def test_an_empty_rule_accepts_every_device() -> None:
     assert Eligibility().why_not({}) is None
     assert Eligibility().why_not({"idle": False, "battery": 0.0}) is None
 
 
-def test_who_meets_every_demand_may_be_asked() -> None:
+def test_a_device_that_meets_all_requirements_is_eligible() -> None:
     assert STRICT.why_not(GOOD) is None
     assert STRICT.why_not({**GOOD, "battery": 1, "memory": 8192.0, "colour": 3.0}) is None
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_what_is_not_stated_counts_against_the_device(name: str) -> None:
+def test_a_device_without_a_required_attribute_is_not_eligible(name: str) -> None:
     stated = {key: value for key, value in GOOD.items() if key != name}
     assert STRICT.why_not(stated) == f"{name} is not stated, and the rule asks for it"
 
@@ -45,14 +45,14 @@ def test_the_reason_is_given_in_words(change: dict[str, float | bool], says: str
     assert STRICT.why_not({**GOOD, **change}) == says
 
 
-def test_a_rule_may_ask_for_the_opposite_and_zero_is_a_demand() -> None:
+def test_a_rule_may_require_false_and_zero() -> None:
     assert Eligibility(charging=False).why_not({"charging": False}) is None
     assert Eligibility(charging=False).why_not({"charging": True}) == "charging is true, the rule asks for false"
     assert Eligibility(min_memory=0).why_not({}) == "memory is not stated, and the rule asks for it"
 
 
 @given(battery=st.floats(0, 1), least=st.floats(0, 1))
-def test_a_bound_holds_from_itself_on(battery: float, least: float) -> None:
+def test_a_bound_is_inclusive(battery: float, least: float) -> None:
     assert (Eligibility(min_battery=least).why_not({"battery": battery}) is None) == (battery >= least)
 
 

@@ -88,6 +88,6 @@ def test_with_replacement_only_different_clients_cost_bytes() -> None:
         (lambda: relative_noise(5, 2, 1.0, 0.0), "above 0"),
     ],
 )
-def test_numbers_that_cannot_be(call: object, says: str) -> None:
+def test_impossible_numbers_are_refused(call: object, says: str) -> None:
     with pytest.raises(PlanError, match=says):
         call()  # type: ignore[operator]

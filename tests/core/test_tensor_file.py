@@ -21,13 +21,13 @@ TENSORS = st.builds(
 
 @given(st.dictionaries(NAMES, TENSORS, max_size=6), st.text(max_size=20))
 def test_the_bytes_are_those_of_safetensors(tensors: dict[str, torch.Tensor], text: str) -> None:
-    for told in ({}, {"text": text}):
-        assert b"".join(tensor_file(tensors, told)) == save(tensors, metadata=told or None)
+    for metadata in ({}, {"text": text}):
+        assert b"".join(tensor_file(tensors, metadata)) == save(tensors, metadata=metadata or None)
 
 
 def test_tensors_may_share_memory_and_are_not_copied() -> None:
     whole = torch.arange(1000.0)
-    parts = tensor_file({"whole": whole, "half": whole[:500], "scattered": whole[::2]})
+    parts = list(tensor_file({"whole": whole, "half": whole[:500], "scattered": whole[::2]}))
     found = load(b"".join(parts))
     assert torch.equal(found["whole"], whole) and torch.equal(found["scattered"], whole[::2])
     assert torch.equal(found["half"], whole[:500])

@@ -63,7 +63,7 @@ def test_unpack_undoes_pack(compress: bool, payload: Payload) -> None:
 
 @given(payload=payloads)
 @settings(max_examples=150, deadline=None)
-def test_one_payload_has_one_message_of_the_size_foretold(payload: Payload) -> None:
+def test_a_payload_has_one_message_of_the_predicted_size(payload: Payload) -> None:
     backwards = Payload(payload.carrier, tuple(dict(reversed(side.items())) for side in payload.sides))
     assert pack(backwards) == pack(payload)
     assert len(pack(payload)) == packed_size(payload)
@@ -118,7 +118,7 @@ def test_tensors_that_cross_chunks(compress: bool) -> None:
         assert (len(data) < packed_size(payload)) == compress
 
 
-def test_what_zstd_cannot_shorten_travels_plain() -> None:
+def test_incompressible_payloads_are_sent_uncompressed() -> None:
     noise = Payload(torch.randint(0, 256, (5000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)))
     assert pack(noise, compress=True) == pack(noise)
 
@@ -244,7 +244,7 @@ def frame(promised: int, *blocks: bytes, window: int | None = None) -> bytes:
 
 
 def rle(num: int, *, last: bool = True) -> bytes:
-    """A block of so many zeros."""
+    """Return a block of `num` zeros."""
     return (last | 1 << 1 | num << 3).to_bytes(3, "little") + b"\0"
 
 
@@ -255,7 +255,7 @@ def squeezed(num: int, *frames: bytes, size: int | None = None, code: int = 2) -
 
 
 def zeros(num: int) -> bytes:
-    """A sound frame of so many zeros."""
+    """Return a valid frame of `num` zeros."""
     sizes = [min(1 << 17, num - start) for start in range(0, num, 1 << 17)]
     return frame(num, *(rle(size, last=number == len(sizes)) for number, size in enumerate(sizes, 1)))
 

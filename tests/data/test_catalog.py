@@ -172,7 +172,7 @@ def test_shakespeare(real: Load) -> None:
     assert data.owners is not None and np.bincount(data.owners).min() == 5
 
 
-def test_a_speaker_says_what_is_known_of_him(real: Load) -> None:
+def test_a_role_has_its_lines_and_no_others(real: Load) -> None:
     data = real("shakespeare")
     hamlet = data.owner_names.index("hamlet: HAM")
     said = text(data.train_x[data.owners == hamlet])

@@ -36,7 +36,7 @@ def test_other_floats_and_label_types_are_cast() -> None:
     assert data.train_x.dtype == np.float32 and data.train_y.dtype == np.int64
 
 
-def test_torch_tensors_are_welcome() -> None:
+def test_torch_tensors_are_accepted() -> None:
     torch = pytest.importorskip("torch")
     data = make(train_x=torch.ones(6, 4), train_y=torch.tensor([0, 1, 2, 0, 1, 2]))
     assert isinstance(data.train_x, np.ndarray) and data.train_x.sum() == 24
@@ -74,7 +74,10 @@ def with_value(value: float) -> np.ndarray[Any, Any]:
         ({"tokens": True, "train_x": np.full((6, 4), -1)}, "cannot be negative: the smallest is -1"),
         ({"num_classes": 1}, "num_classes must be at least 2: got 1"),
         ({"class_names": ("a", "b")}, "2 class_names for 3 classes"),
-        ({"owners": np.zeros(5, dtype=int)}, "owners are 6 whole numbers, one a training sample: got int64 (5,)"),
+        (
+            {"owners": np.zeros(5, dtype=int)},
+            "owners are 6 whole numbers, one for each training sample: got int64 (5,)",
+        ),
         ({"owners": np.full(6, 2), "owner_names": ("a", "b")}, "owners must be in 0..1"),
     ],
 )

@@ -100,7 +100,7 @@ def test_a_spoilt_cache_heals_with_one_warning(web: Any, cache: Path, caplog: py
         paths = raw_files("toy", FILES, [home(web.url)], quiet=True)
     assert paths["a.bin"].read_bytes() == CONTENT["a.bin"]
     assert len(caplog.records) == 1
-    assert "a.bin is not what it should be (its SHA-256 differs)" in caplog.text
+    assert "a.bin has an unexpected SHA-256" in caplog.text
 
 
 def test_wrong_bytes_never_enter_the_cache(web: Any, cache: Path) -> None:
@@ -227,7 +227,7 @@ def test_a_full_disk_is_named(cache: Path) -> None:
 def test_a_cache_that_is_no_directory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("ATOLL_DATA", str(tmp_path / "file"))
-    with pytest.raises(DataError, match=r"cannot keep data in .*; make room or grant access there, or set ATOLL_DATA"):
+    with pytest.raises(DataError, match=r"cannot keep data in .*; free space or grant access there, or set ATOLL_DATA"):
         raw_files("toy", FILES, [home(closed_port())], quiet=True)
 
 
@@ -295,8 +295,8 @@ def test_npm_is_asked_without_a_shell(cache: Path, tmp_path: Path, monkeypatch: 
             "404 No matching version",
         ),
         (["import sys; sys.exit(7)"], "npm ended with 7"),
-        (["pass"], "it gave no toy-1.0.0.tgz"),
-        (["import threading; threading.Event().wait()"], "npm was not done after 1 s"),
+        (["pass"], "it did not provide toy-1.0.0.tgz"),
+        (["import threading; threading.Event().wait()"], "npm did not finish within 1 s"),
     ],
 )
 def test_a_client_that_fails_gives_its_reason(

@@ -32,7 +32,7 @@ def test_bytes_are_fixed(tmp_path: Path) -> None:
         (b"", "is not an idx file of unsigned bytes: it starts with nothing"),
         (b"PK\x03\x04rest", "it starts with 50 4b 03 04"),
         (bytes.fromhex("0000080200000003"), "ends inside its header"),
-        (bytes.fromhex("000008010000000301"), r"says \(3,\) but holds 1 bytes"),
+        (bytes.fromhex("000008010000000301"), r"shape \(3,\) in its header but 1 bytes"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, content: bytes, message: str) -> None:

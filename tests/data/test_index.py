@@ -38,7 +38,7 @@ def test_unknown_clients_are_named(client: int) -> None:
                 method(client)
 
 
-def test_those_who_join_come_after_the_others() -> None:
+def test_joined_clients_follow_those_of_the_first_partition() -> None:
     first = dealt(np.array([5, 3, 1, 0]), np.array([0, 1, 4]))
     partition = joined(first, drawn(2, 2, lambda client: np.array([4, client])))
     assert [partition.indices(c).tolist() for c in range(4)] == [[5], [3, 1, 0], [4, 0], [4, 1]]
@@ -48,7 +48,7 @@ def test_those_who_join_come_after_the_others() -> None:
 
 
 def test_drawn_checks_what_was_drawn() -> None:
-    with pytest.raises(PlanError, match=r"draw\(1\) gave shape \(3,\); it must give 2 indices"):
+    with pytest.raises(PlanError, match=r"draw\(1\) returned shape \(3,\); it must return samples_per_client = 2"):
         drawn(2, 2, lambda _: np.arange(3)).indices(1)
 
 

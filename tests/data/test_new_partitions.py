@@ -80,7 +80,7 @@ def test_classes_are_nearly_equal_in_size_where_classes_are_not(classes_per_clie
     assert counts_CK[counts_CK > 0].min() > 0.5 * 600 / classes_per_client
 
 
-def test_classes_without_samples_are_held_by_nobody() -> None:
+def test_classes_without_samples_are_assigned_to_no_client() -> None:
     partition = classes(with_counts([40, 0, 40, 0]), num_clients=4, seed=0)
     assert partition.sizes().tolist() == [20] * 4
 

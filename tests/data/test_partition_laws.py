@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
 from collections.abc import Callable
 from functools import partial, wraps
 from multiprocessing.reduction import ForkingPickler
@@ -14,24 +12,22 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from members import every_example
 
-import atoll.data.partition
 from atoll.core.errors import PlanError
-from atoll.core.parts import Part
+from atoll.core.parts import Part, find
 from atoll.data.dataset import Dataset
 from atoll.data.index import Partition
 
 Rule = Callable[..., Partition]
 
 
-OPTIONS: dict[str, dict[str, Any]] = {"mixture": {"parts": ["shards", "noise"]}, "classes": {"classes_per_client": 5}}
-"""Options without which a rule cannot deal the toy data to every number of clients."""
+PARTS = {find("data.partition", part.name).__name__: part for part in every_example("data.partition")}
 
 
 def rules() -> list[Rule]:
-    names = [module.name for module in pkgutil.iter_modules(atoll.data.partition.__path__)]
-    found = [getattr(importlib.import_module(f"atoll.data.partition.{name}"), name) for name in names]
-    return [wraps(rule)(partial(rule, **OPTIONS.get(rule.__name__, {}))) for rule in found]
+    found = [(find("data.partition", part.name), part.options) for part in PARTS.values()]
+    return [wraps(rule)(partial(rule, **options)) for rule, options in found]
 
 
 RULES = rules()
@@ -41,6 +37,11 @@ NUM_TRAIN = 200
 every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 every_lazy_rule = pytest.mark.parametrize("rule", LAZY, ids=lambda rule: rule.__name__)
 seeds = st.integers(0, 2**63)
+
+
+def built(rule: Rule, dataset: Dataset, **options: Any) -> Any:
+    part = PARTS[rule.__name__]
+    return Part(part.name, **part.options, **options).build("data.partition", dataset)
 
 
 def parts(partition: Partition) -> list[list[int]]:
@@ -88,15 +89,13 @@ def test_the_seed_decides_and_nothing_else(rule: Rule, seed: int, toy: Dataset) 
 @pytest.mark.parametrize("num_clients", [0, -3, 2.5, True, "3"])
 def test_bad_numbers_of_clients_are_refused(rule: Rule, num_clients: Any, toy: Dataset) -> None:
     with pytest.raises(PlanError, match=r"num_clients must be .*in \[1, 1000000000\], got"):
-        Part(rule.__name__, **OPTIONS.get(rule.__name__, {}), num_clients=num_clients).build(
-            "data.partition", toy, seed=0
-        )
+        built(rule, toy, num_clients=num_clients, seed=0)
 
 
 @every_rule
 def test_bad_seeds_are_refused(rule: Rule, toy: Dataset) -> None:
     with pytest.raises(PlanError, match="seed must be 0 or more, got -1"):
-        Part(rule.__name__, **OPTIONS.get(rule.__name__, {}), num_clients=2, seed=-1).build("data.partition", toy)
+        built(rule, toy, num_clients=2, seed=-1)
 
 
 @every_rule

@@ -100,7 +100,7 @@ def test_bad_alpha_is_refused(toy: Dataset, alpha: Any) -> None:
         Part("dirichlet", num_clients=5, alpha=alpha).build("data.partition", toy, seed=0)
 
 
-def test_a_class_without_samples_is_no_trouble() -> None:
+def test_a_class_without_samples_is_allowed() -> None:
     x, y = np.zeros((60, 1), dtype=np.float32), np.repeat([0, 2], 30)
     data = Dataset(name="gap", train_x=x, train_y=y, test_x=x, test_y=y, num_classes=4)
     assert dirichlet(data, num_clients=4, seed=0).sizes().sum() == 60

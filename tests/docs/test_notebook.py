@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from atoll.core.events import RoundCommitted, RunStarted, SetupStep
 from atoll.report import progress
 from atoll.report.progress import Bar
 
@@ -54,10 +55,10 @@ def test_progress_is_drawn_in_one_place_of_a_cell(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "IPython.display", module)
     monkeypatch.setattr(progress, "screen", lambda: ("notebook", None))
     bar = Bar()
-    bar.preparing("compiling")
-    bar.begin("a <plan>", 0, 2)
+    bar(SetupStep(text="compiling"))
+    bar(RunStarted(title="a <plan>", version=0, rounds=2))
     for number in (1, 2):
-        bar.round({"round": number, "seconds": 1.0})
+        bar(RoundCommitted(row={"round": number, "seconds": 1.0}))
     bar.end()
     assert ["setting up" in drawn[0], "compiling" in drawn[1], "a &lt;plan&gt;" in drawn[2]] == [True] * 3
     assert 'value="1.0000"' in drawn[-1] and "round 2/2" in drawn[-1]

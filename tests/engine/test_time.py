@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 from helpers import timeless
+from members import every
 
 from atoll import Plan, run
 from atoll.core.attack import Attack
 from atoll.core.devices import Load
 from atoll.core.errors import PlanError
 from atoll.core.messages import Payload, Task
-from atoll.core.parts import members
+from atoll.core.parts import examples
 from atoll.core.wire import pack
 from atoll.rounds.devices.fleet import fleet
 from atoll.rounds.devices.stragglers import stragglers
@@ -31,11 +32,12 @@ POLICIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
-@pytest.mark.parametrize("policy", members("rounds"))
+@pytest.mark.parametrize("policy", every("rounds"))
 def test_engines_agree_and_a_stopped_run_ends_the_same(
     digits_plan: Plan, policy: str, algorithm: str, tmp_path: Path
 ) -> None:
-    plan = digits_plan.replace({"policy": POLICIES[policy], "devices": FLEET, "rounds": 12, "algorithm": algorithm})
+    settings = POLICIES.get(policy) or {"name": policy, **examples("rounds", policy)[0]}
+    plan = digits_plan.replace({"policy": settings, "devices": FLEET, "rounds": 12, "algorithm": algorithm})
     one_by_one = run(plan)
     stacked = plan.replace({"engine": {"name": "vectorised", "stack": 3}})
     together = run(stacked)

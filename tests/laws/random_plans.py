@@ -1,28 +1,27 @@
 """Random plans over everything that the catalogue has, drawn from a seed.
 
-Every member of every family is listed from its folder. OPTIONS gives settings to draw from; a member that is not in it
-is drawn with its defaults, or with the EXAMPLE that lies beside it if it has required options.
+Every member of every family is listed from its folder, and drawn with the EXAMPLES that lie beside it, or its defaults.
+OPTIONS gives some members other settings, for variety: no member needs an entry. What a plan needs around a member is
+read from the member's traits.
 """
 
 from __future__ import annotations
 
-import importlib
+import sys
 from typing import Any
 
 import numpy as np
 
-from atoll.core.parts import Part, members
+from atoll.core.aggregator import Aggregator
+from atoll.core.algorithm import Algorithm
+from atoll.core.parts import Part, examples, find, members
 
 Options = dict[str, Any]
 
 NOISE = {"clip": 0.5, "sigma": 2.0, "delta": 1e-5, "test_noise": True}
 FEW_BYZANTINE = [{"f": 1}, {"f": 1}, {"f": 2}]
-ROBUST = [{"f": 1, "rule": rule} for rule in ("mean", "median")]
 
 OPTIONS: dict[tuple[str, str], list[Options]] = {
-    ("algorithms", "feddf"): [{"steps": 3, "batch_size": 16}],
-    ("algorithms", "fedmd"): [{}, {"samples": 20, "public_epochs": 1}],
-    ("algorithms", "fedsam"): [{}, {"rho": 0.5}],
     ("rounds", "asynchronous"): [{"concurrency": 3}, {"concurrency": 4, "staleness": "hinge", "mixing": 0.3}],
     ("rounds", "buffered"): [{"size": 3, "concurrency": 6}, {"size": 2, "concurrency": 4, "staleness": "constant"}],
     ("rounds", "cohort"): [
@@ -35,27 +34,12 @@ OPTIONS: dict[tuple[str, str], list[Options]] = {
     ("rounds.devices", "fleet"): [{}, {"dropout": 0.5, "spread": 2.0}, {"diurnal": 0.5}],
     ("rounds.devices", "stragglers"): [{}, {"fraction": 0.9, "drop": True}],
     ("transforms", "clip"): [{"norm": 0.1}],
-    ("transforms", "layers"): [{"patterns": ["*weight"]}, {"patterns": ["*bias"], "others_every": 2}],
-    ("transforms", "threshold"): [{"magnitude": 1e-3}, {"magnitude": 1e-2, "error_feedback": False}],
     ("transforms", "top_k"): [{"fraction": 0.1}, {"count": 7, "error_feedback": False}],
     ("transforms", "random_k"): [{"fraction": 0.2}, {"fraction": 0.5, "error_feedback": True}],
-    ("transforms", "quantise"): [{}, {"bits": 2}, {"bits": 1}, {"bits": 12}],
-    ("transforms", "eden"): [{}, {"bits": 3, "scale": "least_squares"}],
-    ("transforms", "half"): [{}, {"format": "bfloat16"}],
-    ("transforms", "sign"): [{"scale": True}, {}, {"scale": True, "error_feedback": True}],
-    ("transforms", "low_rank"): [{}, {"rank": 1, "error_feedback": False}],
-    ("aggregators", "bucketing"): [{"rule": "median"}, {"rule": {"name": "krum", "f": 1}}],
-    ("aggregators", "centered_clipping"): [{"tau": 1.0}],
-    ("aggregators", "nnm"): [{"f": 1, "rule": {"name": "trimmed_mean", "f": 1}}, *ROBUST],
-    ("aggregators", "norm_clipping"): [{}, {"norm": 0.5}],
-    ("aggregators", "sybils"): [{"rule": "mean"}, {"rule": {"name": "centered_clipping", "tau": 0.5}}],
     **{
         ("aggregators", name): FEW_BYZANTINE
         for name in ("bulyan", "caf", "krum", "median_of_means", "minimum_diameter", "multi_krum", "trimmed_mean")
     },
-    ("attacks", "alie"): [{}, {"factor": "optimised"}],
-    ("attacks", "not_finite"): [{"value": "nan"}, {"value": "inf"}],
-    ("attacks", "backdoor"): [{}, {"target": 3, "boost": 4.0}],
     ("contribution", "gtg_shapley"): [{"max_permutations": 5}],
     ("contribution", "tmc_shapley"): [{"max_permutations": 5}],
     ("models", "mlp_2nn"): [{"hidden": 8}],
@@ -72,8 +56,6 @@ OPTIONS: dict[tuple[str, str], list[Options]] = {
     ("train.optimizers", "sgd"): [{}, {"momentum": 0.9}, {"momentum": 0.5, "nesterov": True, "weight_decay": 1e-3}],
     ("secagg.schemes", "pairwise"): [{}, {"server": "curious", "dropouts": 0.4}],
 }
-NEEDS_DOWNLOAD = {"cifar10", "fashion_mnist", "mnist", "shakespeare"}
-NEEDS_FILE = {"trace"}
 NOT_DEALT = {"mixture", "natural"}
 """Partitions that are drawn elsewhere: one wraps others, one needs data with owners."""
 OWN_MODELS = ["helpers:normed", "helpers:grouped", "helpers:dropped", "helpers:normalised", "helpers:recurrent"]
@@ -81,18 +63,20 @@ OWN_MODELS = ["helpers:normed", "helpers:grouped", "helpers:dropped", "helpers:n
 
 def part(rng: np.random.Generator, family: str, *, of: list[str] | None = None) -> Options:
     """Draw a member of a family and settings for it."""
-    names = [name for name in (of or members(family)) if name not in NEEDS_DOWNLOAD | NEEDS_FILE]
+    names = [name for name in (of or members(family)) if not needs_file(family, name)]
     name = str(rng.choice(names))
     return {"name": name, **options(rng, family, name)}
 
 
 def options(rng: np.random.Generator, family: str, name: str) -> Options:
     """Draw settings for a member."""
-    if (family, name) in OPTIONS:
-        choices = OPTIONS[family, name]
-        return dict(choices[int(rng.integers(len(choices)))])
-    beside = getattr(importlib.import_module(f"atoll.{family}.{name}"), "EXAMPLE", {})
-    return dict(beside) if isinstance(beside, dict) else {}
+    choices = OPTIONS.get((family, name)) or examples(family, name)
+    return dict(choices[int(rng.integers(len(choices)))]) if choices != [{}] else {}
+
+
+def needs_file(family: str, name: str) -> bool:
+    """Whether a member reads a file that a plan names."""
+    return any(str(value).endswith(".csv") for settings in examples(family, name) for value in settings.values())
 
 
 def random_plan(seed: int) -> Options:
@@ -135,36 +119,30 @@ def random_plan(seed: int) -> Options:
 
 
 AMPLIFIERS = ("uplink", "downlink", "privacy", "secagg", "aggregator", "detection", "contribution", "attack", "stop")
-SMOOTH: dict[tuple[str, str], Options] = {
-    ("algorithms", "fedadam"): {"tau": 1.0},
-    ("algorithms", "fedyogi"): {"tau": 1.0},
-    ("algorithms", "fedadagrad"): {"tau": 1.0},
-    ("algorithms", "feddf"): {"lr": 1e-6},
-    ("train.optimizers", "adam"): {"eps": 1.0},
-}
-"""Settings under which a step changes as little as the gradient does: Adam's first step is the gradient's sign."""
-BY_SCORE = ("importance", "power_of_choice")
 
 
 def calm(settings: Options) -> Options:
     """Take out of a plan what turns a difference of one rounding into a large one; the training stays as it is.
 
-    Codecs, votes, noise, masks and choices by a score do so by jumps, unit steps by dividing by what is almost zero.
+    Codecs, votes, noise, masks and choices by a score do so by jumps, unit steps by dividing by what is almost zero. A
+    member whose step may change by more than the gradient does (Adam's first step is the gradient's sign) brings SMOOTH
+    beside it: settings under which it does not.
     """
     plan = {key: value for key, value in settings.items() if key not in (*AMPLIFIERS, "attackers", "server")}
     plan["local"] = {key: value for key, value in settings["local"].items() if key != "epochs"}
     plan["algorithm"] = _smooth("algorithms", settings["algorithm"])
-    if plan["algorithm"]["name"] != "fedsgd":
+    if "epochs" not in Part.of(plan["algorithm"]).build("algorithms").local:
         plan["local"]["steps"] = 3
     if "optimizer" in plan["local"]:
         plan["local"]["optimizer"] = _smooth("train.optimizers", plan["local"]["optimizer"])
-    if plan.get("sampler", {}).get("name") in BY_SCORE:
+    if "sampler" in plan and Part.of(plan["sampler"]).build("rounds.samplers").score:
         del plan["sampler"]
     return plan
 
 
 def _smooth(family: str, given: Options) -> Options:
-    return {**given, **SMOOTH.get((family, given["name"]), {})}
+    beside = sys.modules[find(family, given["name"]).__module__]
+    return {**given, **getattr(beside, "SMOOTH", {})}
 
 
 def _model(rng: np.random.Generator) -> Options:
@@ -174,16 +152,17 @@ def _model(rng: np.random.Generator) -> Options:
 
 
 def _local(rng: np.random.Generator, plan: Options, chance: Any) -> None:
-    if "optimizer" in Part.of(plan["algorithm"]).build("algorithms").local and chance(0.9):
+    algorithm: Algorithm = Part.of(plan["algorithm"]).build("algorithms")
+    if "optimizer" in algorithm.local and chance(0.9):
         del plan["local"]["optimizer"]
-    if plan["algorithm"]["name"] != "fedsgd":
+    if "batch_size" not in algorithm.local:
         plan["local"]["batch_size"] = [16, 32, "all", 7][int(rng.integers(4))]
         plan["local"] |= {"steps": 3} if chance(0.3) else {"epochs": int(rng.integers(1, 3))}
-    if chance(0.3) and plan["algorithm"]["name"] not in ("feddf", "fedmd"):
+    if chance(0.3) and not algorithm.needs_public:
         plan["local"]["buffers"] = "local"
-    if plan["algorithm"]["name"] in ("feddf", "fedmd") or chance(0.05):
+    if algorithm.needs_public or chance(0.05):
         plan["public"] = {"name": "held_out", "fraction": 0.1}
-    if plan["algorithm"]["name"] == "fedmd" and chance(0.5):
+    if algorithm.work is not None and chance(0.5):
         plan["models"] = ["logistic", {"name": "mlp_2nn", "hidden": 8}]
 
 
@@ -212,12 +191,14 @@ def _server(rng: np.random.Generator, plan: Options, chance: Any, num_clients: i
     if chance(0.4):
         plan["aggregator"] = part(rng, "aggregators")
     name = plan.get("aggregator", {}).get("name")
-    server: Options = {"lr": 0.01} if name == "majority" else {"lr": 0.5} if chance(0.1) else {}
+    rule: Aggregator = Part.of(plan.get("aggregator", "mean")).build("aggregators")
+    server: Options = {"lr": 0.01} if rule.unit_steps else {"lr": 0.5} if chance(0.1) else {}
     if chance(0.15 if plan["policy"]["name"] == "cohort" else 0.03):
         plan["detection"] = part(rng, "detection")
     if chance(0.08):
         plan["contribution"] = part(rng, "contribution")
-    wants = name == "fltrust" or plan.get("detection", {}).get("name") == "loss" or "contribution" in plan
+    looks = "detection" in plan and Part.of(plan["detection"]).build("detection").needs_loss
+    wants = rule.add_server_update is not None or looks or "contribution" in plan
     server |= {"samples": 30} if wants or chance(0.03) else {}
     plan["server"] = server
     if chance(0.3):

@@ -1,16 +1,16 @@
 """Every option of every member of every family says what it may be, and rubbish is refused by name.
 
 Families are listed here, members are found by listing their folders, and options by the signatures. A member with a
-required option brings an `EXAMPLE` of what it needs.
+required option brings an `EXAMPLE` of what it needs, the first of its `EXAMPLES` if it has several.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import math
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -21,11 +21,12 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import numpy as np
 import pytest
+from members import every
 
 from atoll.core.eligibility import Eligibility
 from atoll.core.errors import PlanError
 from atoll.core.options import is_plain, option_hints, split
-from atoll.core.parts import Part, find, members
+from atoll.core.parts import Part, examples, find
 from atoll.core.plan import Attackers, Evaluation, Local, Plan, Server, Stop
 from atoll.core.privacy import Exposure
 from atoll.core.secagg import Secagg
@@ -55,10 +56,11 @@ FAMILIES = (
     "secagg.schemes",
     "train.optimizers",
     "train.schedules",
+    "train.works",
     "engine",
 )
 """All but the losses, which are functions of tensors and have no options."""
-PARTS = [(family, name) for family in FAMILIES for name in members(family)]
+PARTS = [(family, name) for family in FAMILIES for name in every(family)]
 RUBBISH = {
     "nan": math.nan,
     "inf": math.inf,
@@ -115,8 +117,7 @@ def options_of(family: str, name: str) -> dict[str, Any]:
 
 
 def example(family: str, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = getattr(importlib.import_module(f"atoll.{family}.{name}"), "EXAMPLE", {})
-    return found
+    return examples(family, name)[0]
 
 
 def kinds(hint: Any) -> list[Any]:
@@ -180,7 +181,7 @@ def test_rubbish_is_refused_by_name_or_taken_as_it_is(
     for path in (each for each in example(family, name).values() if str(each).endswith(".csv")):
         Path(path).write_text(TRACE)
     args, given = context(family)
-    fetches = family == "data.catalog" and importlib.import_module(f"atoll.{family}.{name}").SIZE != "none"
+    fetches = family == "data.catalog" and getattr(sys.modules[find(family, name).__module__], "SIZE", "") != "none"
     for option, hint in options_of(family, name).items():
         for value in RUBBISH.values():
             fits = [kind for kind in kinds(hint) if can_be(kind, value)]

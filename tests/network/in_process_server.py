@@ -12,7 +12,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.network.client.app import ClientApp
-from atoll.network.client.client import Client, Console
+from atoll.network.client.client import Client, OwnerOutput
 from atoll.network.client.connection import Connection
 from atoll.network.client.consent import every_run
 from atoll.network.client.home import EnrolledServer, Home
@@ -75,8 +75,8 @@ def client_of(operations: Operations, url: str, path: Path, app: ClientApp) -> t
     operations.approve([id])
 
     def work() -> None:
-        quiet = Console(lambda text: None, lambda text: None)
-        with Connection(url, home.key, server_key=home.server().server_key, say=quiet.say) as connection:
+        quiet = OwnerOutput(lambda text: None, lambda text: None)
+        with Connection(url, home.key, server_key=home.server().server_key, say=quiet.info) as connection:
             Client(
                 app, home, connection, quiet, sleep=lambda seconds: time.sleep(min(seconds, 0.01)), consent=every_run
             ).run(once=True)

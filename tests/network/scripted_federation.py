@@ -22,7 +22,7 @@ from atoll.core.events import RoundCommitted
 from atoll.core.plan import Plan
 from atoll.engine.inline import inline
 from atoll.network.client.app import ClientApp
-from atoll.network.client.client import Client, Console
+from atoll.network.client.client import Client, OwnerOutput
 from atoll.network.client.connection import Connection
 from atoll.network.client.home import EnrolledServer, Home
 from atoll.network.protocol.agreement import plan_for_clients
@@ -122,8 +122,8 @@ class ScriptedFederation:
             self.url, home.key, server_key=server.server_key, say=self.said.append, sleep=lambda seconds: None
         )
         self.stack.callback(connection.__exit__, None, None, None)
-        console = Console(self.said.append, self.said.append)
-        client = Client(self.app(number), home, connection, console, sleep=lambda seconds: None)
+        output = OwnerOutput(self.said.append, self.said.append)
+        client = Client(self.app(number), home, connection, output, sleep=lambda seconds: None)
         self.clients[number : number + 1] = [client]
 
     def step(self) -> None:

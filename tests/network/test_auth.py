@@ -22,7 +22,8 @@ from atoll.network.protocol.identity import (
 )
 from atoll.network.server.auth import NONCE_SECONDS, SESSION_SECONDS, SESSIONS, Authenticator, Refused
 from atoll.network.server.clock import Clock
-from atoll.network.server.store import Store, Tables
+from atoll.network.server.queries import Tables
+from atoll.network.server.store import Store
 
 
 class AuthenticatorSetup:

@@ -21,7 +21,7 @@ from atoll.core.errors import RunError
 from atoll.core.messages import Task
 from atoll.network.protocol.blobs import Blobs, Bucket, Disk, StoreAway, blobs_at
 from atoll.network.protocol.objects import CHUNK, ObjectError, Objects, manifest_of
-from atoll.network.server.uploads import SHORT, UpdatePack, Uploads, UploadTooLarge
+from atoll.network.server.uploads import MAX_SHORT_CHUNKS, UpdatePack, Uploads, UploadTooLarge
 
 KINDS = ["disk", "local", "memory", pytest.param("s3", marks=pytest.mark.slow)]
 
@@ -115,8 +115,8 @@ def test_of_one_client_few_short_chunks_and_few_bytes_are_kept(tmp_path: Path) -
                 return True
             return False
 
-        assert sum(pool.map(put, range(500))) == SHORT
-    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == SHORT
+        assert sum(pool.map(put, range(500))) == MAX_SHORT_CHUNKS
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == MAX_SHORT_CHUNKS
     other = Task(4, 0, 7)
     for number in range(3):
         data = bytes([number]) * CHUNK
@@ -125,7 +125,7 @@ def test_of_one_client_few_short_chunks_and_few_bytes_are_kept(tmp_path: Path) -
         with pytest.raises(UploadTooLarge, match=why):
             uploads.put_chunk(other, hashlib.sha256(data).digest(), data, 3 * CHUNK)
     uploads.drop_other_tasks(4, (task,))
-    assert uploads.stored_sizes(4) == [] and len(uploads.stored_sizes(3)) == SHORT
+    assert uploads.stored_sizes(4) == [] and len(uploads.stored_sizes(3)) == MAX_SHORT_CHUNKS
 
 
 def test_uploads_lie_anywhere(blobs: Blobs) -> None:

@@ -23,7 +23,7 @@ from atoll.core.transform import Encoding
 from atoll.core.wire import pack
 from atoll.ledger import chain
 from atoll.network.client.app import ClientApp
-from atoll.network.client.client import Client, Console
+from atoll.network.client.client import Client, OwnerOutput
 from atoll.network.client.connection import Connection
 from atoll.network.client.home import EnrolledServer, Home, RunHome
 from atoll.network.client.task import AgreedRun, agree
@@ -63,9 +63,9 @@ class One:
             self.server.approve_all()
             home.enrolled(EnrolledServer(url, public_bytes(self.server.key), client, "hospital"))
             with Connection(url, home.key, say=self.said.append) as connection:
-                console = Console(lambda text: None, self.said.append)
+                output = OwnerOutput(lambda text: None, self.said.append)
                 self.home = home
-                yield Client(self.app, home, connection, console, self.floors, sleep=self.slept.append)
+                yield Client(self.app, home, connection, output, self.floors, sleep=self.slept.append)
 
     def begin(self, info: RunInfo) -> None:
         """Begin a run, and its ledger, from a model of ones."""

@@ -15,7 +15,7 @@ from network.test_client_agreement import PLAN, PRIVATE, One, info_of
 from atoll.core.errors import RunError
 from atoll.core.messages import Task, Update
 from atoll.network.client.budget import Budget, Cost, Overspent
-from atoll.network.client.client import Client, Console
+from atoll.network.client.client import Client, OwnerOutput
 from atoll.network.client.consent import asked_for, every_run
 from atoll.network.protocol.agreement import Floors
 from atoll.network.protocol.messages import Order
@@ -150,8 +150,8 @@ def test_what_was_agreed_to_holds_when_the_client_is_started_again(tmp_path: Pat
     one = One(tmp_path)
     with one.joined() as client:
         work_for(one, client, "run", attempts=1)
-        console = Console(lambda text: None, one.said.append)
-        again = Client(one.app, one.home, client._connection, console, consent=asked_for(["other"]))
+        output = OwnerOutput(lambda text: None, one.said.append)
+        again = Client(one.app, one.home, client._connection, output, consent=asked_for(["other"]))
         one.order(1, run="run")
         again.step()
     assert len(one.server.deliveries) == 2

@@ -97,12 +97,12 @@ def bad_updates() -> dict[str, tuple[bytes, str]]:
         "Inf": (packed(huge_D), "NaN or Inf"),
         "rubbish": (b"\0rubbish" * 100, "not a payload"),
         "nothing": (b"", "not a payload"),
-        "cut off": (good[:-1], "are there"),
+        "cut off": (good[:-1], "bytes declared, got"),
         "sides that nobody asked for": (pack(Payload(torch.zeros(NUM_PARAMS), ({"x": torch.zeros(1)},))), "names or"),
         "a bomb that says so": (bomb(10 << 30, struct.pack("<I", len(more)) + more), "are allowed"),
         "a bomb that lies": (bomb(len(good), struct.pack("<I", len(more)) + more), "a chunk of 67108864 bytes"),
         "a frame that lies": (bomb(len(good), struct.pack("<I", len(lying)) + bytes(lying)), "cannot be decompressed"),
-        "more frames than are due": (bomb(len(good), 2 * (struct.pack("<I", len(frame)) + frame)), "more bytes are"),
+        "more frames than are due": (bomb(len(good), 2 * (struct.pack("<I", len(frame)) + frame)), "bytes arrived"),
     }
 
 

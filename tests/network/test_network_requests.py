@@ -25,7 +25,7 @@ from atoll.network.protocol.identity import Stamp
 from atoll.network.protocol.messages import Answer, Message, Poll
 from atoll.network.protocol.objects import CHUNK, manifest_of
 from atoll.network.server.body_limits import MAX_BODIES_PER_CLIENT
-from atoll.network.server.uploads import SHORT
+from atoll.network.server.uploads import MAX_SHORT_CHUNKS
 
 MANY = Plan(rounds=1_000_000, policy={"name": "cohort"}, evaluation={"every": 0})
 MEGABYTE = 1 << 20
@@ -73,9 +73,9 @@ def test_tiny_chunks_are_few(open_server: tuple[Federation, RawClient]) -> None:
         raw_client.ask("PUT", f"{path}/chunks/{hashlib.sha256(data).hexdigest()}", data).status
         for data in (number.to_bytes(3, "big") for number in range(60))
     ]
-    assert 0 < said.count(200) <= SHORT and said.count(413) == 60 - said.count(200)
+    assert 0 < said.count(200) <= MAX_SHORT_CHUNKS and said.count(413) == 60 - said.count(200)
     files = [each for each in (made.directory() / "uploads").rglob("*") if each.is_file()]
-    assert len(files) <= SHORT + 2
+    assert len(files) <= MAX_SHORT_CHUNKS + 2
 
 
 @pytest.mark.parametrize("signed", [True, False])

@@ -6,20 +6,20 @@ from itertools import product
 
 import numpy as np
 import pytest
+from members import every
 
 from atoll.core.errors import PlanError
-from atoll.core.parts import Part, members
+from atoll.core.parts import Part, examples
 from atoll.secagg.encoding import finest
 from atoll.secagg.scheme import ClientHost, Scheme, Session, in_this_process
 from atoll.simulation.client_hosts import in_processes
 
-EVERY = members("secagg.schemes")
+EVERY = every("secagg.schemes")
 LENGTH = 301
-OPTIONS = {"pairwise": {"dropouts": 0.4}}
 
 
 def scheme(name: str, **options: object) -> Scheme:
-    built: Scheme = Part(name, **{**OPTIONS.get(name, {}), **options}).build("secagg.schemes")
+    built: Scheme = Part(name, **{**examples("secagg.schemes", name)[0], **options}).build("secagg.schemes")
     return built
 
 

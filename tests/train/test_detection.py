@@ -1,4 +1,4 @@
-"""Whom the server trusts: bad clients are found, honest ones stay, and a stopped run ends the same."""
+"""Detection: bad clients are found, honest ones stay, and a resumed run ends the same."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 from helpers import assert_same_end, timeless
+from members import every
 
 from atoll.api import run
 from atoll.commit.detection import judged
 from atoll.core.detection import Comparison, RoundView
 from atoll.core.errors import PlanError
 from atoll.core.messages import Broadcast, Task
-from atoll.core.parts import Part, members
+from atoll.core.parts import Part, examples
 from atoll.core.plan import Plan
 from atoll.engine.inline import inline
 from atoll.train.job import build_job
@@ -33,11 +34,12 @@ BASE: dict[str, Any] = {
 
 
 def plan_with(name: str, **changes: Any) -> Plan:
-    samples = {"server": {"samples": 100}} if Part(name).build("detection").needs_loss else {}
-    return Plan(**{**BASE, "detection": name, **samples, **changes})
+    part = Part(name, **examples("detection", name)[0])
+    samples = {"server": {"samples": 100}} if part.build("detection").needs_loss else {}
+    return Plan(**{**BASE, "detection": part, **samples, **changes})
 
 
-@pytest.mark.parametrize("name", members("detection"))
+@pytest.mark.parametrize("name", every("detection"))
 def test_flipped_signs_are_found_and_nobody_else(name: str) -> None:
     history = run(plan_with(name)).history
     last = history[-1]["detection"]
@@ -49,13 +51,13 @@ def test_flipped_signs_are_found_and_nobody_else(name: str) -> None:
         assert row["clients"] == 8
 
 
-@pytest.mark.parametrize("name", members("detection"))
+@pytest.mark.parametrize("name", every("detection"))
 def test_without_an_attack_nobody_is_shut_out(name: str) -> None:
     last = run(plan_with(name, attack=None, attackers={})).history[-1]["detection"]
     assert last["quarantined"] == [] and "precision" not in last and "recall" not in last
 
 
-def test_who_is_found_out_does_not_count_in_that_round() -> None:
+def test_a_detected_client_does_not_count_in_that_round() -> None:
     strict = {"name": "cosine", "decay": 0.0}
     settings: dict[str, Any] = {"policy": {"size": 12}, "rounds": 1, "attack": {"name": "sign_flip", "scale": 1.0}}
     found = run(Plan(**{**BASE, **settings, "aggregator": "mean", "detection": strict}))
@@ -87,15 +89,15 @@ def test_trust_decays_by_hand() -> None:
     assert judged(detector, [4, 5, 6], view, first.trust, (), most=0).quarantined == ()
 
 
-@pytest.mark.parametrize("name", members("detection"))
+@pytest.mark.parametrize("name", every("detection"))
 def test_resume_and_workers_change_nothing(name: str, tmp_path: Path) -> None:
     plan = plan_with(name, evaluation={"clients_every": 1})
     whole = run(plan, out=tmp_path / "whole")
     run(plan.replace({"rounds": 2}), out=tmp_path / "stopped")
     run(plan, out=tmp_path / "stopped", resume=True)
     assert_same_end(tmp_path / "stopped", tmp_path / "whole")
-    told = json.loads((tmp_path / "whole/result.json").read_text())["detection"]
-    assert told == {"quarantined": [2, 5, 7], "precision": 1.0, "recall": 1.0}
+    entry = json.loads((tmp_path / "whole/result.json").read_text())["detection"]
+    assert entry == {"quarantined": [2, 5, 7], "precision": 1.0, "recall": 1.0}
     farmed = [
         run(plan.replace({"engine": {"name": "processes", "workers": n, "stack": 2}})).history for n in (1, 2)
     ]  # fmt: skip

@@ -102,7 +102,7 @@ def test_statistics_of_batch_norm_are_those_of_the_average(plan: Plan) -> None:
     assert not torch.allclose(feddf.params_D, fedavg.params_D, atol=1e-4)
 
 
-def test_the_median_makes_the_student_and_everybody_teaches(plan: Plan) -> None:
+def test_the_median_makes_the_student_and_all_clients_teach(plan: Plan) -> None:
     mean, median = (run(plan.replace({"aggregator": rule, "rounds": 1})).params_D for rule in ("mean", "median"))
     assert not torch.allclose(mean, median, atol=1e-4)
 

@@ -236,7 +236,7 @@ def failing_model() -> nn.Module:
         ({"policy": "samplers"}, PlanError, "there is no 'samplers' in rounds"),
         ({"policy": {"size": 11}}, PlanError, "policy.size is 11 but the federation has 10 clients"),
         ({"policy": {"fraction": 1.01}}, PlanError, r"policy.fraction must be in \[0, 1\], got 1.01"),
-        ({"policy": {"size": 4, "min_reports": 5}}, PlanError, "min_reports is 5 but a cohort is 4 clients"),
+        ({"policy": {"size": 4, "min_reports": 5}}, PlanError, "min_reports is 5 but a cohort has 4 clients"),
         ({"algorithm": "fedsgd", "local": {"epochs": 2}}, PlanError, "fedsgd fixes local.epochs = 1"),
         ({"uplink": "clip"}, PlanError, r"clip: uplink\[0\].norm is missing: give it a value"),
         ({"partition": {"num_clients": 1438}}, PlanError, "ask for at most 1437 clients"),

@@ -175,7 +175,7 @@ def test_the_error_of_low_rank_falls_with_rank_and_with_rounds() -> None:
 
 
 @pytest.mark.parametrize("part", WITH_FEEDBACK, ids=lambda part: part["name"])
-def test_what_was_sent_and_what_is_left_make_up_what_came_in(part: Any) -> None:
+def test_sent_vector_and_residual_sum_to_the_input(part: Any) -> None:
     steps, memory = uplink(part), {}
     sum_in, sum_out = torch.zeros(1054, dtype=torch.float64), torch.zeros(1054, dtype=torch.float64)
     for number in range(50):
@@ -231,7 +231,7 @@ def test_sparsifiers_compose_and_their_values_go_on() -> None:
     assert torch.equal(decoded_V[kept_V].sign(), vector_V[kept_V].sign())
 
 
-def test_numbers_that_are_none_stay_visible_and_are_not_remembered() -> None:
+def test_nan_stays_visible_and_is_not_kept_in_the_residual() -> None:
     for part in ("top_k", {"name": "threshold", "magnitude": 1.0}, {"name": "low_rank", "rank": 1}, "sign"):
         vector_V = randn(1054)
         vector_V[500] = torch.nan

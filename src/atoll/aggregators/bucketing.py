@@ -12,7 +12,7 @@ from atoll.core.aggregator import Aggregator, preprocessed
 from atoll.core.options import Seed, at_least
 from atoll.core.parts import Part
 
-EXAMPLE = {"rule": "median"}
+EXAMPLES = [{"rule": "median"}, {"rule": {"name": "krum", "f": 1}}]
 
 
 def bucketing(
@@ -32,4 +32,4 @@ def bucketing(
         return weighted_sums(group_shares(num, -(-num // size), seed, round_number), updates_CD)
 
     needs = f"{inner.needs}, which takes {least} in buckets of {size}"
-    return preprocessed(bucket_means, inner, min_updates=least, needs=needs)
+    return preprocessed(bucket_means, inner, min_updates=least, needs=needs)._replace(order_sensitive=True)

@@ -10,7 +10,7 @@ from atoll.aggregators.columns import Array, reduce_sorted_columns
 from atoll.aggregators.geometry import BadClients, needs_updates, rank_by_krum, squared_distances
 from atoll.core.aggregator import Aggregator, stacked
 
-EXAMPLE = {"f": 1}
+EXAMPLES = [{"f": 1}, {"f": 2}]
 
 
 def bulyan(f: BadClients) -> Aggregator:
@@ -26,7 +26,13 @@ def bulyan(f: BadClients) -> Aggregator:
         selected = _select(squared_distances(updates_CD), f)
         return reduce_sorted_columns(updates_CD, lambda sorted_BC: _mean_around_median(sorted_BC, f), selected)
 
-    return stacked(rule, min_updates=least, needs=needs_updates("bulyan", f, "4f + 3", least))
+    return stacked(
+        rule,
+        min_updates=least,
+        needs=needs_updates("bulyan", f, "4f + 3", least),
+        translation_equivariant=True,
+        bounded=True,
+    )
 
 
 def _select(square_CC: Tensor, f: int) -> list[int]:

@@ -9,7 +9,7 @@ from atoll.aggregators.columns import weighted_sum
 from atoll.aggregators.geometry import BadClients, coordinates, needs_updates
 from atoll.core.aggregator import Aggregator, stacked
 
-EXAMPLE = {"f": 1}
+EXAMPLES = [{"f": 1}, {"f": 2}]
 
 
 def caf(f: BadClients) -> Aggregator:
@@ -29,7 +29,14 @@ def caf(f: BadClients) -> Aggregator:
     def rule(updates_CD: Tensor, weight_C: Tensor) -> Tensor:
         return weighted_sum(_filter(coordinates(updates_CD), f), updates_CD)
 
-    return stacked(rule, min_updates=least, needs=needs_updates("caf", f, "2f + 1", least), rotation_equivariant=True)
+    return stacked(
+        rule,
+        min_updates=least,
+        needs=needs_updates("caf", f, "2f + 1", least),
+        rotation_equivariant=True,
+        translation_equivariant=True,
+        bounded=True,
+    )
 
 
 def _filter(point_CC: Tensor, f: int) -> Tensor:

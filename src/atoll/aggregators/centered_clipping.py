@@ -29,4 +29,4 @@ def centered_clipping(tau: Positive, iterations: Count = 1) -> Aggregator:
             centre_D = weighted_sum(share_C, updates_CD).add_(centre_D, alpha=float(1 - share_C.sum()))
         return centre_D
 
-    return stacked_with_memory(rule)
+    return stacked_with_memory(rule, bounded=True)

@@ -30,7 +30,7 @@ def fltrust() -> Aggregator:
         cohort = {name: rows for name, rows in acc.items() if not name.startswith("own.")}
         return over_vectors(cohort, lambda name, rows_CD: _trust_mean(rows_CD, acc[f"own.{name}"].reshape(-1))), memory
 
-    return keep_rows(finish, min_updates=1, needs="")._replace(add_server_update=add_server_update)
+    return keep_rows(finish, min_updates=1, needs="", bounded=True)._replace(add_server_update=add_server_update)
 
 
 def _trust_mean(rows_CD: Tensor, own_D: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ def geometric_median(nu: Positive = 1e-6, iterations: Count = 100) -> Aggregator
     def rule(updates_CD: Tensor, weight_C: Tensor) -> Tensor:
         return weighted_sum(_weiszfeld(coordinates(updates_CD), nu, iterations), updates_CD)
 
-    return stacked(rule, rotation_equivariant=True)
+    return stacked(rule, rotation_equivariant=True, translation_equivariant=True, bounded=True)
 
 
 def _weiszfeld(point_CC: Tensor, nu: float, iterations: int) -> Tensor:

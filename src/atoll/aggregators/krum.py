@@ -7,7 +7,7 @@ from torch import Tensor
 from atoll.aggregators.geometry import BadClients, needs_updates, rank_by_krum, squared_distances
 from atoll.core.aggregator import Aggregator, stacked
 
-EXAMPLE = {"f": 1}
+EXAMPLES = [{"f": 1}, {"f": 2}]
 
 
 def krum(f: BadClients) -> Aggregator:
@@ -22,4 +22,11 @@ def krum(f: BadClients) -> Aggregator:
     def rule(updates_CD: Tensor, weight_C: Tensor) -> Tensor:
         return updates_CD[rank_by_krum(squared_distances(updates_CD), f)[0]].clone()
 
-    return stacked(rule, min_updates=least, needs=needs_updates("krum", f, "2f + 3", least), rotation_equivariant=True)
+    return stacked(
+        rule,
+        min_updates=least,
+        needs=needs_updates("krum", f, "2f + 3", least),
+        rotation_equivariant=True,
+        translation_equivariant=True,
+        bounded=True,
+    )

@@ -27,4 +27,4 @@ def majority() -> Aggregator:
             delta_D=acc["votes"].sign(), aux=aux, weight=float(acc["weight"]), num_clients=int(count)
         ), memory
 
-    return Aggregator(add=add, merge=merge_sums, finish=finish, unit_steps=True)
+    return Aggregator(add=add, merge=merge_sums, finish=finish, unit_steps=True, bounded=True)

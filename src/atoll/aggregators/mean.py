@@ -24,4 +24,4 @@ def mean() -> Aggregator:
             delta_D=acc["delta"] / total, aux=aux, weight=float(total), num_clients=int(acc["count"])
         ), memory
 
-    return Aggregator(add=add, merge=merge_sums, finish=finish)
+    return Aggregator(add=add, merge=merge_sums, finish=finish, weighted=True, translation_equivariant=True)

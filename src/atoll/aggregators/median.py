@@ -23,4 +23,4 @@ def median() -> Aggregator:
     def rule(updates_CD: Tensor, weight_C: Tensor) -> Tensor:
         return reduce_sorted_columns(updates_CD, middle)
 
-    return stacked(rule)
+    return stacked(rule, translation_equivariant=True, bounded=True)

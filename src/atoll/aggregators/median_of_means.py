@@ -12,7 +12,7 @@ from atoll.core.aggregator import Aggregator, preprocessed
 from atoll.core.errors import PlanError
 from atoll.core.options import Count, Seed
 
-EXAMPLE = {"f": 1}
+EXAMPLES = [{"f": 1}, {"f": 2}]
 
 
 def median_of_means(f: BadClients, num_groups: Count | None = None, seed: Seed = 0) -> Aggregator:
@@ -34,4 +34,4 @@ def median_of_means(f: BadClients, num_groups: Count | None = None, seed: Seed =
         return weighted_sums(group_shares(len(updates_CD), groups, seed, round_number), updates_CD)
 
     needs = needs_updates("median_of_means", f, "2f + 1" if groups == least else "num_groups", groups)
-    return preprocessed(group_means, median(), min_updates=groups, needs=needs)
+    return preprocessed(group_means, median(), min_updates=groups, needs=needs)._replace(order_sensitive=True)

@@ -16,7 +16,7 @@ from atoll.core.options import Range
 MAX_F = 12
 """Largest f: the search tries up to 2^f sets."""
 TOO_MANY = "it tries up to 2^f sets; for more use nnm with trimmed_mean"
-EXAMPLE = {"f": 1}
+EXAMPLES = [{"f": 1}, {"f": 2}]
 
 
 def minimum_diameter(f: Annotated[int, Range(0, MAX_F, hint=TOO_MANY)]) -> Aggregator:
@@ -35,7 +35,12 @@ def minimum_diameter(f: Annotated[int, Range(0, MAX_F, hint=TOO_MANY)]) -> Aggre
         return weighted_sum(share_C, updates_CD)
 
     return stacked(
-        rule, min_updates=least, needs=needs_updates("minimum_diameter", f, "2f + 1", least), rotation_equivariant=True
+        rule,
+        min_updates=least,
+        needs=needs_updates("minimum_diameter", f, "2f + 1", least),
+        rotation_equivariant=True,
+        translation_equivariant=True,
+        bounded=True,
     )
 
 

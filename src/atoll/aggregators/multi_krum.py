@@ -10,7 +10,7 @@ from atoll.aggregators.geometry import BadClients, needs_updates, rank_by_krum, 
 from atoll.core.aggregator import Aggregator, stacked
 from atoll.core.options import Count
 
-EXAMPLE = {"f": 1}
+EXAMPLES = [{"f": 1}, {"f": 2}]
 
 
 def multi_krum(f: BadClients, num_selected: Count | None = None) -> Aggregator:
@@ -30,5 +30,10 @@ def multi_krum(f: BadClients, num_selected: Count | None = None) -> Aggregator:
         return weighted_sum(share_C, updates_CD)
 
     return stacked(
-        rule, min_updates=least, needs=needs_updates("multi_krum", f, "2f + 3", least), rotation_equivariant=True
+        rule,
+        min_updates=least,
+        needs=needs_updates("multi_krum", f, "2f + 3", least),
+        rotation_equivariant=True,
+        translation_equivariant=True,
+        bounded=True,
     )

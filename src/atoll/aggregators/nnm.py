@@ -11,7 +11,11 @@ from atoll.core.aggregator import Aggregator, preprocessed
 from atoll.core.options import Seed
 from atoll.core.parts import Part
 
-EXAMPLE = {"f": 1, "rule": "median"}
+EXAMPLES = [
+    {"f": 1, "rule": {"name": "trimmed_mean", "f": 1}},
+    {"f": 1, "rule": "mean"},
+    {"f": 1, "rule": "median"},
+]
 
 
 def nnm(f: BadClients, rule: Part, seed: Seed = 0) -> Aggregator:

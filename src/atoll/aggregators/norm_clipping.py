@@ -10,6 +10,8 @@ from atoll.aggregators.columns import row_norms, weighted_sum
 from atoll.core.aggregator import Aggregator, stacked
 from atoll.core.options import above
 
+EXAMPLES = [{}, {"norm": 0.5}]
+
 
 def norm_clipping(
     norm: Annotated[float, above(0, "leave it out for the median of the norms")] | None = None,
@@ -29,4 +31,4 @@ def norm_clipping(
         share_C = (bound / norm_C).clamp(max=1).nan_to_num(1.0)  # 0 / 0: a row of zeros stays as it is
         return weighted_sum(share_C / len(updates_CD), updates_CD)
 
-    return stacked(rule, rotation_equivariant=True)
+    return stacked(rule, rotation_equivariant=True, bounded=True)

@@ -12,7 +12,7 @@ from atoll.core.errors import PlanError
 from atoll.core.options import Seed, ShareBelowOne
 from atoll.core.parts import Part
 
-EXAMPLE = {"rule": "norm_clipping"}
+EXAMPLES = [{"rule": "geometric_median"}, {"rule": {"name": "centered_clipping", "tau": 0.5}}]
 
 
 def sybils(rule: Part, reach: ShareBelowOne = 0.3, seed: Seed = 0) -> Aggregator:

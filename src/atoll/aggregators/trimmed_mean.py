@@ -8,7 +8,7 @@ from atoll.aggregators.columns import Array, reduce_sorted_columns
 from atoll.aggregators.geometry import BadClients, needs_updates
 from atoll.core.aggregator import Aggregator, stacked
 
-EXAMPLE = {"f": 1}
+EXAMPLES = [{"f": 1}, {"f": 2}]
 
 
 def trimmed_mean(f: BadClients) -> Aggregator:
@@ -26,4 +26,10 @@ def trimmed_mean(f: BadClients) -> Aggregator:
     def rule(updates_CD: Tensor, weight_C: Tensor) -> Tensor:
         return reduce_sorted_columns(updates_CD, inner_mean)
 
-    return stacked(rule, min_updates=least, needs=needs_updates("trimmed_mean", f, "2f + 1", least))
+    return stacked(
+        rule,
+        min_updates=least,
+        needs=needs_updates("trimmed_mean", f, "2f + 1", least),
+        translation_equivariant=True,
+        bounded=True,
+    )

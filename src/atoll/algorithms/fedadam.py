@@ -6,6 +6,8 @@ from atoll.algorithms.server_optimizer import Tau, adaptive
 from atoll.core.algorithm import Algorithm
 from atoll.core.options import ShareBelowOne
 
+SMOOTH = {"tau": 1.0}
+
 
 def fedadam(beta1: ShareBelowOne = 0.9, beta2: ShareBelowOne = 0.99, tau: Tau = 1e-3) -> Algorithm:
     """Let the server step by Adam (Reddi et al. 2021, arXiv:2003.00295): v <- beta2 v + (1 - beta2) delta^2.

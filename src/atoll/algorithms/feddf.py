@@ -16,6 +16,9 @@ from atoll.core.options import Count, Positive, at_least
 SLICE = 1000
 """Number of public samples in one forward pass of a client's model: bounds the memory of activations."""
 
+EXAMPLE = {"steps": 3, "batch_size": 16}
+SMOOTH = {"lr": 1e-6}
+
 
 def feddf(
     steps: Annotated[int, at_least(1, "without distillation it is fedavg")] = 100,

@@ -13,6 +13,8 @@ from atoll.core.parts import Part
 
 Epochs = Annotated[int, at_least(0)]
 
+EXAMPLES = [{}, {"samples": 20, "public_epochs": 1}]
+
 
 def fedmd(
     samples: Count = 1000, epochs: Epochs = 1, public_epochs: Epochs = 0, private_epochs: Epochs = 0

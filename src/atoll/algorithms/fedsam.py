@@ -9,6 +9,8 @@ from torch import Tensor
 from atoll.core.algorithm import Algorithm, LocalTask
 from atoll.core.options import at_least
 
+EXAMPLES = [{}, {"rho": 0.5}]
+
 
 def fedsam(rho: Annotated[float, at_least(0, "0 is fedavg")] = 0.05) -> Algorithm:
     """Let clients look for flat minima (Qu et al. 2022, arXiv:2206.02618, algorithm 1).

@@ -11,6 +11,8 @@ from atoll.attacks.crafting import ALL_AND_RULE, ALL_UPDATES, point_on_line, rep
 from atoll.core.attack import Attack, Knowledge
 from atoll.core.messages import Update
 
+EXAMPLES = [{}, {"factor": "optimised"}]
+
 
 def alie(factor: float | Literal["optimised"] | None = None) -> Attack:
     """Send mean - z std of the honest updates in every coordinate, which stays within their spread.

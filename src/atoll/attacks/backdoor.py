@@ -11,6 +11,8 @@ from atoll.core.errors import PlanError
 from atoll.core.messages import Update
 from atoll.core.options import Count, ShareAboveZero
 
+EXAMPLES = [{}, {"target": 3, "boost": 4.0}]
+
 
 def backdoor(
     target: Class = 0, share: ShareAboveZero = 0.5, size: Count = 3, value: float = 1.0, boost: float = 1.0

@@ -13,7 +13,7 @@ from atoll.core.options import at_least
 
 Class = Annotated[int, at_least(0)]
 """The number of a class, from 0; the upper bound is checked when the data are loaded."""
-EXAMPLE = {"source": 0, "target": 1}
+EXAMPLES = [{"source": 0, "target": 1}, {}]
 
 
 def label_flip(source: Class | None = None, target: Class | None = None) -> Attack:

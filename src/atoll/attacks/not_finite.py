@@ -8,6 +8,7 @@ from atoll.core.attack import Attack, Knowledge
 from atoll.core.messages import Update
 
 VALUES = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
+EXAMPLES = [{"value": "nan"}, {"value": "inf"}]
 
 
 def not_finite(value: Literal["nan", "inf", "-inf"] = "nan") -> Attack:
@@ -18,4 +19,4 @@ def not_finite(value: Literal["nan", "inf", "-inf"] = "nan") -> Attack:
         delta_D[int(known.rng.integers(delta_D.numel()))] = VALUES[value]
         return honest._replace(delta_D=delta_D)
 
-    return Attack(update=update, knows="its own update")
+    return Attack(update=update, knows="its own update", finite=False)

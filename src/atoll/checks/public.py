@@ -14,7 +14,7 @@ FEEDBACK = {"name": "top_k", "fraction": 0.1, "error_feedback": True}
 
 def _feeds_back(view: Parts) -> Values | None:
     num, remembers = 0 if view.public is None else len(view.public.x), (t.init for t in view.uplink.transforms)
-    some = view.algorithm.work is not None and view.algorithm.work.options["samples"] < num
+    some = view.algorithm.work is not None and view.algorithm.work.options.get("samples", num) < num
     return {"num": num} if some and any(init is not no_memory for init in remembers) else None
 
 
@@ -102,7 +102,7 @@ RULES: tuple[Rule[Parts], ...] = (
         way_out='leave public_epochs out, or set public to "held_out"',
         finding=lambda view: (
             view.algorithm.work is not None
-            and view.algorithm.work.options["public_epochs"] > 0
+            and view.algorithm.work.options.get("public_epochs", 0) > 0
             and view.public is not None
             and view.public.y is None
         ),

@@ -1,4 +1,4 @@
-"""`atoll enrol` and `atoll join`: the client's side of a real federation."""
+"""The commands of a client: `atoll enrol` and `atoll join`."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ def enrol(
     from atoll.network.client.connection import Connection, tls_context
     from atoll.network.client.home import EnrolledServer, Home
 
-    kept = Home.make(home)
+    client_home = Home.make(home)
     try:
         tls = tls_context(ca, cert, key)
-        with Connection(url, kept.key, tls, keep_trying=False) as connection:
+        with Connection(url, client_home.key, tls, keep_trying=False) as connection:
             about = connection.about()
             client = connection.enrol(token, name)
         authority = None if ca is None else str(ca.resolve())
-        kept.enrolled(EnrolledServer(url, about.server_key, client, name, authority))
+        server = EnrolledServer(url=url, server_key=about.server_key, client=client, name=name, authority=authority)
+        client_home.enrolled(server)
     finally:
-        kept.close()
+        client_home.close()
     print(f"enrolled as {name}, client {client}; the server's key is {about.server_key.hex()}")
     print("compare that key with the operator's, and ask them to approve this client; then run")
     print(f"\n    atoll join --home {home} --app MODULE:FUNCTION\n")
@@ -75,7 +76,7 @@ def join(
 ) -> None:
     """Work for the server that this client is enrolled with. Ctrl-C stops and keeps everything."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is like Ctrl-C
-    from atoll.network.client.client import Client, Console
+    from atoll.network.client.client import Client, OwnerOutput
     from atoll.network.client.connection import Connection, tls_context
     from atoll.network.client.consent import asked_for, every_run
     from atoll.network.client.home import Home
@@ -84,22 +85,22 @@ def join(
         raise PlanError("--runs and --all-runs contradict each other: leave one out")
     names = [name.strip() for name in (runs or "").split(",") if name.strip()]
     consent = every_run if all_runs else asked_for(names, _ask if sys.stdin.isatty() else None)
-    kept = Home.open(home, budget)
+    client_home = Home.open(home, budget)
     try:
-        server, own, asked = kept.server(), _app(app), _floors(floors)
-        console = Console((lambda text: None) if quiet else _say, _warn)
+        server, own, asked = client_home.server(), _app(app), _floors(floors)
+        output = OwnerOutput((lambda text: None) if quiet else _say, _warn)
         tls = tls_context(Path(server.authority) if server.authority else None, cert, key)
-        with Connection(server.url, kept.key, tls, server_key=server.server_key, say=_warn) as connection:
-            Client(own, kept, connection, console, asked, _peers(peers), consent=consent).run(once=once)
+        with Connection(server.url, client_home.key, tls, server_key=server.server_key, say=_warn) as connection:
+            Client(own, client_home, connection, output, asked, _peers(peers), consent=consent).run(once=once)
     except KeyboardInterrupt:
         print("stopped; everything is kept: the same command goes on", file=sys.stderr)
         raise typer.Exit(130) from None
     finally:
-        kept.close()
+        client_home.close()
 
 
 def _ask(question: str) -> bool:
-    """Ask the owner, who sits at a terminal."""
+    """Ask the owner at the terminal."""
     return typer.confirm(_printable(question), default=False)
 
 
@@ -112,7 +113,7 @@ def _warn(text: str) -> None:
 
 
 def _printable(text: str) -> str:
-    """One short line, whatever a server may say: nothing that a terminal would obey."""
+    """Return a text of a server as one line without control characters, which a terminal would obey."""
     return "".join(letter if letter.isprintable() else " " for letter in text[:1000])
 
 
@@ -122,10 +123,10 @@ def _app(path: str) -> ClientApp:
 
     if ":" not in path:
         raise PlanError(f"--app names a function, e.g. hospital.app:client, got {path!r}")
-    found: Any = imported(path)()
-    if not isinstance(found, ClientApp):
-        raise PlanError(f"{path} gave {type(found).__name__}: it must return an atoll.ClientApp")
-    return found
+    own: Any = imported(path)()
+    if not isinstance(own, ClientApp):
+        raise PlanError(f"{path} gave {type(own).__name__}: it must return an atoll.ClientApp")
+    return own
 
 
 def _floors(path: Path | None) -> Floors | None:
@@ -147,9 +148,9 @@ def _peers(path: Path | None) -> dict[int, bytes] | None:
     if path is None:
         return None
     try:
-        found = {int(number): bytes.fromhex(key) for number, key in json.loads(path.read_text()).items()}
+        keys = {int(number): bytes.fromhex(key) for number, key in json.loads(path.read_text()).items()}
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise RunError(f'{path} cannot be read as keys ({error}): write JSON, e.g. {{"0": "64 digits"}}') from error
-    if not all(len(key) == 32 for key in found.values()):
+    if not all(len(key) == 32 for key in keys.values()):
         raise RunError(f"{path}: a key has 64 hexadecimal digits")
-    return found
+    return keys

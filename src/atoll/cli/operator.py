@@ -1,4 +1,4 @@
-"""What the operator of a federation's server does: `atoll status`, `clients`, `runs`, `stop`, `certs`."""
+"""The commands of an operator: `atoll status`, `clients`, `runs`, `stop`, `certs`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from atoll.network.protocol.operator import Address
 
 STOP_SECONDS = 120.0
-"""How long `atoll stop` waits for a server to end: a commit is finished first."""
+"""Seconds that `atoll stop` waits for a server to end, which finishes a commit first."""
 
 
 class Format(StrEnum):
-    """How an answer is printed."""
+    """Output formats."""
 
     TABLE = "table"
     JSON = "json"
@@ -106,8 +106,8 @@ def clients_approve(
 
     approval = endpoints.Approval(names=names, samples=samples)
     numbers = _ask(_address(home, admin, token_file), endpoints.APPROVE, approval)["numbers"]
-    given = dict(zip(names, numbers, strict=True))
-    print(json.dumps(given) if format is Format.JSON else "\n".join(f"{n} is client {i}" for n, i in given.items()))
+    by_name = dict(zip(names, numbers, strict=True))
+    print(json.dumps(by_name) if format is Format.JSON else "\n".join(f"{n} is client {i}" for n, i in by_name.items()))
 
 
 @clients_app.command("revoke")
@@ -182,12 +182,12 @@ def stop(home: HomeOption = HOME, admin: AdminOption = None, token_file: TokenOp
     import time
 
     from atoll.network.protocol import operator_endpoints as endpoints
-    from atoll.network.protocol.operator import is_there
+    from atoll.network.protocol.operator import is_answering
 
     address = _address(home, admin, token_file)
     _ask(address, endpoints.STOP)
     until = time.monotonic() + STOP_SECONDS
-    while is_there(address):
+    while is_answering(address):
         if time.monotonic() > until:
             raise RunError(f"the server is still there after {STOP_SECONDS:g} seconds: see its log")
         time.sleep(0.1)
@@ -210,7 +210,7 @@ def certs(
 
 
 def _address(home: Path, admin: str | None, token_file: Path | None) -> Address:
-    """Where the commands go: what was given, and the home's for the rest."""
+    """Return the operator's address: as given, and that of the home for the rest."""
     from atoll.network.protocol.operator import TOKEN, Address, address_of, read_token
 
     if admin is None and token_file is None:
@@ -242,7 +242,7 @@ def _runs_table(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    """Rows as text, with the columns' names above them."""
+    """Format rows as a table with a header."""
     cells = [list(columns)]
     cells += [["-" if row[key] is None else str(row[key]) for key in columns] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

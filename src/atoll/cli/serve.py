@@ -1,7 +1,9 @@
-"""`atoll serve`: a server that clients of other organisations join."""
+"""The command `atoll serve`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -52,21 +54,37 @@ def serve(
             "or leave --set out"
         )
     chosen = read_plan(plan, read_settings(settings)) if plan is not None else None
-    from atoll.network.server.operations import Operations
-    from atoll.network.server.serving import locked
-    from atoll.network.server.serving import serve as serve_hub
-    from atoll.network.server.store import Store
-    from atoll.network.server.web import tls_context
+    with _server_packages():
+        from atoll.network.server.operations import Operations
+        from atoll.network.server.serving import locked
+        from atoll.network.server.serving import serve as serve_forever
+        from atoll.network.server.store import Store
+        from atoll.network.server.web import tls_context
 
     tls = tls_context(cert, key, client_ca) if cert is not None and key is not None else None
     with locked(home):
-        kept = Store(store or f"sqlite:///{home.resolve()}/store.db")
-        operations = Operations(home, kept, objects=objects, num_clients=clients, max_samples=max_samples)
+        with _server_packages():  # drivers are imported when a database is opened
+            database = Store(store or f"sqlite:///{home.resolve()}/store.db")
+        operations = Operations(home, database, objects=objects, num_clients=clients, max_samples=max_samples)
         if chosen is not None:
             operations.ensure_run(name or _name(chosen.name or f"{chosen.data.name}-{chosen.algorithm.name}"), chosen)
-        serve_hub(operations, home, host=host, port=port, tls=tls, admin_port=admin_port, once=once)
+        serve_forever(operations, home, host=host, port=port, tls=tls, admin_port=admin_port, once=once)
+
+
+@contextmanager
+def _server_packages() -> Iterator[None]:
+    """Say how to install what a server needs, where that is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "atoll":
+            raise
+        raise RunError(
+            f"a server needs the package {error.name.partition('.')[0]}, which is not installed: "
+            "pip install 'atoll[server]'"
+        ) from error
 
 
 def _name(text: str) -> str:
-    """A run's name made of a plan's."""
+    """Make a run's name from a plan's."""
     return "".join(c if c.isascii() and c.isalnum() else "-" for c in text.lower()).strip("-")[:64] or "run"

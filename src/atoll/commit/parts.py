@@ -18,7 +18,7 @@ from atoll.engine.base import Engine
 from atoll.privacy.ledger import Ledger
 from atoll.privacy.noise import fresh_secret
 from atoll.train.federation import Federation
-from atoll.train.job import Job, build_job
+from atoll.train.job import Job, build_job, test_secret
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +73,9 @@ def open_ledger(plan: Plan, path: Path | None, *, begun: bool, fingerprint: obje
     """
     if plan.privacy is None:
         return None
+    secret = test_secret(plan.seed) if plan.privacy.options.get("test_noise") else fresh_secret()
     if path is None:
-        return Ledger(fresh_secret())
+        return Ledger(secret)
     if path.exists():
         ledger = Ledger.read(path, plan.identity())
         if fingerprint is not None:
@@ -85,4 +86,4 @@ def open_ledger(plan: Plan, path: Path | None, *, begun: bool, fingerprint: obje
             f"{path} is gone: without its privacy ledger nobody knows what the run has spent, so that it cannot go on; "
             "restore it, or start another run, whose budget adds to what this one has spent"
         )
-    return Ledger.begin(fresh_secret(), plan.identity(), path)
+    return Ledger.begin(secret, plan.identity(), path)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from atoll.commit.client_states import as_client_states
 from atoll.commit.contribution import Before, shares_of, with_shares
 from atoll.commit.detection import detection_row, judged
 from atoll.commit.guard import Guard
@@ -270,7 +271,7 @@ class Versions:
             aggregate = aggregate._replace(num_clients=given.num_clients)
         version, num_clients = state.coordinator.version, self.coordinator.num_clients
         params_D, server = stepped(job, state.params_D, aggregate, state.server, version, num_clients, given.share)
-        clients = {**state.clients, **work.states} if work.states else state.clients
+        clients = as_client_states(state.clients).updated(work.states) if work.states else state.clients
         return state._replace(params_D=params_D, server=server, rule=rule, clients=clients), work, told
 
     def _aggregated(self, state: RunState, folded: State, own: Update | None) -> tuple[Aggregate, State]:

@@ -6,7 +6,7 @@ Shapes: C clients, D parameters. Accumulators are named tensors, so that they ca
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -50,6 +50,24 @@ class Aggregator(NamedTuple):
     """Whether the norm of its result carries no information, so that a plan must set server.lr."""
     rotation_equivariant: bool = False
     """Whether rotating all updates rotates the result: it uses norms and angles only, and remembers no vector."""
+    translation_equivariant: bool = False
+    """Whether adding one vector to all updates adds it to the result."""
+    weighted: bool = False
+    """Whether the weights of clients change the result; other rules ignore them."""
+    order_sensitive: bool = False
+    """Whether the order of clients changes the result, as with random groups."""
+    bounded: bool = False
+    """Whether a single update, of any norm, changes the result by a bounded amount."""
+
+
+class Traits(TypedDict, total=False):
+    """Traits of a rule, as keywords; the fields of `Aggregator` describe them."""
+
+    rotation_equivariant: bool
+    translation_equivariant: bool
+    weighted: bool
+    order_sensitive: bool
+    bounded: bool
 
 
 Rule = Callable[[Tensor, Tensor], Tensor]
@@ -93,7 +111,9 @@ def _add(acc: State, update: Update) -> State:
     return merge_rows(acc, as_rows(update))
 
 
-def keep_rows(finish: Callable[[State, State], tuple[Aggregate, State]], *, min_updates: int, needs: str) -> Aggregator:
+def keep_rows(
+    finish: Callable[[State, State], tuple[Aggregate, State]], *, min_updates: int, needs: str, **traits: Unpack[Traits]
+) -> Aggregator:
     """Make an aggregator that keeps every row until `finish`, which gets at least `min_updates` of them."""
 
     def checked(acc: State, memory: State) -> tuple[Aggregate, State]:
@@ -104,7 +124,13 @@ def keep_rows(finish: Callable[[State, State], tuple[Aggregate, State]], *, min_
 
     needs = needs or f"the aggregator needs at least {min_updates} updates"
     return Aggregator(
-        add=_add, merge=merge_rows, finish=checked, needs_individuals=True, min_updates=min_updates, needs=needs
+        add=_add,
+        merge=merge_rows,
+        finish=checked,
+        needs_individuals=True,
+        min_updates=min_updates,
+        needs=needs,
+        **traits,
     )
 
 
@@ -127,23 +153,25 @@ def over_vectors(acc: State, rule: Callable[[str, Tensor], Tensor]) -> Aggregate
     )
 
 
-def stacked(rule: Rule, *, min_updates: int = 1, needs: str = "", rotation_equivariant: bool = False) -> Aggregator:
+def stacked(rule: Rule, *, min_updates: int = 1, needs: str = "", **traits: Unpack[Traits]) -> Aggregator:
     """Make an aggregator of a function of the (C, D) matrix, applied to the update and each extra vector separately."""
 
     def finish(acc: State, memory: State) -> tuple[Aggregate, State]:
         return over_vectors(acc, lambda name, rows_CD: rule(rows_CD, acc["weight"])), memory
 
-    return keep_rows(finish, min_updates=min_updates, needs=needs)._replace(rotation_equivariant=rotation_equivariant)
+    return keep_rows(finish, min_updates=min_updates, needs=needs, **traits)
 
 
-def stacked_with_memory(rule: RuleWithMemory, *, min_updates: int = 1, needs: str = "") -> Aggregator:
+def stacked_with_memory(
+    rule: RuleWithMemory, *, min_updates: int = 1, needs: str = "", **traits: Unpack[Traits]
+) -> Aggregator:
     """Make an aggregator of a function of the (C, D) matrix and of its result in the previous round."""
 
     def finish(acc: State, memory: State) -> tuple[Aggregate, State]:
         result = over_vectors(acc, lambda name, rows_CD: rule(rows_CD, _flat(memory.get(name))))
         return result, {"delta": result.delta_D, **{f"aux.{name}": value for name, value in result.aux.items()}}
 
-    return keep_rows(finish, min_updates=min_updates, needs=needs)
+    return keep_rows(finish, min_updates=min_updates, needs=needs, **traits)
 
 
 def _flat(last: Tensor | None) -> Tensor | None:
@@ -179,5 +207,10 @@ def preprocessed(preprocess: Preprocess, inner: Aggregator, *, min_updates: int,
         return result, {"round": torch.tensor(round_number + 1), **new_memory}
 
     return keep_rows(finish, min_updates=min_updates, needs=needs)._replace(
-        init=init, unit_steps=inner.unit_steps, rotation_equivariant=inner.rotation_equivariant
+        init=init,
+        unit_steps=inner.unit_steps,
+        rotation_equivariant=inner.rotation_equivariant,
+        translation_equivariant=inner.translation_equivariant,
+        order_sensitive=inner.order_sensitive,
+        bounded=inner.bounded,
     )

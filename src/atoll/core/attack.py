@@ -44,3 +44,5 @@ class Attack(NamedTuple):
     """(features after scaling) -> features with the trigger painted on, for backdoor attacks."""
     target: int | None = None
     """Class that the trigger should cause."""
+    finite: bool = True
+    """Whether it never sends NaN or infinity."""

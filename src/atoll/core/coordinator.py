@@ -280,7 +280,8 @@ class Coordinator:
         if state.lost_in_a_row >= self.policy.max_lost:
             return state._replace(phase=Phase.FINISHED), [Finish(Reason.ALL_LOST)]
         picks = self._picks(state, reachable)
-        tasks = tuple(Task(client, state.version, state.attempt, share=share) for client, share in picks)
+        version, attempt = state.version, state.attempt
+        tasks = tuple(Task(client=pick.client, version=version, attempt=attempt, share=pick.share) for pick in picks)
         in_flight = {**state.in_flight, **{task.client: task for task in tasks}}
         state = state._replace(phase=Phase.COLLECTING, in_flight=in_flight)
         sent: list[Command] = [Send(tasks)] if tasks else []

@@ -17,7 +17,7 @@ class PlanError(AtollError):
 
     exit_code = 2
     rule = ""
-    """The name of the rule that refuses the plan, where one does."""
+    """Name of the rule of `checks` that refused the plan; empty if none did."""
 
 
 class DataError(AtollError):

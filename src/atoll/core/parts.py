@@ -215,6 +215,19 @@ def find(family: str, name: str) -> Callable[..., Any]:
     return member
 
 
+def examples(family: str, member: str | Callable[..., Any]) -> list[dict[str, Any]]:
+    """Return settings to try a member with: `EXAMPLE`, or several `EXAMPLES`, beside it in its module, else none.
+
+    >>> examples("aggregators", "krum"), examples("aggregators", "median")
+    ([{'f': 1}, {'f': 2}], [{}])
+    """
+    function = find(family, member) if isinstance(member, str) else member
+    own = isinstance(member, str) and ":" in member
+    module = sys.modules[str(member).partition(":")[0] if own else function.__module__]
+    several = getattr(module, "EXAMPLES", None) or [getattr(module, "EXAMPLE", {})]
+    return [dict(settings) for settings in several]
+
+
 def imported(path: str) -> Callable[..., Any]:
     """Import `package.module:function`, also from the working directory."""
     module_name, _, attribute = path.partition(":")

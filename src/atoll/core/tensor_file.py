@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
+from typing import IO, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,15 +31,69 @@ DTYPES = {
 NO_TEXT: Mapping[str, str] = MappingProxyType({})
 
 
-def tensor_file(tensors: Mapping[str, Tensor], text: Mapping[str, str] = NO_TEXT) -> list[bytes | memoryview]:
-    """Return the parts of the file in order; tensors may share memory, and `text` becomes metadata of the header."""
+class Deferred(NamedTuple):
+    """A tensor that is read when it is its turn to be written."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    load: Callable[[], Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def tensor_file(
+    tensors: Mapping[str, Tensor | Deferred], text: Mapping[str, str] = NO_TEXT
+) -> Iterator[bytes | memoryview]:
+    """Yield the parts of the file in order; tensors may share memory, and `text` becomes metadata of the header."""
     ranks = {dtype: rank for rank, dtype in enumerate(DTYPES)}
     names = sorted(tensors, key=lambda name: (ranks[tensors[name].dtype], name))
     header: dict[str, object] = {"__metadata__": dict(text)} if text else {}
-    views, end = [bytes_of(tensors[name]) for name in names], 0
-    for name, view in zip(names, views, strict=True):
-        tensor, start, end = tensors[name], end, end + len(view)
+    end = 0
+    for name in names:
+        tensor = tensors[name]
+        start, end = end, end + tensor.nbytes
         header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     header_bytes = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     header_bytes += b" " * (-len(header_bytes) % 8)
-    return [struct.pack("<Q", len(header_bytes)), header_bytes, *views]
+    yield struct.pack("<Q", len(header_bytes))
+    yield header_bytes
+    for name in names:
+        tensor = tensors[name]
+        yield bytes_of(tensor.load() if isinstance(tensor, Deferred) else tensor)
+
+
+class TensorReader(Mapping[str, Tensor]):
+    """The tensors of a file, each read when it is asked for; mapped memory would count as this process's own."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        (length,) = struct.unpack("<Q", file.read(8))
+        if length > size - 8:
+            raise ValueError("its header is longer than the file")
+        header = json.loads(file.read(length))
+        self.text: dict[str, str] = header.pop("__metadata__", {})
+        self._start, self._header = 8 + length, header
+
+    def __getitem__(self, name: str) -> Tensor:
+        entry = self._header[name]
+        start, end = entry["data_offsets"]
+        self._file.seek(self._start + start)
+        data = bytearray(self._file.read(end - start))
+        if len(data) != end - start:
+            raise ValueError(f"tensor {name} is cut off")
+        dtype = next(dtype for dtype, text in DTYPES.items() if text == entry["dtype"])
+        flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+        return flat.view(
+            entry["shape"]
+        ).clone()  # sums and products have other last bits in memory not aligned by torch
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._header)
+
+    def __len__(self) -> int:
+        return len(self._header)

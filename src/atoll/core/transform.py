@@ -55,6 +55,10 @@ class Transform(NamedTuple):
     """Whether its input is the difference to the last broadcast; allowed only in a downlink."""
     preserves_norm: bool = True
     """Whether a bound on the norm of the carrier also bounds the decoded vector."""
+    unbiased: bool = False
+    """Whether the mean of the decoded vector, over `encoding.rng`, is the vector."""
+    contractive: bool = False
+    """Whether the error is at most as long as the vector, without memory: |decoded - v| <= |v|."""
 
 
 class Chain(NamedTuple):

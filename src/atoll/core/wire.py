@@ -23,7 +23,7 @@ from torch import Tensor
 from atoll.core.errors import AtollError
 from atoll.core.messages import Payload
 
-assert sys.byteorder == "little", "tensors travel as they lie in memory, which must be little-endian"
+assert sys.byteorder == "little", "tensors are sent as they are in memory, which must be little-endian"
 
 MAGIC = b"ATOL"
 VERSION = 1

@@ -1,1 +1,1 @@
-"""Data sets and how they are dealt out."""
+"""Data sets, and how their samples are assigned to clients."""

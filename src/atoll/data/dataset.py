@@ -1,4 +1,4 @@
-"""What every data set looks like to the rest of Atoll. Shapes: N samples, T positions in a sequence."""
+"""Dataset and Public: samples as the rest of Atoll sees them. Shapes: N samples, T positions in a sequence."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Dataset:
-    """Training and test samples with their labels, checked on arrival.
+    """Training and test samples with their labels, checked when it is made.
 
-    Features stay as stored (uint8 images are `(N, channels, height, width)`); a model sees `x * scale + shift`.
+    Features keep their stored type (uint8 images are `(N, channels, height, width)`); a model sees `x * scale + shift`.
     Token data are indices into a vocabulary and are never scaled. Labels are `(N,)`, or `(N, T)` for sequences.
 
     >>> x, y = np.zeros((4, 2), dtype=np.float32), np.array([0, 1, 0, 1])
@@ -34,11 +34,11 @@ class Dataset:
     shift: float = 0.0
     tokens: bool = False
     owners: Array | None = None
-    """The natural owner (speaker, device) of each training sample, `(N,)`; None where there is none."""
+    """The natural owner (speaker, device) of each training sample, `(N,)`; None if the data have none."""
     owner_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     origin: str = ""
-    """Where the data come from, and their licence, in one line."""
+    """Source and licence of the data, in one line."""
 
     def __post_init__(self) -> None:
         if self.num_classes < 2:
@@ -70,12 +70,12 @@ class Dataset:
 
     @property
     def num_train(self) -> int:
-        """How many training samples there are."""
+        """The number of training samples."""
         return len(self.train_x)
 
     @property
     def num_test(self) -> int:
-        """How many test samples there are."""
+        """The number of test samples."""
         return len(self.test_x)
 
     def __repr__(self) -> str:
@@ -87,7 +87,7 @@ class Dataset:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Public:
-    """Samples that everybody may look at: stored features, how they are scaled, and labels if they have any."""
+    """Samples that server and clients may use: stored features, their scaling, and labels if they have any."""
 
     name: str
     x: Array
@@ -97,14 +97,14 @@ class Public:
 
 
 def as_public(other: Dataset, dataset: Dataset) -> Public:
-    """The features of another data set's training samples, if a model for this data set can take them.
+    """Return the features of another data set's training samples, if they fit a model for this data set.
 
-    Its labels are left behind: they may mean something else.
+    Its labels are dropped: they may have another meaning.
     """
     if other.input_shape != dataset.input_shape or other.tokens != dataset.tokens:
-        kinds = [f"{d.input_shape}{' tokens' if d.tokens else ''}" for d in (other, dataset)]
+        shapes = [f"{d.input_shape}{' tokens' if d.tokens else ''}" for d in (other, dataset)]
         raise DataError(
-            f"a public sample of {other.name} has shape {kinds[0]}, but one of {dataset.name} has {kinds[1]}: choose "
+            f"a public sample of {other.name} has shape {shapes[0]}, but one of {dataset.name} has {shapes[1]}: choose "
             'public data of the same shape, or public = {name = "held_out", fraction = 0.05}'
         )
     if other.tokens and other.train_x.max() > dataset.train_x.max():
@@ -115,13 +115,15 @@ def as_public(other: Dataset, dataset: Dataset) -> Public:
     return Public(name=other.name, x=other.train_x, y=None, scale=other.scale, shift=other.shift)
 
 
-def _features(given: Any, tokens: bool, what: str) -> Array:
-    x = np.asarray(given)
+def _features(features: Any, tokens: bool, what: str) -> Array:
+    x = np.asarray(features)
     if tokens:
         if x.dtype.kind not in "iu":
             raise DataError(f"{what}: tokens are whole numbers, got {x.dtype}; cast them, or set tokens=False")
         if x.size and x.min() < 0:
-            raise DataError(f"{what}: tokens are indices and cannot be negative: the smallest is {x.min()}")
+            raise DataError(
+                f"{what}: tokens are indices and cannot be negative: the smallest is {x.min()}; renumber them from 0"
+            )
         return x
     if x.dtype == np.uint8:
         return x
@@ -129,28 +131,28 @@ def _features(given: Any, tokens: bool, what: str) -> Array:
         raise DataError(f"{what}: features are uint8 or floats, got {x.dtype}; use .astype('float32')")
     with np.errstate(over="ignore"):
         x = x.astype(np.float32, copy=False)
-    # min and max see any NaN or Inf without a mask as large as the data.
+    # min and max find any NaN or Inf without a mask as large as the data.
     if x.size and not (np.isfinite(x.min()) and np.isfinite(x.max())):
         rows, nans = np.nonzero(~np.isfinite(x))[0], int(np.isnan(x).sum())
         raise DataError(
             f"{what}: {nans} NaN and {len(rows) - nans} Inf values, the first in row {rows[0]}; "
-            "drop those rows or fill them in"
+            "drop these rows or replace the values"
         )
     return x
 
 
-def _labels(given: Any, num_classes: int, what: str) -> Array:
-    y = np.asarray(given)
+def _labels(labels: Any, num_classes: int, what: str) -> Array:
+    y = np.asarray(labels)
     if y.dtype.kind not in "iu":
         raise DataError(f"{what}: labels are whole numbers, got {y.dtype}; use .astype('int64')")
     if y.ndim not in (1, 2):
-        raise DataError(f"{what}: labels have shape (N,), or (N, T) for sequences: got {y.shape}")
-    wrong = np.argwhere((y < 0) | (y >= num_classes))
-    if len(wrong):
-        index = tuple(int(i) for i in wrong[0])
+        raise DataError(f"{what}: labels have shape (N,), or (N, T) for sequences: got {y.shape}; reshape them")
+    invalid = np.argwhere((y < 0) | (y >= num_classes))
+    if len(invalid):
+        index = tuple(int(i) for i in invalid[0])
         raise DataError(
             f"{what}: labels must be in 0..{num_classes - 1}: got {y[index]} at index {', '.join(map(str, index))} "
-            f"({len(wrong)} such); renumber them or raise num_classes"
+            f"({len(invalid)} such); renumber them or raise num_classes"
         )
     return y.astype(np.int64, copy=False)
 
@@ -162,13 +164,14 @@ def _check_lengths(x: Array, y: Array, what: str) -> None:
         raise DataError(f"{what}: {len(x)} samples but {len(y)} labels; every sample needs exactly one label")
 
 
-def _owners(given: Any, num_train: int, owner_names: tuple[str, ...], name: str) -> Array:
-    owners = np.asarray(given)
+def _owners(owner_numbers: Any, num_train: int, owner_names: tuple[str, ...], name: str) -> Array:
+    owners = np.asarray(owner_numbers)
     if owners.dtype.kind not in "iu" or owners.shape != (num_train,):
         raise DataError(
-            f"{name}: owners are {num_train} whole numbers, one a training sample: got {owners.dtype} {owners.shape}"
+            f"{name}: owners are {num_train} whole numbers, one for each training sample: got {owners.dtype} "
+            f"{owners.shape}"
         )
     if owners.min() < 0 or (owner_names and owners.max() >= len(owner_names)):
         allowed = f"in 0..{len(owner_names) - 1}, as many as owner_names," if owner_names else "0 or more"
-        raise DataError(f"{name}: owners must be {allowed}: got {owners.min()} to {owners.max()}")
+        raise DataError(f"{name}: owners must be {allowed}: got {owners.min()} to {owners.max()}; renumber them")
     return owners.astype(np.int64, copy=False)

@@ -1,4 +1,4 @@
-"""How far a partition is from IID. Shapes: C clients, K classes, N training samples."""
+"""Measures of label skew between clients. Shapes: C clients, K classes, N training samples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def label_counts(
 
 
 def js_divergence(counts_CK: Array) -> Array:
-    """The Jensen-Shannon divergence of each client's labels from those of all, (C,): 0 if alike, at most 1 (base 2).
+    """Return the Jensen-Shannon divergence of each client's labels from those of all, (C,), in [0, 1] (base 2).
 
     JS(p_k, p) = (KL(p_k || m) + KL(p || m)) / 2 with m = (p_k + p) / 2 (Lin 1991, IEEE Trans. Inf. Theory 37).
     """
@@ -31,28 +31,28 @@ def js_divergence(counts_CK: Array) -> Array:
 
 
 def earth_movers_distance(counts_CK: Array) -> Array:
-    """The distance of each client's labels from those of all, (C,): the sum over classes of |p_k - p|, from 0 to 2.
+    """Return the sum over classes of |p_k - p|, each client's labels against those of all, (C,), in [0, 2].
 
-    Zhao et al. 2018 (arXiv:1806.00582, sec. 3) call it the earth mover's distance; every class is as far from every
-    other, so it is the L1 distance.
+    Zhao et al. 2018 (arXiv:1806.00582, sec. 3) call it the earth mover's distance; all classes are equally far from
+    each other, so that it is the L1 distance.
     """
     own_CK, all_K = _shares(counts_CK)
     return np.asarray(np.abs(own_CK - all_K).sum(axis=1))
 
 
 def weighted_mean(values_C: Array, counts_CK: Array) -> float:
-    """The mean of one number a client, weighted by how many samples each has."""
+    """Return the mean of one number per client, weighted by its number of samples."""
     return float(np.average(values_C, weights=counts_CK.sum(axis=1)))
 
 
 def _shares(counts_CK: Array) -> tuple[Array, Array]:
-    """The distributions of labels of each client, (C, K), and of all, (K,); a client without samples is like all."""
+    """Return the label distributions of each client, (C, K), and of all, (K,); an empty client gets that of all."""
     sizes_C1 = counts_CK.sum(axis=1, keepdims=True)
     all_K = counts_CK.sum(axis=0) / counts_CK.sum()
     return np.where(sizes_C1 > 0, counts_CK / np.maximum(sizes_C1, 1), all_K), all_K
 
 
 def _kl(p_CK: Array, q_CK: Array) -> Array:
-    """Kullback-Leibler divergence in bits, (C,), where q > 0 wherever p > 0."""
+    """Return the Kullback-Leibler divergence in bits, (C,); q must be above 0 wherever p is."""
     ratio_CK = np.divide(p_CK, q_CK, out=np.ones_like(q_CK), where=p_CK > 0)
     return np.asarray((p_CK * np.log2(ratio_CK)).sum(axis=1))

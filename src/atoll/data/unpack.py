@@ -1,4 +1,4 @@
-"""How archives become raw files. Members are read by name, one by one; paths inside an archive are never followed."""
+"""Unpacking of archives into raw files. Members are read by name; paths inside an archive are never followed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from atoll.data.sources import CHUNK, RawFile, Unpack, Unreachable, run_client
 
 
 class Readable(Protocol):
-    """Anything that bytes can be read from."""
+    """A stream of bytes."""
 
     def read(self, size: int, /) -> bytes: ...
 
 
 def as_is(archives: Sequence[Path], files: Sequence[RawFile], into: Path) -> None:
-    """Take each archive as the raw file."""
+    """Copy each archive as a raw file."""
     for archive, file in zip(archives, files, strict=True):
         with archive.open("rb") as stream:
             copy_limited(stream, into / file.name, file.num_bytes)
@@ -35,7 +35,7 @@ def gunzip(archives: Sequence[Path], files: Sequence[RawFile], into: Path) -> No
 
 
 def from_tar(folder: str) -> Unpack:
-    """Take the raw files from a folder of one tar archive."""
+    """Return an unpacker of the raw files in a folder of one tar archive."""
 
     def unpack(archives: Sequence[Path], files: Sequence[RawFile], into: Path) -> None:
         members = {f"{folder}/{file.name}": file for file in files}
@@ -46,7 +46,7 @@ def from_tar(folder: str) -> Unpack:
 
 
 def from_deb(folder: str) -> Unpack:
-    """Take gzipped raw files from a folder of one Debian package."""
+    """Return an unpacker of the gzipped raw files in a folder of one Debian package."""
 
     def unpack(archives: Sequence[Path], files: Sequence[RawFile], into: Path) -> None:
         tar, label = into / "package.tar", f"dpkg-deb {archives[0].name}"
@@ -61,7 +61,7 @@ def from_deb(folder: str) -> Unpack:
 
 
 def tar_members(archive: Path, max_bytes: dict[str, int]) -> Iterator[tuple[str, IO[bytes]]]:
-    """Give the wanted members of a tar archive, each a plain file of at most so many bytes; miss none."""
+    """Yield the named members of a tar archive, plain files of at most `max_bytes` each; a missing one is an error."""
     missing = set(max_bytes)
     with tarfile.open(archive) as tar:
         for member in tar:
@@ -80,19 +80,19 @@ def tar_members(archive: Path, max_bytes: dict[str, int]) -> Iterator[tuple[str,
 
 
 def copy_limited(stream: Readable, target: Path, num_bytes: int) -> None:
-    """Copy a file that must have exactly so many bytes, and read no more than that."""
-    left = num_bytes
+    """Copy a file that must have exactly `num_bytes` bytes, without reading more than one byte beyond."""
+    missing = num_bytes
     with target.open("wb") as out:
-        while left and (chunk := stream.read(min(CHUNK, left))):
+        while missing and (chunk := stream.read(min(CHUNK, missing))):
             out.write(chunk)
-            left -= len(chunk)
-    if left or stream.read(1):
-        raise Unreachable(f"{target.name} has {'fewer' if left else 'more'} than the {num_bytes} bytes expected")
+            missing -= len(chunk)
+    if missing or stream.read(1):
+        raise Unreachable(f"{target.name} has {'fewer' if missing else 'more'} than the {num_bytes} bytes expected")
 
 
 @contextmanager
 def damage_is_unreachable(archives: Sequence[Path]) -> Iterator[None]:
-    """Report an archive that cannot be read as any other source that does not give what it should."""
+    """Turn the errors of a damaged archive into Unreachable."""
     try:
         yield
     except (tarfile.TarError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as error:

@@ -108,7 +108,7 @@ class Processes(Engine):
         for header, tensors in self._farm(requests):
             found = grouped(tensors)
             folded = found.pop("folded", {})
-            reports = [Report(*(math.nan if value is None else value for value in each)) for each in header["reports"]]
+            reports = [_report(each) for each in header["reports"]]
             yield Work(folded, reports, {int(client): state for client, state in found.items()})
 
     def slices(self, params_D: Tensor, starts: list[int]) -> Iterable[State]:
@@ -198,6 +198,12 @@ class Processes(Engine):
                 if "error" in header:
                     raise TrainingError(header["error"])
                 answers[busy.pop(pipe)] = (header, tensors)
+
+
+def _report(values: list[Any]) -> Report:
+    """Read a report; JSON has no word for a loss that there is not."""
+    report = Report(*values)
+    return report if report.loss is not None else report._replace(loss=math.nan)
 
 
 def _serve(pipe: Connection, others: list[Connection], trainer: Trainer) -> None:

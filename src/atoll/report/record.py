@@ -59,7 +59,7 @@ class RunDirectory:
 
     def write_text(self, name: str, text: str) -> None:
         """Write a file at once: readers see the old one or the new one."""
-        self._write(name, text.encode())
+        self._write(name, [text.encode()])
 
     def write_json(self, name: str, data: Any) -> None:
         """Write plain data as JSON, at once."""
@@ -109,18 +109,18 @@ class RunDirectory:
 
     def save(self, state: RunState, identity: str) -> None:
         """Write a checkpoint in place of the last one."""
-        self._write(CHECKPOINT, *encode_state(state, identity))
+        self._write(CHECKPOINT, encode_state(state, identity))
 
     def save_model(self, named: State) -> None:
         """Write a model's tensors by name, for use elsewhere."""
-        self._write("model.safetensors", *tensor_file(named))
+        self._write("model.safetensors", tensor_file(named))
 
     def load(self, identity: str) -> RunState | None:
         """Read the checkpoint, or None if the run was stopped before its first."""
         path = self.path / CHECKPOINT
         return read_state(path, identity) if path.exists() else None
 
-    def _write(self, name: str, *parts: bytes | memoryview) -> None:
+    def _write(self, name: str, parts: Iterable[bytes | memoryview]) -> None:
         final, temporary = self.path / name, self.path / f".{name}.new"
         with _explained(self.path):
             with temporary.open("wb") as file:

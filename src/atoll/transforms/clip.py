@@ -24,4 +24,6 @@ def clip(norm: Annotated[float, above(0, "to send nothing at all, leave the clie
     def decode(carrier: Tensor, side: State) -> Tensor:
         return carrier
 
-    return Transform(encode=encode, decode=decode, linear=True, sensitivity=lambda l2_in: min(l2_in, norm))
+    return Transform(
+        encode=encode, decode=decode, linear=True, sensitivity=lambda l2_in: min(l2_in, norm), contractive=True
+    )

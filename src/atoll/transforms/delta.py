@@ -21,4 +21,12 @@ def delta() -> Transform:
     def decode(carrier_V: Tensor, side: State) -> Tensor:
         return carrier_V
 
-    return Transform(encode=encode, decode=decode, linear=True, sensitivity=lambda l2_in: l2_in, against_known=True)
+    return Transform(
+        encode=encode,
+        decode=decode,
+        linear=True,
+        sensitivity=lambda l2_in: l2_in,
+        against_known=True,
+        unbiased=True,
+        contractive=True,
+    )

@@ -20,6 +20,8 @@ from atoll.transforms.rotate import LARGEST_BLOCK, block_shape, rotate_blocks, u
 NUM_ROTATIONS = 2
 """One rotation leaves a block with one large value biased: its signs then depend on that value alone."""
 
+EXAMPLES = [{}, {"bits": 3, "scale": "least_squares"}]
+
 
 def eden(
     bits: Annotated[int, Range(1, 4, hint="for more use rotate and quantise")] = 1,
@@ -54,7 +56,14 @@ def eden(
         y_BN = _points_of(codes_BN, points, side["scale"].dtype).mul_(side["scale"])
         return unrotate_blocks(y_BN, int(side["seed"]), int(side["length"]), NUM_ROTATIONS)
 
-    return Transform(encode=encode, decode=decode, sensitivity=lambda l2_in: growth * l2_in)
+    unbiased = scale == "unbiased"
+    return Transform(
+        encode=encode,
+        decode=decode,
+        sensitivity=lambda l2_in: growth * l2_in,
+        unbiased=unbiased,
+        contractive=not unbiased,
+    )
 
 
 @cache

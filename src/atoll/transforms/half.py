@@ -12,6 +12,7 @@ from atoll.core.messages import State
 from atoll.core.transform import Encoding, Transform, needs_floats
 
 FORMATS = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+EXAMPLES = [{}, {"format": "bfloat16"}]
 
 
 def half(format: Literal["float16", "bfloat16"] = "float16") -> Transform:

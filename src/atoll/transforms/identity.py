@@ -17,4 +17,6 @@ def identity() -> Transform:
     def decode(carrier: Tensor, side: State) -> Tensor:
         return carrier
 
-    return Transform(encode=encode, decode=decode, linear=True, sensitivity=lambda l2_in: l2_in)
+    return Transform(
+        encode=encode, decode=decode, linear=True, sensitivity=lambda l2_in: l2_in, unbiased=True, contractive=True
+    )

@@ -15,7 +15,7 @@ from atoll.core.params import ParamSpec
 from atoll.core.transform import Encoding, Transform
 from atoll.transforms.feedback import codec, needs_all_params
 
-EXAMPLE = {"patterns": ["*"]}
+EXAMPLES = [{"patterns": ["*weight"]}, {"patterns": ["*bias"], "others_every": 2}]
 
 
 def layers(
@@ -48,7 +48,9 @@ def layers(
             vector_V[start:stop], rest = rest[: stop - start], rest[stop - start :]
         return vector_V
 
-    inner = Transform(encode=encode, decode=decode, linear=others_every == 0, sensitivity=lambda l2_in: l2_in)
+    inner = Transform(
+        encode=encode, decode=decode, linear=others_every == 0, sensitivity=lambda l2_in: l2_in, contractive=True
+    )
     return codec("layers", inner, error_feedback=error_feedback)
 
 

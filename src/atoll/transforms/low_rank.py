@@ -13,6 +13,8 @@ from atoll.core.params import ParamSpec
 from atoll.core.transform import Encoding, Transform
 from atoll.transforms.feedback import codec, needs_all_params
 
+EXAMPLES = [{}, {"rank": 1, "error_feedback": False}]
+
 
 class _Matrix(NamedTuple):
     offset: int
@@ -57,7 +59,9 @@ def low_rank(rank: Count = 2, error_feedback: bool = True) -> Transform:
             torch.mm(p_NR, q_MR.T, out=_view(vector_V, matrix))
         return vector_V
 
-    inner = Transform(encode=encode, decode=decode, sensitivity=lambda l2_in: l2_in, preserves_norm=False)
+    inner = Transform(
+        encode=encode, decode=decode, sensitivity=lambda l2_in: l2_in, preserves_norm=False, contractive=True
+    )
     return codec("low_rank", inner, error_feedback=error_feedback)
 
 

@@ -37,4 +37,4 @@ def prune(fraction: Fraction = 0.1) -> Transform:
             )
         return vector_V[torch.from_numpy(unpack_positions(mask))], mask, mask
 
-    return codec("prune", Transform(encode=encode, decode=scatter, sensitivity=lambda l2_in: l2_in))
+    return codec("prune", Transform(encode=encode, decode=scatter, sensitivity=lambda l2_in: l2_in, contractive=True))

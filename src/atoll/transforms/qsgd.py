@@ -38,4 +38,4 @@ def qsgd(levels: Annotated[int, Range(1, 2**15 - 1, hint="for more, leave it out
         to_values(codes_V, grid(float(side["norm"])), vector_V)
         return vector_V
 
-    return Transform(encode=encode, decode=decode)
+    return Transform(encode=encode, decode=decode, unbiased=True)

@@ -16,6 +16,8 @@ from atoll.core.params import ParamSpec
 from atoll.core.transform import Encoding, Transform, needs_floats
 from atoll.transforms.bits import Grid, code_dtype, pack_bits, to_codes, to_values, unpack_bits
 
+EXAMPLES = [{}, {"bits": 2}, {"bits": 1}, {"bits": 12}]
+
 
 def quantise(
     bits: Annotated[int, Range(1, 16, hint="for more, leave it out")] = 8,
@@ -54,7 +56,7 @@ def quantise(
             to_values(segment_V, Grid(low, step, 2**bits), out_V)
         return vector_V
 
-    return Transform(encode=encode, decode=decode)
+    return Transform(encode=encode, decode=decode, unbiased=rounding == "stochastic")
 
 
 def segment_sizes(num_values: int, spec: ParamSpec) -> list[int]:

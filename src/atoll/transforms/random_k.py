@@ -13,6 +13,8 @@ from atoll.core.options import Count
 from atoll.core.transform import Encoding, Transform
 from atoll.transforms.feedback import Fraction, Positions, codec, number_kept
 
+EXAMPLES = [{}, {"fraction": 0.5, "error_feedback": True}]
+
 
 def random_k(fraction: Fraction | None = None, count: Count | None = None, error_feedback: bool = False) -> Transform:
     """Send K values at random positions, by default 1 %, and the seed from which the positions are drawn.
@@ -36,7 +38,13 @@ def random_k(fraction: Fraction | None = None, count: Count | None = None, error
         vector_V[torch.from_numpy(kept_K)] = carrier_K
         return vector_V
 
-    inner = Transform(encode=encode, decode=decode, sensitivity=lambda l2_in: l2_in * max_scale)
+    inner = Transform(
+        encode=encode,
+        decode=decode,
+        sensitivity=lambda l2_in: l2_in * max_scale,
+        unbiased=not error_feedback,
+        contractive=error_feedback,
+    )
     return codec("random_k", inner, error_feedback=error_feedback)
 
 

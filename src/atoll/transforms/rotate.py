@@ -39,7 +39,9 @@ def rotate(seed: Seed = 0) -> Transform:
     def decode(carrier: Tensor, side: State) -> Tensor:
         return unrotate_blocks(carrier, int(side["seed"]), int(side["length"]))
 
-    return Transform(encode=encode, decode=decode, linear=True, sensitivity=lambda l2_in: l2_in)
+    return Transform(
+        encode=encode, decode=decode, linear=True, sensitivity=lambda l2_in: l2_in, unbiased=True, contractive=True
+    )
 
 
 def block_shape(num_values: int) -> tuple[int, int]:

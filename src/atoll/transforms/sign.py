@@ -13,6 +13,8 @@ from atoll.core.messages import State
 from atoll.core.transform import Encoding, Transform, any_norm
 from atoll.transforms.feedback import codec
 
+EXAMPLES = [{"scale": True}, {}, {"scale": True, "error_feedback": True}]
+
 
 def sign(scale: bool = False, error_feedback: bool = False) -> Transform:
     """Send the signs of the trained parameters' changes, 0 as +1, and with `scale` their mean magnitude.
@@ -40,5 +42,7 @@ def sign(scale: bool = False, error_feedback: bool = False) -> Transform:
         params_D = (2 * bits_D.to(side["scale"].dtype) - 1) * side["scale"]
         return torch.cat([params_D, side["rest"]]) if "rest" in side else params_D
 
-    inner = Transform(encode=encode, decode=decode, sensitivity=(lambda l2_in: l2_in) if scale else any_norm)
+    inner = Transform(
+        encode=encode, decode=decode, sensitivity=(lambda l2_in: l2_in) if scale else any_norm, contractive=scale
+    )
     return codec("sign", inner, error_feedback=error_feedback)

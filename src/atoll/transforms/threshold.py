@@ -13,7 +13,7 @@ from atoll.core.options import above
 from atoll.core.transform import Encoding, Transform
 from atoll.transforms.feedback import codec, pack_positions, scatter
 
-EXAMPLE = {"magnitude": 0.01}
+EXAMPLES = [{"magnitude": 1e-3}, {"magnitude": 1e-2, "error_feedback": False}]
 
 
 def threshold(
@@ -28,5 +28,5 @@ def threshold(
         kept_K = np.flatnonzero(~(np.abs(vector_V.numpy()) < magnitude))  # NaN is sent, so that the server rejects it
         return vector_V[torch.from_numpy(kept_K)], pack_positions(kept_K, vector_V.numel()), memory
 
-    inner = Transform(encode=encode, decode=scatter, sensitivity=lambda l2_in: l2_in)
+    inner = Transform(encode=encode, decode=scatter, sensitivity=lambda l2_in: l2_in, contractive=True)
     return codec("threshold", inner, error_feedback=error_feedback)

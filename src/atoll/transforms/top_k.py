@@ -10,6 +10,8 @@ from atoll.core.options import Count
 from atoll.core.transform import Encoding, Transform
 from atoll.transforms.feedback import Fraction, codec, largest_positions, number_kept, pack_positions, scatter
 
+EXAMPLES = [{}, {"fraction": 0.1, "error_feedback": False}]
+
 
 def top_k(fraction: Fraction | None = None, count: Count | None = None, error_feedback: bool = True) -> Transform:
     """Send the K values of largest magnitude, by default 1 %, and their positions.
@@ -24,5 +26,5 @@ def top_k(fraction: Fraction | None = None, count: Count | None = None, error_fe
         kept_K = largest_positions(vector_V, num_kept(num))
         return vector_V[torch.from_numpy(kept_K)], pack_positions(kept_K, num), memory
 
-    inner = Transform(encode=encode, decode=scatter, sensitivity=lambda l2_in: l2_in)
+    inner = Transform(encode=encode, decode=scatter, sensitivity=lambda l2_in: l2_in, contractive=True)
     return codec("top_k", inner, error_feedback=error_feedback)

@@ -1,1 +1,1 @@
-"""Where data come from, checksummed."""
+"""The catalogue of data sets, one file for each; downloaded files are verified by checksums."""

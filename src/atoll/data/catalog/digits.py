@@ -1,4 +1,4 @@
-"""Handwritten digits of 8x8 pixels, inside the package: the data set that always works."""
+"""Handwritten digits of 8x8 pixels, part of the package: needs no download."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SPLIT_SEED = 0
 
 
 def digits() -> Dataset:
-    """Optical Recognition of Handwritten Digits, its test part of 1,797 (Alpaydin and Kaynak 1998, UCI, CC BY 4.0).
+    """Load Optical Recognition of Handwritten Digits, its test part of 1,797 (Alpaydin and Kaynak 1998, UCI).
 
-    The data have no split of their own: every fifth sample of a fixed shuffle sorted by class is for test, 360 in all.
+    The data have no split: every fifth sample of a fixed shuffle sorted by class is for test, 360 in total.
     """
     with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as stored:
         x, y = stored["images"][:, None], stored["labels"].astype(np.int64)

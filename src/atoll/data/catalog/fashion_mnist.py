@@ -53,7 +53,7 @@ CLASS_NAMES = (
 
 
 def fashion_mnist(*, quiet: bool = False) -> Dataset:
-    """60,000 articles for training and 10,000 for test (Xiao et al. 2017, arXiv:1708.07747)."""
+    """Load 60,000 articles for training and 10,000 for test (Xiao et al. 2017, arXiv:1708.07747)."""
     paths = raw_files("fashion_mnist", FILES, SOURCES, quiet=quiet)
     train_x, train_y, test_x, test_y = (read_idx(paths[file.name]) for file in FILES)
     return Dataset(

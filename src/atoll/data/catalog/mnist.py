@@ -41,13 +41,13 @@ SOURCES = (
 
 
 MEAN, STD = 0.1307, 0.3081
-"""Of all pixels of the training set, black 0 and white 1."""
+"""Mean and standard deviation of all pixels of the training set, with black 0 and white 1."""
 
 
 def mnist(*, standardised: bool = False, quiet: bool = False) -> Dataset:
-    """60,000 digits for training and 10,000 for test (LeCun et al. 1998, Proceedings of the IEEE 86).
+    """Load 60,000 digits for training and 10,000 for test (LeCun et al. 1998, Proceedings of the IEEE 86).
 
-    Pixels go from 0 to 1; `standardised` ones have mean 0 and standard deviation 1 over the training set.
+    Pixels are in [0, 1]; with `standardised` they have mean 0 and standard deviation 1 over the training set.
     """
     paths = raw_files("mnist", FILES, SOURCES, quiet=quiet)
     train_x, train_y, test_x, test_y = (read_idx(paths[file.name]) for file in FILES)

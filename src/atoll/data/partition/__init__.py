@@ -1,1 +1,1 @@
-"""How data are dealt out to clients."""
+"""Partitions: rules that assign training samples to clients, one file for each."""

@@ -16,13 +16,16 @@ from atoll.data.index import Array, Clients, Partition, class_labels, dealt, gen
 
 PURPOSE = 107
 MAX_SWEEPS = 100
+"""Maximum number of passes over all classes that make the clients' sizes equal."""
+
+EXAMPLE = {"classes_per_client": 5}
 
 
 def classes(dataset: Dataset, *, num_clients: Clients = 10, seed: Seed = 0, classes_per_client: Count = 2) -> Partition:
     """Give every client samples of exactly `classes_per_client` classes (Li et al. 2022, arXiv:2102.02079, "#C = k").
 
-    The numbers of clients that hold a class differ by one at most. Each class is split among its holders so that
-    clients become as equal in size as can be, where the paper splits it evenly.
+    The numbers of clients that hold a class differ by at most one. Each class is split among its holders so that the
+    sizes of clients become as equal as possible, where the paper splits it evenly.
     """
     labels_N = class_labels("classes", dataset)
     present_P, counts_P = np.unique(labels_N, return_counts=True)
@@ -34,7 +37,7 @@ def classes(dataset: Dataset, *, num_clients: Clients = 10, seed: Seed = 0, clas
             f"most {num_present}"
         )
     rng = generator(seed, PURPOSE)
-    holds_CP = _hands(num_clients, num_present, classes_per_client, rng)
+    holds_CP = _assign_classes(num_clients, num_present, classes_per_client, rng)
     short_P = np.flatnonzero(counts_P < holds_CP.sum(axis=0))
     if len(short_P):
         label, count = present_P[short_P[0]], counts_P[short_P[0]]
@@ -42,48 +45,48 @@ def classes(dataset: Dataset, *, num_clients: Clients = 10, seed: Seed = 0, clas
             f"classes cannot split the {count} samples of class {label} of {dataset.name} among "
             f"{holds_CP[:, short_P[0]].sum()} clients; lower num_clients or classes_per_client"
         )
-    counts_CP = _levelled(holds_CP, counts_P)
+    counts_CP = _equal_sizes(holds_CP, counts_P)
     shuffled_N = rng.permutation(dataset.num_train)
     by_class_N = shuffled_N[np.argsort(labels_N[shuffled_N], kind="stable")]
     owner_N = np.concatenate([np.repeat(np.arange(num_clients), counts_C) for counts_C in counts_CP.T])
-    order_N = by_class_N[np.argsort(owner_N, kind="stable")]
-    return dealt(order_N, np.concatenate([[0], np.cumsum(counts_CP.sum(axis=1))]))
+    by_owner_N = by_class_N[np.argsort(owner_N, kind="stable")]
+    return dealt(by_owner_N, np.concatenate([[0], np.cumsum(counts_CP.sum(axis=1))]))
 
 
-def _hands(num_clients: int, num_present: int, classes_per_client: int, rng: np.random.Generator) -> Array:
-    """Who holds which class, (C, P) of 0 and 1: each client in turn takes the classes that fewest hold so far."""
+def _assign_classes(num_clients: int, num_present: int, classes_per_client: int, rng: np.random.Generator) -> Array:
+    """Return the classes of each client, (C, P) of 0 and 1: each in turn gets those with the fewest holders so far."""
     holds_CP = np.zeros((num_clients, num_present), dtype=np.int64)
-    taken_P = np.zeros(num_present)
+    holders_P = np.zeros(num_present)
     for client in range(num_clients):
-        chosen = np.argsort(taken_P + rng.random(num_present))[:classes_per_client]
+        chosen = np.argsort(holders_P + rng.random(num_present))[:classes_per_client]
         holds_CP[client, chosen] = 1
-        taken_P[chosen] += 1
+        holders_P[chosen] += 1
     return holds_CP
 
 
-def _levelled(holds_CP: Array, counts_P: Array) -> Array:
-    """How many samples of each class go to each client, (C, P): first evenly, then class by class to level sizes."""
-    num_P = holds_CP.sum(axis=0)
-    counts_CP = holds_CP * (counts_P // num_P)
+def _equal_sizes(holds_CP: Array, counts_P: Array) -> Array:
+    """Return the samples of each class per client, (C, P): split evenly, then moved class by class to equal sizes."""
+    num_holders_P = holds_CP.sum(axis=0)
+    counts_CP = holds_CP * (counts_P // num_holders_P)
     for _ in range(MAX_SWEEPS):
         before_CP = counts_CP.copy()
         for label, count in enumerate(counts_P):
             holders_H = np.flatnonzero(holds_CP[:, label])
             others_H = counts_CP[holders_H].sum(axis=1) - counts_CP[holders_H, label]
-            counts_CP[holders_H, label] = _poured(others_H, int(count))
+            counts_CP[holders_H, label] = _fill_evenly(others_H, int(count))
         if (counts_CP == before_CP).all():
             break
     return np.asarray(counts_CP)
 
 
-def _poured(others_H: Array, amount: int) -> Array:
-    """Pour an amount over holders who have others already, one unit each at least, to the most even level."""
+def _fill_evenly(others_H: Array, amount: int) -> Array:
+    """Distribute an amount over holders, at least one each, so that others_H plus the result is as even as possible."""
 
     def needed(level: int) -> int:
         return int(np.maximum(level - others_H, 1).sum())
 
     levels = range(int(others_H.min()), int(others_H.max()) + amount + 1)
     level = levels[bisect_right(levels, amount, key=needed) - 1]
-    poured_H = np.maximum(level - others_H, 1)
-    poured_H[np.flatnonzero(others_H < level)[: amount - poured_H.sum()]] += 1
-    return np.asarray(poured_H)
+    counts_H = np.maximum(level - others_H, 1)
+    counts_H[np.flatnonzero(others_H < level)[: amount - counts_H.sum()]] += 1
+    return np.asarray(counts_H)

@@ -1,8 +1,7 @@
-"""Label skew of any degree. Shapes: C clients, K classes, N training samples, S samples of one client."""
+"""Dirichlet label skew. Shapes: C clients, K classes, N training samples, S samples of one client."""
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Annotated
 
@@ -24,6 +23,7 @@ from atoll.data.index import (
 
 PURPOSE = 103
 MAX_DRAWS = 1000
+"""Maximum number of draws until every client has `min_samples`."""
 
 
 def dirichlet(
@@ -35,16 +35,14 @@ def dirichlet(
     min_samples: Annotated[int, at_least(0, "0 allows empty clients")] = 1,
     samples_per_client: Count | None = None,
 ) -> Partition:
-    """Skew labels by Dir(alpha): near 0 a client sees one class, at 100 nearly IID (Hsu et al. 2019, arXiv:1909.06335).
+    """Skew labels by Dir(alpha): near 0 a client has one class, at 100 nearly IID (Hsu et al. 2019, arXiv:1909.06335).
 
-    Dealt: each class goes to the clients in proportions p_k ~ Dir_C(alpha) (Yurochkin et al. 2019, arXiv:1905.12022,
-    sec. 4), redrawn until every client has `min_samples`. With `samples_per_client` each client draws its own mixture
-    q ~ Dir_K(alpha K prior) and samples from the classes, renormalising q when one runs out (Hsu, sec. 3), so that
-    there may be any number of clients. Either way a client's mixture is about Dir_K(alpha); Hsu's own alpha is K times
-    this one.
+    By default each class is split over the clients in proportions p_k ~ Dir_C(alpha) (Yurochkin et al. 2019,
+    arXiv:1905.12022, sec. 4), redrawn until every client has `min_samples`. With `samples_per_client` each client draws
+    its own mixture q ~ Dir_K(alpha K prior) and samples from the classes, renormalising q when one is exhausted (Hsu,
+    sec. 3), so that there may be any number of clients. Either way a client's mixture is about Dir_K(alpha); Hsu's
+    alpha is K times this one.
     """
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
-        raise PlanError(f"alpha must be a number above 0 (0.1 is very skewed, 100 nearly IID): got {alpha!r}")
     labels_N = class_labels("dirichlet", dataset)
     rng = generator(seed, PURPOSE)
     shuffled_N = rng.permutation(dataset.num_train)
@@ -62,25 +60,25 @@ def dirichlet(
         )
     counts_KC = _split(counts_K, num_clients, alpha, min_samples, rng)
     owner_N = np.concatenate([np.repeat(np.arange(num_clients), counts_C) for counts_C in counts_KC])
-    order_N = pools_N[np.argsort(owner_N, kind="stable")]
-    return dealt(order_N, np.concatenate([[0], np.cumsum(counts_KC.sum(axis=0))]))
+    by_owner_N = pools_N[np.argsort(owner_N, kind="stable")]
+    return dealt(by_owner_N, np.concatenate([[0], np.cumsum(counts_KC.sum(axis=0))]))
 
 
 def _split(counts_K: Array, num_clients: int, alpha: float, min_samples: int, rng: np.random.Generator) -> Array:
-    """How many samples of each class go to each client, (K, C)."""
-    smallest = 0
+    """Draw the number of samples of each class for each client, (K, C)."""
+    best = 0
     for _ in range(MAX_DRAWS):
         ends_KC = np.cumsum(rng.dirichlet(np.full(num_clients, alpha), size=len(counts_K)), axis=1)
         ends_KC = np.floor(ends_KC * counts_K[:, None] + 0.5).astype(np.int64)
         ends_KC[:, -1] = counts_K
         counts_KC = np.diff(ends_KC, axis=1, prepend=0)
-        best = int(counts_KC.sum(axis=0).min())
-        if best >= min_samples:
+        smallest = int(counts_KC.sum(axis=0).min())
+        if smallest >= min_samples:
             return counts_KC
-        smallest = max(smallest, best)
+        best = max(best, smallest)
     raise PlanError(
-        f"dirichlet found no deal in {MAX_DRAWS} draws that gives each of {num_clients} clients {min_samples} samples "
-        f"with alpha = {alpha} (the best left one with {smallest}); raise alpha, ask for fewer clients, lower "
+        f"dirichlet could not give each of {num_clients} clients {min_samples} samples with alpha = {alpha} in "
+        f"{MAX_DRAWS} draws (the best draw left one client with {best}); raise alpha, ask for fewer clients, lower "
         "min_samples (0 allows empty clients), or set samples_per_client so that clients may overlap"
     )
 

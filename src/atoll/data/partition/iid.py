@@ -24,17 +24,17 @@ PURPOSE = 101
 def iid(
     dataset: Dataset, *, num_clients: Clients = 10, seed: Seed = 0, samples_per_client: Count | None = None
 ) -> Partition:
-    """Deal a random permutation in near-equal parts (McMahan et al. 2017, arXiv:1602.05629, sec. 3).
+    """Split a random permutation into parts of equal size up to one (McMahan et al. 2017, arXiv:1602.05629, sec. 3).
 
-    With `samples_per_client` each client draws that many different samples of its own accord, so that there may be
-    any number of clients; two clients may then hold the same sample.
+    With `samples_per_client` each client independently draws that many distinct samples, so that there may be any
+    number of clients; two clients may then hold the same sample.
     """
     if samples_per_client is not None:
         draw = partial(_draw, dataset.num_train, drawable(dataset, samples_per_client), seed)
         return drawn(num_clients, samples_per_client, draw)
     no_empty_clients("iid", dataset, num_clients, way_out=", or set samples_per_client so that clients may overlap")
-    order = generator(seed, PURPOSE).permutation(dataset.num_train)
-    return dealt(order, even_offsets(dataset.num_train, num_clients))
+    permutation = generator(seed, PURPOSE).permutation(dataset.num_train)
+    return dealt(permutation, even_offsets(dataset.num_train, num_clients))
 
 
 def _draw(num_train: int, samples_per_client: int, seed: int, client: int) -> Array:

@@ -16,9 +16,9 @@ WITH_OWNERS = ("shakespeare", "synthetic")
 def natural(
     dataset: Dataset, *, num_clients: Clients | None = None, seed: Seed = 0, min_samples: Count = 1
 ) -> Partition:
-    """Give each owner (speaker, device) its own samples, in their order (Caldas et al. 2018, arXiv:1812.01097).
+    """Make each owner (speaker, device) a client with its own samples (Caldas et al. 2018, arXiv:1812.01097).
 
-    Owners with fewer than `min_samples` are left out; `num_clients` picks that many of the others by the seed.
+    Owners with fewer than `min_samples` are left out; `num_clients` chooses that many of the others by the seed.
     """
     rng = generator(seed, PURPOSE)
     if dataset.owners is None:
@@ -27,16 +27,16 @@ def natural(
             f"use partition = 'iid' or 'dirichlet', or data that has owners: {', '.join(WITH_OWNERS)}"
         )
     owners_O, sizes_O = np.unique(dataset.owners, return_counts=True)
-    kept_C = owners_O[sizes_O >= min_samples]
-    wanted = num_clients or 1
-    if len(kept_C) < wanted:
+    owners_C = owners_O[sizes_O >= min_samples]
+    num_wanted = num_clients or 1
+    if len(owners_C) < num_wanted:
         raise PlanError(
-            f"natural needs at least {wanted} owners with {min_samples} samples or more, and {dataset.name} has "
-            f"{len(kept_C)}; lower num_clients or min_samples"
+            f"natural needs at least {num_wanted} owners with {min_samples} samples or more, and {dataset.name} has "
+            f"{len(owners_C)}; lower num_clients or min_samples"
         )
     if num_clients is not None:
-        kept_C = np.sort(rng.choice(kept_C, num_clients, replace=False))
+        owners_C = np.sort(rng.choice(owners_C, num_clients, replace=False))
     by_owner_N = np.argsort(dataset.owners, kind="stable")
-    order = by_owner_N[np.isin(dataset.owners[by_owner_N], kept_C)]
-    sizes_C = sizes_O[np.isin(owners_O, kept_C)]
-    return dealt(order, np.concatenate([[0], np.cumsum(sizes_C)]))
+    samples = by_owner_N[np.isin(dataset.owners[by_owner_N], owners_C)]
+    sizes_C = sizes_O[np.isin(owners_O, owners_C)]
+    return dealt(samples, np.concatenate([[0], np.cumsum(sizes_C)]))

@@ -13,9 +13,9 @@ PURPOSE = 102
 
 
 def shards(dataset: Dataset, *, num_clients: Clients = 100, seed: Seed = 0, shards_per_client: Count = 2) -> Partition:
-    """Sort by label, cut into equal shards and deal each client a few (McMahan et al. 2017, arXiv:1602.05629, sec. 3).
+    """Sort by label, cut into equal shards and give each client a few (McMahan et al. 2017, arXiv:1602.05629, sec. 3).
 
-    A client then sees about `shards_per_client` classes. Where shards cannot be equal they differ by one sample.
+    A client then has about `shards_per_client` classes. Shards that cannot be equal differ by one sample.
     """
     labels_N = class_labels("shards", dataset)
     num_shards = num_clients * shards_per_client
@@ -28,7 +28,7 @@ def shards(dataset: Dataset, *, num_clients: Clients = 100, seed: Seed = 0, shar
     shuffled_N = rng.permutation(dataset.num_train)
     sorted_N = shuffled_N[np.argsort(labels_N[shuffled_N], kind="stable")]
     cuts = even_offsets(dataset.num_train, num_shards)
-    dealt_P = rng.permutation(num_shards)
-    order_N = np.concatenate([sorted_N[cuts[shard] : cuts[shard + 1]] for shard in dealt_P])
-    ends_P = np.cumsum(np.diff(cuts)[dealt_P])
-    return dealt(order_N, np.concatenate([[0], ends_P[shards_per_client - 1 :: shards_per_client]]))
+    shuffled_P = rng.permutation(num_shards)
+    samples_N = np.concatenate([sorted_N[cuts[shard] : cuts[shard + 1]] for shard in shuffled_P])
+    ends_P = np.cumsum(np.diff(cuts)[shuffled_P])
+    return dealt(samples_N, np.concatenate([[0], ends_P[shards_per_client - 1 :: shards_per_client]]))

@@ -1,1 +1,1 @@
-"""Public samples that are made of the data set itself."""
+"""Ways to take public samples from the data set itself, one file for each."""

@@ -1,4 +1,4 @@
-"""Public samples out of the training set."""
+"""Public samples from the training set."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ def held_out(
     fraction: Annotated[float, Range(0, 1, open_low=True, open_high=True, hint=BOTH)] = 0.05,
     seed: Seed = 0,
 ) -> tuple[Dataset, Public]:
-    """Take a share of the training samples, picked by the seed, away from all clients: the rest, and what was taken."""
-    taken = round(fraction * dataset.num_train)
-    if not 1 <= taken < dataset.num_train:
+    """Split off a random share of the training samples; return the data set without them, and the public samples."""
+    num_public = round(fraction * dataset.num_train)
+    if not 1 <= num_public < dataset.num_train:
         raise PlanError(
             f"held_out: fraction must be in (0, 1) and leave samples on both sides, got {fraction} of "
-            f"{dataset.num_train} training samples"
+            f"{dataset.num_train} training samples; change it"
         )
-    order = generator(seed, PURPOSE).permutation(dataset.num_train)
-    public, private = np.sort(order[:taken]), np.sort(order[taken:])
-    rest = replace(
+    permutation = generator(seed, PURPOSE).permutation(dataset.num_train)
+    public, private = np.sort(permutation[:num_public]), np.sort(permutation[num_public:])
+    remaining = replace(
         dataset,
         train_x=dataset.train_x[private],
         train_y=dataset.train_y[private],
         owners=None if dataset.owners is None else dataset.owners[private],
     )
     held = Public(
-        name=f"{taken} held out of {dataset.name}",
+        name=f"{num_public} held out of {dataset.name}",
         x=dataset.train_x[public],
         y=dataset.train_y[public],
         scale=dataset.scale,
         shift=dataset.shift,
     )
-    return rest, held
+    return remaining, held

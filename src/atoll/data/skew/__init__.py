@@ -1,1 +1,1 @@
-"""How what was dealt is skewed further: features, labels or sizes that differ from client to client."""
+"""Skews: changes of features, labels or sizes that differ between clients, one file for each."""

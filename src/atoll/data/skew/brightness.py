@@ -1,4 +1,4 @@
-"""Feature skew: each client's sensor has its own gain and offset. Shapes: C clients, S samples."""
+"""Feature skew: a gain and an offset for each client. Shapes: C clients, S samples."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ PURPOSE = 114
 def brightness(
     dataset: Dataset, partition: Partition, *, seed: Seed = 0, gain: ShareAboveZero = 0.5, offset: Amount = 0.2
 ) -> Partition:
-    """Give all samples of a client its own contrast and brightness: a x + b, a ~ U(1 ± gain), b ~ U(± offset).
+    """Change contrast and brightness of all samples of a client: a x + b, a ~ U(1 ± gain), b ~ U(± offset).
 
-    The offset is in the units that a model sees, where pictures usually go from 0 to 1. Covariate shift: P(x) differs
-    from client to client (Kairouz et al. 2021, arXiv:1912.04977, sec. 3.1).
+    The offset is in the units of a model's input; images are usually in [0, 1]. Covariate shift: P(x) differs between
+    clients (Kairouz et al. 2021, arXiv:1912.04977, sec. 3.1).
     """
     rng = generator(seed, PURPOSE)
     gain_C = rng.uniform(1 - gain, 1 + gain, partition.num_clients)
     offset_C = rng.uniform(-offset, offset, partition.num_clients) / dataset.scale
 
-    def lit(client: int, x_S: Array) -> Array:
+    def brighten(client: int, x_S: Array) -> Array:
         return x_S * float(gain_C[client]) + float(offset_C[client])
 
-    return with_features("brightness", dataset, partition, lit)
+    return with_features("brightness", dataset, partition, brighten)

@@ -1,4 +1,4 @@
-"""Quantity skew of what was dealt. Shapes: C clients."""
+"""Quantity skew of a partition. Shapes: C clients."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def quantity(
     sigma: Positive | None = None,
     alpha: Positive | None = None,
 ) -> Partition:
-    """Let client k keep the fraction share_k / max share of its samples, drawn at random, and at least one of them.
+    """Keep the fraction share_k / max share of client k's samples, drawn at random, and at least one of them.
 
-    Its mix of labels stays the same in expectation. The shares follow `law`: "power" (`exponent`, 1), "log_normal"
-    (`sigma`, 1) or "dirichlet" (`alpha`, 0.5), see `shares.size_shares`. The other samples belong to nobody then.
+    Its distribution of labels stays the same in expectation. The shares follow `law`: "power" (`exponent`, 1),
+    "log_normal" (`sigma`, 1) or "dirichlet" (`alpha`, 0.5), see `shares.size_shares`. The other samples are not used.
     """
     parts = disjoint(partition)
     rng = generator(seed, PURPOSE)
@@ -35,5 +35,5 @@ def quantity(
     sizes_C = parts.sizes()
     kept_C = np.rint(sizes_C * shares_C / shares_C.max()).astype(np.int64)
     kept_C = np.minimum(np.maximum(kept_C, 1), sizes_C)
-    order = np.concatenate([rng.permutation(parts.indices(client))[:kept] for client, kept in enumerate(kept_C)])
-    return replace(parts, order=order, offsets=np.concatenate([[0], np.cumsum(kept_C)]))
+    samples = np.concatenate([rng.permutation(parts.indices(client))[:kept] for client, kept in enumerate(kept_C)])
+    return replace(parts, samples=samples, offsets=np.concatenate([[0], np.cumsum(kept_C)]))

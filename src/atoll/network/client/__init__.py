@@ -1,1 +1,1 @@
-"""The client of a federation."""
+"""The client's side of a federation; imports no database and no web server."""

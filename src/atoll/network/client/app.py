@@ -1,4 +1,4 @@
-"""What an organisation brings to a federation: its samples, its models, and what it insists on."""
+"""What an organisation supplies as a client: samples, models of its own, and floors."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from atoll.data.dataset import Array, Dataset
 from atoll.network.protocol.agreement import NO_FUNCTIONS, Floors, Functions, OwnParts
 
 IDLE_LOAD = 0.5
-"""A device with less work waiting than this for each of its processors is idle."""
+"""Load per processor below which a device is idle."""
 POWERED = ("Charging", "Full")
 
 
 def device_attributes(root: Path = Path("/")) -> dict[str, bool | float]:
-    """What Linux tells of this device: idle, charging, battery, memory (MB); what it does not tell is left out."""
-    found: dict[str, bool | float] = {}
+    """Return what Linux knows of this device: idle, charging, battery, memory (MB); leave out what it does not."""
+    known: dict[str, bool | float] = {}
     load, memory = _text(root / "proc/loadavg").split(), _text(root / "proc/meminfo").splitlines()
     if load:
-        found["idle"] = float(load[0]) < IDLE_LOAD * (os.cpu_count() or 1)
+        known["idle"] = float(load[0]) < IDLE_LOAD * (os.cpu_count() or 1)
     for line in memory:
         if line.startswith("MemAvailable:"):
-            found["memory"] = float(line.split()[1]) / 1000 * 1.024
-    return found | _power(root / "sys/class/power_supply")
+            known["memory"] = float(line.split()[1]) / 1000 * 1.024
+    return known | _power(root / "sys/class/power_supply")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClientApp:
-    """What a client's own module returns; `atoll join --app hospital.app:client` calls that function.
+    """What a client's own function returns, which `atoll join --app hospital.app:client` calls.
 
-    Samples are laid out as in `Dataset`, and never leave the client.
+    Samples have the layout of `Dataset`, and never leave the client.
     """
 
     train_x: Array
@@ -44,19 +44,19 @@ class ClientApp:
     shift: float = 0.0
     tokens: bool = False
     models: Functions = field(default_factory=lambda: NO_FUNCTIONS)
-    """Models of its own by the names that plans call them, each a function as in the catalogue."""
+    """Own models by the names that plans use, each a function as in the catalogue."""
     algorithms: Functions = field(default_factory=lambda: NO_FUNCTIONS)
-    """Algorithms of its own likewise: each returns an `Algorithm`, of which the client's slots are used."""
+    """Own algorithms likewise: functions that return an `Algorithm`, of which the client's slots are used."""
     losses: Functions = field(default_factory=lambda: NO_FUNCTIONS)
-    """Losses of its own likewise: each is the function `(outputs, targets) -> one number a sample` itself."""
+    """Own losses likewise: each is itself the function `(outputs, targets) -> one number a sample`."""
     works: Functions = field(default_factory=lambda: NO_FUNCTIONS)
-    """Client works of its own likewise: each returns a `ClientWork`, e.g. by `atoll.array_work`."""
+    """Own client works likewise: functions that return a `ClientWork`, e.g. by `atoll.array_work`."""
     floors: Floors = field(default_factory=Floors)
     attributes: Callable[[], Mapping[str, bool | float]] = device_attributes
-    """What the device says of itself before it takes work: idle, charging, unmetered, battery, memory."""
+    """Returns the state of the device: idle, charging, unmetered, battery, memory."""
 
     def __post_init__(self) -> None:
-        for name in ("train_x", "train_y"):  # how numbers lie in memory must not change what is computed
+        for name in ("train_x", "train_y"):  # the memory layout must not change results
             object.__setattr__(self, name, np.ascontiguousarray(getattr(self, name)))
         for kind, functions in self.own_parts._asdict().items():
             for name, function in functions.items():
@@ -66,11 +66,11 @@ class ClientApp:
 
     @property
     def own_parts(self) -> OwnParts:
-        """What plans may name beside the catalogue."""
+        """Return the parts that plans may name beside the catalogue."""
         return OwnParts(self.models, self.algorithms, self.losses, self.works)
 
     def current_attributes(self) -> dict[str, bool | float]:
-        """What the device says of itself now."""
+        """Return the current state of the device."""
         try:
             return {
                 str(k): bool(v) if isinstance(v, bool | np.bool_) else float(v) for k, v in self.attributes().items()
@@ -81,7 +81,7 @@ class ClientApp:
             ) from error
 
     def dataset(self) -> Dataset:
-        """The samples, checked; nothing is tested here, so that one sample stands for the test set."""
+        """Return the samples, checked; as a client tests nothing, one sample stands for the test set."""
         return Dataset(
             name="own samples",
             train_x=self.train_x,
@@ -96,7 +96,7 @@ class ClientApp:
 
 
 def _power(folder: Path) -> dict[str, bool | float]:
-    """Whether power comes in, and how full the emptiest battery is; a device without batteries is plugged in."""
+    """Return whether the device has power, and the level of its emptiest battery; without batteries it has power."""
     supplies = sorted(folder.iterdir()) if folder.is_dir() else []
     batteries = [each for each in supplies if _text(each / "type") == "Battery"]
     if not batteries:

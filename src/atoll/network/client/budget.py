@@ -1,7 +1,7 @@
-"""What a client has spent of its privacy in all runs, on all servers: charged, and on disk, before work is done.
+"""The privacy budget of a client over all runs on all servers: charged on disk before work is done.
 
-A file of JSON lines that is only added to. A line says what one run has cost so far, as an event for an accountant, and
-the newest line of a run holds. Homes may share a file: it is locked while it is read and added to.
+The file has a JSON line for each charge and is only appended to. A line holds the cost of one run so far, as an event
+for an accountant; the newest line of a run is valid. Homes may share the file: it is locked while it is in use.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ NAME = "budget.jsonl"
 
 
 class Overspent(AtollError):
-    """Work that would spend more privacy than its owner allows; the server is told why."""
+    """Work that would spend more privacy than the owner allows; the server receives the reason."""
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """What a run has cost so far."""
+    """The cost of a run so far."""
 
     attempts: int
     done: int
-    """How many of them this client worked for."""
+    """Attempts for which this client worked."""
     unit: str
-    """Whose presence is hidden: clients' or samples'."""
+    """What the guarantee protects: clients or samples."""
     delta: float
     event: dict[str, Any]
 
 
 class Line(msgspec.Struct, frozen=True):
-    """A charge as it is written down."""
+    """A line of the file."""
 
     server: str
     run: str
@@ -50,9 +50,9 @@ class Line(msgspec.Struct, frozen=True):
 
 
 def cost_of(job: Job, attempts: int, done: int = 0) -> Cost:
-    """What so many attempts of a private run cost this client, which worked for some of them.
+    """Return the cost of attempts of a private run, of which this client worked for `done`.
 
-    Where clients are asked in turn, a server that asks one more often than that makes it pay for each time.
+    Where clients are asked in turn, a client that is asked more often pays for each time.
     """
     mechanism, exposure = job.mechanism, job.exposure
     assert mechanism is not None and exposure is not None
@@ -62,15 +62,15 @@ def cost_of(job: Job, attempts: int, done: int = 0) -> Cost:
 
 
 class Budget:
-    """The part of one run in what a client has spent."""
+    """The account of one run in a client's budget."""
 
     def __init__(self, path: Path, server: str, run: str) -> None:
         self.path, self._who = path, (server, run)
 
     def charge(self, attempt: int, cost: Callable[[int], Cost], most: float | None) -> None:
-        """Charge what this run has cost with its next piece of work, or raise Overspent if that is too much in all.
+        """Charge an attempt, once; Overspent if all runs together would cost more than `most`.
 
-        `cost` says what it is, for the number of attempts that were worked for. An attempt is charged once.
+        `cost` returns the cost of the run for a number of attempts for which the client worked.
         """
         with self._locked() as descriptor:
             costs = self._read()
@@ -81,13 +81,13 @@ class Budget:
             self._check({**costs, self._who: cost_now}, most, f"attempt {attempt}")
             self._append(descriptor, Line(*self._who, cost_now))
 
-    def must_pay(self, cost: Cost, most: float | None) -> None:
-        """Raise Overspent if what other runs have cost so far, and all of this one, would be too much."""
+    def check_affordable(self, cost: Cost, most: float | None) -> None:
+        """Raise Overspent if other runs so far and all of this one would cost more than `most`."""
         with self._locked():
             self._check({**self._read(), self._who: cost}, most, f"all {cost.attempts} rounds of this run")
 
     def _check(self, costs: dict[tuple[str, str], Cost], most: float | None, what: str) -> None:
-        """Refuse costs that together are more than is allowed; they are added up at the smallest delta of all."""
+        """Refuse costs whose composition, at the smallest delta of all, exceeds `most`."""
         if most is None:
             return
         own, others = costs[self._who], [cost for who, cost in costs.items() if who != self._who]
@@ -106,7 +106,7 @@ class Budget:
             )
 
     def _read(self) -> dict[tuple[str, str], Cost]:
-        """What each run has cost; a last line that was cut off by a kill was never charged."""
+        """Read the cost of each run; drop a last line that a kill cut off, which was never charged."""
         data = self.path.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
         if len(whole) < len(data):
@@ -121,7 +121,7 @@ class Budget:
         return {(line.server, line.run): line.cost for line in lines}
 
     def _append(self, descriptor: int, line: Line) -> None:
-        """Add a line, on disk before this returns: all of it, or none if the disk is full."""
+        """Append a durable line; if the disk is full, nothing of it."""
         size = os.fstat(descriptor).st_size
         with disk_errors(self.path.parent):
             try:
@@ -133,7 +133,7 @@ class Budget:
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
-        """Open the file for one process at a time; it is made if there is none."""
+        """Open the file under an exclusive lock; create it if it does not exist."""
         try:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""A client of a real federation: asks for work, looks at it, trains, delivers, and keeps the ledger's receipts."""
+"""The client's loop: poll for work, check it, train, deliver, and verify the server's ledger."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from atoll.network.client.secure_session import SecureSession, longest_silence
 from atoll.network.client.task import AgreedRun, TrainedUpdate, WorkRefused, agree
 from atoll.network.client.witness import DISTRUST, Witness
 from atoll.network.protocol import endpoints
-from atoll.network.protocol.agreement import Floors, at_work
+from atoll.network.protocol.agreement import Floors, is_working_hour
 from atoll.network.protocol.identity import public_bytes
 from atoll.network.protocol.messages import (
     MAX_WAIT,
@@ -40,32 +40,32 @@ from atoll.network.protocol.objects import Manifest, manifest_of
 from atoll.report.reading import human_bytes, human_seconds
 
 SHORT_REST = 60.0
-"""Seconds until somebody looks again whether there is room on the disk, or whether it is time to work."""
+"""Seconds until a full disk, or the working hours, are checked again."""
 
 
-class Console(NamedTuple):
-    """How a client speaks to its owner: of progress, and of what it cannot or will not do."""
+class OwnerOutput(NamedTuple):
+    """Where a client reports progress and problems to its owner."""
 
-    say: Callable[[str], None]
+    info: Callable[[str], None]
     warn: Callable[[str], None]
 
 
 class Client:
-    """Works for one server until it is stopped. All that must last is in its home: it may be killed at any moment."""
+    """Works for one server until it is stopped; may be killed at any moment, as its state is in its home."""
 
     def __init__(
         self,
         app: ClientApp,
         home: Home,
         connection: Connection,
-        console: Console,
+        output: OwnerOutput,
         floors: Floors | None = None,
         peers: Mapping[int, bytes] | None = None,
         sleep: Callable[[float], None] = time.sleep,
         consent: Consent | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._app, self._home, self._connection, self._console, self._sleep = app, home, connection, console, sleep
+        self._app, self._home, self._connection, self._output, self._sleep = app, home, connection, output, sleep
         self._floors = app.floors if floors is None else floors
         self._given_peers = peers
         self._consent = asked_for() if consent is None else consent
@@ -77,37 +77,36 @@ class Client:
         self._ended: set[str] = set()
         self._now = now
         self._silent_since: dict[tuple[str, int, int], float] = {}
-        """Since when nothing was said in sessions of secure aggregation, by run, attempt and what was said last."""
-        torch.set_num_threads(1)  # as in a simulation: sums then never depend on the number of cores
+        """Since when sessions of secure aggregation are silent, by run, attempt and mark of the last message."""
+        torch.set_num_threads(1)  # as in a simulation: sums must not depend on the number of cores
 
     def run(self, *, once: bool = False) -> None:
-        """Ask for work and do it; with `once` until all runs are over."""
+        """Work until stopped; with `once`, until all runs have ended."""
         self._end_silent_sessions()
         welcome = self._connection.welcome()
-        self._console.say(f"joined as {welcome.name}, client {welcome.number}; {len(self._app.train_y):,} samples")
+        self._output.info(f"joined as {welcome.name}, client {welcome.number}; {len(self._app.train_y):,} samples")
         while not (self.step() and once):
             pass
-        self._connection.ask_once(endpoints.POLL, self._poll(wait=0.0))  # the server may end, too
+        self._connection.ask_once(endpoints.POLL, self._poll(wait=0.0))  # tells the server that it may end, too
 
     def step(self) -> bool:
-        """Ask for work once and do what there is; True if all runs are over."""
-        if not at_work(self._floors.hours, time.localtime().tm_hour):
+        """Poll once and execute the orders; return whether all runs have ended."""
+        if not is_working_hour(self._floors.hours, time.localtime().tm_hour):
             self._warn_once("", "resting: outside the hours of the floors")
             self._sleep(SHORT_REST)
             return False
         self._end_silent_sessions()
-        told = self._connection.ask(endpoints.POLL, self._poll(MAX_WAIT), wait=MAX_WAIT)
-        done = [self._execute(order) for order in told.orders]
-        self._end([name for name in told.ended if is_run_name(name)])
+        answer = self._connection.ask(endpoints.POLL, self._poll(MAX_WAIT), wait=MAX_WAIT)
+        done = [self._execute(order) for order in answer.orders]
+        self._end([name for name in answer.ended if is_run_name(name)])
         if not any(done):
-            self._sleep(told.retry + random.uniform(0, told.spread))  # noqa: S311
-        return bool(told.ended) and not told.open and not told.orders
+            self._sleep(answer.retry + random.uniform(0, answer.spread))  # noqa: S311
+        return bool(answer.ended) and not answer.open and not answer.orders
 
     def _end_silent_sessions(self) -> None:
-        """Remove the secrets of sessions of secure aggregation that came to nothing without a word.
+        """Remove the secrets of sessions of secure aggregation that the server left without an end.
 
-        How long a session has been silent is measured while this process looks at it, so that no clock that is set
-        ends one too early.
+        Silence is measured by this process's monotonic clock, so that setting a clock ends no session too early.
         """
         now, seen = self._now(), dict[tuple[str, int, int], float]()
         for run in self._home.runs():
@@ -119,10 +118,15 @@ class Client:
         self._silent_since = seen
 
     def _poll(self, wait: float) -> Poll:
-        return Poll(len(self._app.train_y), wait, self._app.current_attributes(), ended=tuple(sorted(self._ended)))
+        return Poll(
+            num_samples=len(self._app.train_y),
+            wait=wait,
+            attributes=self._app.current_attributes(),
+            ended=tuple(sorted(self._ended)),
+        )
 
     def _execute(self, order: Order) -> bool:
-        """Do an order, or tell the server why not."""
+        """Execute an order, or refuse it; return whether it was done."""
         if not is_run_name(order.run):
             raise RunError(f"the server names a run {order.run[:70]!r}, which is no name: tell the operator")
         try:
@@ -131,8 +135,8 @@ class Client:
                 self._answer(agreed, order, order.secure)
             else:
                 self._deliver(agreed, order)
-        except Declined as declined:  # such as a task that nobody waits for any more
-            self._console.say(f"{order.run}: {declined}")
+        except Declined as declined:  # such as a task that was closed
+            self._output.info(f"{order.run}: {declined}")
             return False
         except DiskFull as full:
             self._warn_once(order.run, str(full))
@@ -146,12 +150,12 @@ class Client:
         return True
 
     def _agreed_run(self, run: str) -> AgreedRun:
-        """What is needed to work for a run: looked at once, and built once."""
+        """Return a run that was agreed to; at first use, decide and build it."""
         if run in self._refused_runs:
             raise WorkRefused(self._refused_runs[run])
         if run not in self._agreed_runs:
             info = self._connection.ask(endpoints.RUN, None, run=run)
-            self._must_agree(run, info)
+            self._check_consent(run, info)
             number, secret = self._connection.welcome().number, self._home.secret(run)
             try:
                 self._agreed_runs[run] = agree(
@@ -168,14 +172,12 @@ class Client:
             except AtollError as error:
                 self._refused_runs[run] = str(error)
                 raise
-            self._console.say(f"{run}: agreed; {self._agreed_runs[run].job.spec.num_params:,} parameters")
-            self._read_ledger(
-                run, self._agreed_runs[run].home
-            )  # whoever else has this key is found out before work is done
+            self._output.info(f"{run}: agreed; {self._agreed_runs[run].job.spec.num_params:,} parameters")
+            self._read_ledger(run, self._agreed_runs[run].home)  # before work is done: another may use this key
         return self._agreed_runs[run]
 
-    def _must_agree(self, run: str, info: RunInfo) -> None:
-        """Refuse a run that the owner has not agreed to, now or before."""
+    def _check_consent(self, run: str, info: RunInfo) -> None:
+        """Refuse a run to which the owner does not consent."""
         before = self._home.runs()
         reason = None if run in before else self._consent(info, before)
         if reason is not None:
@@ -183,7 +185,7 @@ class Client:
             raise WorkRefused(reason)
 
     def _deliver(self, agreed: AgreedRun, order: Order) -> None:
-        """Train, unless that was done before, and deliver until the server says that the update is safe."""
+        """Train, unless a pending update exists, and deliver until the server acknowledges the update."""
         home = agreed.home
         reason = agreed.plan.eligibility.why_not(self._app.current_attributes())
         if reason is not None:
@@ -208,18 +210,18 @@ class Client:
             self._witness(order.run, home).acknowledged(order.attempt, "")
             return
         began, data = time.monotonic(), home.update()
-        told = self._connection.deliver(order.run, order.attempt, data, pending.delivery)
-        if told.object != pending.object:
+        delivered = self._connection.deliver(order.run, order.attempt, data, pending.delivery)
+        if delivered.object != pending.object:
             raise RunError("the server has taken another update than was sent: tell the operator")
-        self._witness(order.run, home).acknowledged(order.attempt, told.object)
+        self._witness(order.run, home).acknowledged(order.attempt, delivered.object)
         took = human_seconds(time.monotonic() - began)
-        self._console.say(f"{order.run}: round {order.version + 1}: {human_bytes(len(data))} up in {took}")
+        self._output.info(f"{order.run}: round {order.version + 1}: {human_bytes(len(data))} up in {took}")
 
     def _train(self, agreed: AgreedRun, order: Order) -> PendingUpdate:
-        """Train, and write everything down before anything leaves."""
+        """Train, and save the update before anything of it leaves."""
         try:
-            agreed.must_be_allowed(order)
-        except WorkRefused as unwilling:  # what was spent only grows
+            agreed.charge_privacy(order)
+        except WorkRefused as unwilling:  # what was spent never shrinks
             self._refused_runs[order.run] = str(unwilling)
             raise
         home, start = agreed.home, time.monotonic()
@@ -232,13 +234,13 @@ class Client:
 
         sent = agreed.receive_broadcast(order, fetch)
         params = params_hash(sent.params_D).hex()
-        if not agreed.job.downlink.chain.transforms:  # else clients hear something else than the server has
+        if not agreed.job.downlink.chain.transforms:  # else clients receive other parameters than the server has
             model = params_hash(agreed.job.model_of(sent)).hex()
             self._witness(order.run, home).check_params(order.version, model)
         heard = time.monotonic()
         trained = agreed.train(order, sent)
         times = [human_seconds(seconds) for seconds in (heard - start, time.monotonic() - heard)]
-        self._console.say(
+        self._output.info(
             f"{order.run}: round {order.version + 1}: {human_bytes(down)} down in {times[0]}, trained in {times[1]}"
         )
         manifest = manifest_of(*trained.data)
@@ -254,7 +256,7 @@ class Client:
         return pending
 
     def _fetch(self, agreed: AgreedRun, run: str, ref: Ref) -> Iterator[bytes]:
-        """An object of the server's; what a loss of power has spoilt here is fetched again."""
+        """Download an object; fetch it again if a loss of power damaged what is stored here."""
         objects = agreed.home.objects
         if not self._connection.download(run, ref, objects) and not objects.is_sound(ref.name):
             objects.keep_only(())
@@ -262,7 +264,7 @@ class Client:
         return objects.read(ref.name)
 
     def _answer(self, agreed: AgreedRun, order: Order, message: Ref) -> None:
-        """Answer a message of secure aggregation; the same message gets the same answer."""
+        """Answer a message of secure aggregation; a repeated message gets the same answer."""
         secure_session = SecureSession(
             agreed=agreed,
             identity=self._home.key,
@@ -274,16 +276,16 @@ class Client:
         manifest = self._connection.upload(order.run, order.attempt, answer)
         answered = Answer(msgspec.msgpack.encode(manifest))
         self._connection.ask(endpoints.SECURE, answered, run=order.run, attempt=order.attempt)
-        self._console.say(
+        self._output.info(
             f"{order.run}: round {order.version + 1}: {human_bytes(manifest.num_bytes)} up to add in secret"
         )
 
-    def _peers(self, told: Mapping[str, bytes]) -> Mapping[int, bytes]:
-        """Everybody's keys: those that the owner gave, or those that were seen first."""
-        return self._home.peers(told) if self._given_peers is None else self._given_peers
+    def _peers(self, announced: Mapping[str, bytes]) -> Mapping[int, bytes]:
+        """Return the keys of all clients: those that the owner gave, or those that were seen first."""
+        return self._home.peers(announced) if self._given_peers is None else self._given_peers
 
     def _delivery(self, order: Order, manifest: Manifest, trained: TrainedUpdate) -> Delivery:
-        told = Delivery(
+        delivery = Delivery(
             manifest=msgspec.msgpack.encode(manifest),
             num_samples=trained.num_samples,
             loss=trained.loss,
@@ -291,19 +293,19 @@ class Client:
             signature=bytes(64),
             broadcast=order.model.name,
         )
-        text = update_text(order.run, order.attempt, order.version, manifest.name(), told)
-        return msgspec.structs.replace(told, signature=self._home.key.sign(text))
+        text = update_text(order.run, order.attempt, order.version, manifest.name(), delivery)
+        return msgspec.structs.replace(delivery, signature=self._home.key.sign(text))
 
     def _refuse(self, order: Order, reason: str) -> None:
         self._warn_once(order.run, reason)
         try:
             refusal = Refusal(reason[:1000], whole_run=order.run in self._refused_runs)
             self._connection.ask(endpoints.REFUSE, refusal, run=order.run, attempt=order.attempt)
-        except Declined as declined:  # nobody waits for it any more
-            self._console.say(f"{order.run}: {declined}")
+        except Declined as declined:  # the task was closed
+            self._output.info(f"{order.run}: {declined}")
 
     def _read_ledger(self, run: str, home: RunHome) -> bool:
-        """Get some of the ledger's new records, and keep them if they can be true; False if there are none."""
+        """Fetch new ledger records, verify and keep them; return False if there are none."""
         witness = self._witness(run, home)
         lines = self._connection.ask(endpoints.LEDGER, None, run=run, start=home.head.length).lines
         if not lines:
@@ -313,7 +315,7 @@ class Client:
         return True
 
     def _witness(self, run: str, home: RunHome) -> Witness:
-        """What this client has heard of a run's ledger."""
+        """Return the witness of a run's ledger."""
         if run not in self._witnesses:
             number = self._connection.welcome().number
             self._witnesses[run] = Witness(
@@ -321,12 +323,12 @@ class Client:
                 self._server_key,
                 number,
                 public_bytes(self._home.key),
-                lambda text: self._console.say(f"{run}: {text}"),
+                lambda text: self._output.info(f"{run}: {text}"),
             )
         return self._witnesses[run]
 
     def _check_ledger(self, agreed: AgreedRun, order: Order) -> None:
-        """Read the ledger as far as the version that is sent, and refuse what it does not name."""
+        """Read the ledger up to the version of an order, and refuse what it does not confirm."""
         witness = self._witness(order.run, agreed.home)
         while order.version not in witness.history.sent:
             if not self._read_ledger(order.run, agreed.home):
@@ -343,7 +345,7 @@ class Client:
                 )
 
     def _end(self, names: list[str]) -> None:
-        """Take leave of runs that are over."""
+        """Finish runs that have ended: read the ledger to its end and save the final model."""
         kept = set[str]()
         for run in set(names) & set(self._home.unfinished()):
             home = self._agreed_runs[run].home if run in self._agreed_runs else self._home.run(run)
@@ -357,14 +359,14 @@ class Client:
                 self._save_final_model(run, home, last.body.get("model", ""))
                 home.mark_ended()
                 self._agreed_runs.pop(run, None)
-                self._console.say(f"{run}: is over")
-            except (Declined, DiskFull) as error:  # it is looked at again when it is told again
+                self._output.info(f"{run}: is over")
+            except (Declined, DiskFull) as error:  # the next poll names it again
                 self._warn_once(run, str(error))
                 kept.add(run)
         self._ended = set(names) - kept
 
     def _save_final_model(self, run: str, home: RunHome, name: str) -> None:
-        """Keep the model that a run ended with, whose name is in the ledger."""
+        """Save the final model of a run, after a check against the ledger."""
         ref = self._connection.ask(endpoints.RUN, None, run=run).model
         try:
             if ref is None:
@@ -379,9 +381,9 @@ class Client:
         if params_hash(params_D).hex() != name:
             raise RunError(f"{run} ended with another model than its ledger says; do not trust this server")
         path = home.save_model(load(agreed.job.model, agreed.job.spec, params_D).state_dict())
-        self._console.say(f"{run}: its model is in {path}")
+        self._output.info(f"{run}: its model is in {path}")
 
     def _warn_once(self, run: str, reason: str) -> None:
         if (run, reason) not in self._warned:
             self._warned.add((run, reason))
-            self._console.warn(f"{run}: {reason}" if run else reason)
+            self._output.warn(f"{run}: {reason}" if run else reason)

@@ -1,4 +1,4 @@
-"""A client's line to its server: signed requests that are made until they are answered, and objects in chunks."""
+"""Requests of a client to its server: signed, retried until they are answered, with objects in chunks."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ from atoll.network.protocol.objects import (
 T = TypeVar("T")
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-"""Seconds before something is tried again: the pause doubles each time, and a random part of it is waited."""
+"""Seconds before a retry: the pause doubles each time, and a random part of it is waited."""
 CONNECT_SECONDS, ANSWER_SECONDS = 20.0, 60.0
 MAX_UPLOADS = 3
 """How often chunks are sent that the server says are missing."""
 
 
 class Declined(AtollError):
-    """A request that the server does not serve, and will not if it is made again."""
+    """A request that the server refuses for good."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -67,7 +67,7 @@ class Declined(AtollError):
 
 
 class RetryLater(Exception):
-    """What may work if it is tried again: after some seconds if the server says so, else after a growing pause."""
+    """A failure that may pass: retry after `seconds` if the server gives them, else after a growing pause."""
 
     def __init__(self, why: str, seconds: float | None = None) -> None:
         super().__init__(why)
@@ -77,7 +77,7 @@ class RetryLater(Exception):
 def tls_context(
     authority: Path | None = None, certificate: Path | None = None, key: Path | None = None
 ) -> ssl.SSLContext:
-    """TLS 1.3 with certificates that are checked; with a certificate of one's own where the server asks for one."""
+    """Make a context of TLS 1.3 that checks certificates, with an own one where the server asks for it."""
     try:
         context = ssl.create_default_context(cafile=authority)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -89,7 +89,7 @@ def tls_context(
 
 
 class Connection:
-    """Speaks to one server as one client. Requests are made until they are answered, however long that takes."""
+    """A client's connection to one server; requests are retried until they are answered, however long that takes."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Connection:
         self._http.close()
 
     def about(self) -> About:
-        """What anybody may know of the server."""
+        """Return the public facts about the server."""
         return self._retry(self._about)
 
     def enrol(self, token: str, name: str) -> str:
@@ -197,8 +197,8 @@ class Connection:
         return manifest
 
     def _retry(self, work: Callable[[], T]) -> T:
-        """Do something until it works; who is not patient learns why it does not."""
-        failures, told, prompt = 0, "", True
+        """Do work until it succeeds; without `keep_trying`, raise its first failure."""
+        failures, reported, prompt = 0, "", True
         while True:
             try:
                 return work()
@@ -208,12 +208,12 @@ class Connection:
                 why, seconds = str(later), later.seconds
             if not self._keep_trying:
                 raise RunError(f"{why}: check the address, or try again later")
-            if seconds == 0 and prompt:  # what is to be tried again at once is, but only once while the server answers
+            if seconds == 0 and prompt:  # at once, but only once while the server answers
                 prompt = False
                 continue
-            if why != told:
+            if why != reported:
                 self._say(f"{why}; trying again")
-                told = why
+                reported = why
             pause = min(FIRST_PAUSE * 2.0 ** min(failures, 10), LONGEST_PAUSE)
             self._sleep((seconds or 0.0) + random.uniform(0, pause))  # noqa: S311
             failures += 1
@@ -255,7 +255,8 @@ class Connection:
         """Make a request within the session, once; each time it gets a counter and a signature of its own."""
         epoch = self._session().epoch
         self._counter += 1
-        stamp = Stamp(self.client, epoch, self._counter, int(time.monotonic() + self._ahead))
+        now = int(time.monotonic() + self._ahead)
+        stamp = Stamp(client=self.client, epoch=epoch, counter=self._counter, time=now)
         status, data = self._exchange(call, sign(self._key, stamp, call.method, call.url, call.body).headers(), wait)
         if status == HTTPStatus.OK:
             return _parse(data, call.answer)
@@ -311,7 +312,7 @@ def _call(
 
 
 def _checked(url: str) -> str:
-    """The address of a server; without TLS it must be on this machine."""
+    """Check the address of a server: without TLS it must be on this machine."""
     parts = urlsplit(url)
     local = parts.hostname in ("127.0.0.1", "::1", "localhost")
     if parts.scheme != "https" and not (parts.scheme == "http" and local):
@@ -320,7 +321,7 @@ def _checked(url: str) -> str:
 
 
 def _may_pass(status: int) -> bool:
-    """Whether a problem may go away by itself."""
+    """Return whether a problem may pass by itself."""
     return status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR
 
 
@@ -335,7 +336,7 @@ def _parse(data: bytes, kind: type[Reply]) -> Reply:
 
 
 def _problem(status: int, data: bytes) -> Problem:
-    """What is wrong, in the server's words; something between the two may have spoken instead."""
+    """Read the problem that the server describes; a proxy may have answered instead."""
     try:
         return msgspec.json.decode(data, type=Problem)
     except msgspec.MsgspecError:

@@ -1,4 +1,4 @@
-"""Which runs a client takes part in: those that its owner has agreed to."""
+"""The consent of a client's owner to runs."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Callable, Collection
 from atoll.network.protocol.messages import RunInfo
 
 Consent = Callable[[RunInfo, Collection[str]], str | None]
-"""(what a run is, the runs agreed to before) -> why the client does not take part; None if its owner agrees."""
+"""(description of a run, runs agreed to before) -> why the client does not take part; None if the owner agrees."""
 
 
 def every_run(info: RunInfo, before: Collection[str]) -> str | None:
-    """Agree to whatever the floors allow."""
+    """Agree to every run that the floors allow."""
     return None
 
 
 def asked_for(runs: Collection[str] = (), ask: Callable[[str], bool] | None = None) -> Consent:
-    """Agree to runs of these names, or without names to the first that there is; for any other, ask the owner.
+    """Agree to runs of these names, or without names to the first run; ask the owner for any other.
 
-    Who joins a federation agrees to the run that it was made for. A run that the operator adds later is another matter:
-    it costs computing, and privacy. Without anybody to `ask` it is refused.
+    An owner who joins a federation agrees to the run for which it was set up. A run that the operator adds later costs
+    computing and privacy again: without somebody to `ask` it is refused.
     """
 
     def consent(info: RunInfo, before: Collection[str]) -> str | None:
@@ -37,7 +37,7 @@ def asked_for(runs: Collection[str] = (), ask: Callable[[str], bool] | None = No
 
 
 def _described(info: RunInfo) -> str:
-    """What an owner should know of a run before they agree."""
+    """Summarise a run for its owner's decision."""
     algorithm = info.plan.get("algorithm", "fedavg")
     name = algorithm.get("name", "fedavg") if isinstance(algorithm, dict) else algorithm
     cost = "not private" if info.epsilon is None else f"epsilon {info.epsilon:.3g}"

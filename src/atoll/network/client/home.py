@@ -1,8 +1,7 @@
-"""A client's home: its key, its secret, the server that it knows, and what it remembers of each run.
+"""A client's home directory: its key, its secret, its server, and its state of each run.
 
-A kill at any moment loses nothing: files are written beside their place, synced and renamed. What a client would
-remember of an update, and what it tells of it, are one file, written before anything leaves: an update is trained once,
-and delivered as often as it takes.
+A kill at any moment loses nothing: files are written atomically. An update, its metadata and the client's next state
+are one file, written before the update leaves: it is trained once, and delivered as often as needed.
 """
 
 from __future__ import annotations
@@ -37,57 +36,57 @@ from atoll.privacy.noise import derived
 T = TypeVar("T")
 
 VECTOR, UPDATE, STATE = "vector", "update", "state."
-"""What tensors are called in files."""
+"""Names of tensors in files."""
 NEVER = -1
-"""Stands for an attempt or a version that there never was."""
+"""No attempt, or no version."""
 
 
 class EnrolledServer(msgspec.Struct, frozen=True):
-    """The server that a client is enrolled with."""
+    """The server with which a client is enrolled."""
 
     url: str
     server_key: bytes
-    """What signs its ledgers: what it said at enrolment, and no other since."""
+    """The key that signs its ledgers, as it was at enrolment."""
     client: str
     """The client's id."""
     name: str
     authority: str | None = None
-    """File of the certificates that vouch for the server; the system's own if unset."""
+    """File of trusted certificates; the system's if unset."""
 
 
 class PendingUpdate(msgspec.Struct, frozen=True):
-    """An update that was trained: delivered, or about to be."""
+    """A trained update that was delivered, or is to be."""
 
     attempt: int
     version: int
     model: str
-    """The name of the broadcast that it was made of."""
+    """The name of the broadcast on which it was trained."""
     params: str
-    """The hash of the parameters in it."""
+    """The hash of the broadcast's parameters."""
     object: str
     delivery: Delivery
 
 
 class SessionState(msgspec.Struct, frozen=True):
-    """A session of secure aggregation, as far as it went: written down whole before an answer leaves."""
+    """A session of secure aggregation after a step; written before the answer leaves."""
 
     heard: str
-    """The name of the newest message."""
+    """The name of the newest message of the server."""
     answer: bytes
-    """What the client says to it; nothing if it has left the session."""
+    """The client's answer; empty if it has left the session."""
     max_samples: int
-    """What everybody's number of samples is a share of."""
+    """Samples of the largest client, to which numbers of samples are relative."""
     state: bytes
     once: tuple[bytes, ...]
-    """What may be done once only, and was."""
+    """Actions that are allowed once, and were taken."""
 
 
-ENDED_SESSION = SessionState("", b"", 0, b"", ())
-"""Stands for a session that is over, or was given up: nothing of it is left, and it cannot go on."""
+ENDED_SESSION = SessionState(heard="", answer=b"", max_samples=0, state=b"", once=())
+"""A session that has ended or was given up: its secrets are removed, and it cannot go on."""
 
 
 class Home:
-    """The directory of a client, for one process at a time."""
+    """The home of a client, for one process at a time."""
 
     def __init__(self, path: Path, lock: IO[str], budget: Path | None = None) -> None:
         self.path, self._lock, self._budget = path, lock, budget or path / BUDGET
@@ -97,7 +96,7 @@ class Home:
 
     @classmethod
     def make(cls, path: Path) -> Home:
-        """A home for a client that is about to enrol; keys that are there from an earlier try are kept."""
+        """Make a home for a client that is to enrol; keep keys of an earlier try."""
         if (path / "server.json").exists():
             raise RunError(f"{path} is the home of an enrolled client: join with it, or name another --home")
         path.mkdir(0o700, parents=True, exist_ok=True)
@@ -110,32 +109,32 @@ class Home:
 
     @classmethod
     def open(cls, path: Path, budget: Path | None = None) -> Home:
-        """The home of an enrolled client; `budget` is the file of what it has spent, its own unless given."""
+        """Open the home of an enrolled client; `budget` is the file of its privacy budget, if it is elsewhere."""
         if not (path / "server.json").exists():
             raise RunError(f"{path} is not the home of an enrolled client: run atoll enrol --home {path} first")
         return cls(path, _locked(path), budget)
 
     def close(self) -> None:
-        """Let another process use it."""
+        """Unlock the home."""
         self._lock.close()
 
     def enrolled(self, server: EnrolledServer) -> None:
-        """Remember the server."""
+        """Save the server."""
         _write(self.path / "server.json", msgspec.json.format(msgspec.json.encode(server)) + b"\n")
 
     def server(self) -> EnrolledServer:
-        """The server that this client is enrolled with."""
+        """Read the server with which this client is enrolled."""
         return _read(self.path / "server.json", EnrolledServer)
 
     def secret(self, run: str) -> bytes:
-        """What the client's own noise in a run derives from; it never leaves."""
+        """Return the secret of the client's noise in a run."""
         return derived(self._secret, "run", run)
 
-    def peers(self, told: Mapping[str, bytes]) -> dict[int, bytes]:
-        """The keys of all clients by number; one that was seen before is not changed by what a server says."""
+    def peers(self, announced: Mapping[str, bytes]) -> dict[int, bytes]:
+        """Add announced keys of clients, and return all by number; refuse one that differs from the first seen."""
         path = self.path / "peers.json"
         known = _read(path, dict[str, bytes]) if path.exists() else {}
-        for number, key in told.items():
+        for number, key in announced.items():
             if known.setdefault(number, key) != key:
                 raise PlanError(
                     f"the server says another key of client {number} than before: ask that client; if it is right, "
@@ -145,76 +144,76 @@ class Home:
         return {int(number): key for number, key in known.items()}
 
     def runs(self) -> list[str]:
-        """The runs that this client agreed to take part in."""
+        """Return the runs to which this client agreed."""
         return sorted(path.parent.name for path in self.path.glob("runs/*/info.json"))
 
     def unfinished(self) -> list[str]:
-        """Those that are not over, as far as is known here."""
+        """Return the runs that have not ended, as far as is known here."""
         return [name for name in self.runs() if not (self.path / "runs" / name / "over").exists()]
 
     def run(self, name: str) -> RunHome:
-        """What the client remembers of a run."""
+        """Open the directory of a run."""
         return RunHome(self.path / "runs" / name, Budget(self._budget, self.server().server_key.hex(), name))
 
 
 class RunHome:
-    """What a client remembers of one run."""
+    """A client's directory of one run."""
 
     def __init__(self, path: Path, budget: Budget | None = None) -> None:
         path.mkdir(parents=True, exist_ok=True)
         self.budget = budget or Budget(path.parent / BUDGET, "", path.name)
         self.path, self.objects = path, Objects(Disk(path / "objects", durable=False))
-        """`objects` are those that were fetched: they can be had again."""
+        """`objects` holds downloads, which can be fetched again."""
         self.objects.sweep()
         self.head = self._read_head()
-        """The last record of the run's ledger that was verified."""
+        """The newest verified record of the run's ledger."""
         self.sent_objects = {json.loads(line)["object"] for line in _lines(path / "sent.jsonl")}
-        """Every object that this client ever delivered in this run, or was about to."""
+        """Every object that this client delivered in this run, or was to deliver."""
 
     def save_info(self, info: RunInfo) -> None:
-        """Remember what the run is; one that is another than before is refused. It may only become longer."""
+        """Save the description of the run; refuse another plan than before, but for the number of rounds."""
         path = self.path / "info.json"
         if path.exists() and not self.is_agreed_plan(info.plan):
             raise PlanError(f"run {info.run} has another plan than it had before: give the other plan another name")
         _write(path, msgspec.json.encode(info))
 
     def info(self) -> RunInfo:
-        """Return what the client agreed to."""
+        """Return the description of the run to which the client agreed."""
         return _read(self.path / "info.json", RunInfo)
 
     def is_agreed_plan(self, plan: Mapping[str, Any]) -> bool:
-        """Whether this is the plan that the client agreed to; only the number of rounds may differ."""
+        """Return whether a plan is the one that was agreed to; the number of rounds may differ."""
         return _lasting(self.info().plan) == _lasting(plan)
 
     def save_model(self, named: State) -> Path:
-        """Write the model that the run ended with, tensors by name; where it is."""
+        """Save the final model, tensors by name; return its path."""
         path = self.path / "model.safetensors"
         _write(path, *tensor_file(named))
         return path
 
     def mark_ended(self) -> None:
-        """Note that the run has ended; nothing but its ledger and its model is needed any more."""
+        """Note that the run has ended, and remove all but its ledger and model."""
         _write(self.path / "over", b"")
         self.end_sessions()
         self.objects.keep_only(())
 
     def state(self) -> tuple[int, State]:
-        """The newest attempt that counted, and what the client remembers of it."""
+        """Return the newest attempt that counted, and the client's state after it."""
         path = self.path / "state.safetensors"
-        found = _pending(path)
-        return (NEVER, {}) if found is None else (found.attempt, _tensors(path, STATE))
+        confirmed = _pending(path)
+        return (NEVER, {}) if confirmed is None else (confirmed.attempt, _tensors(path, STATE))
 
     def pending(self) -> PendingUpdate | None:
-        """The newest update that was trained, unless it counted already."""
+        """Return the newest trained update, unless it has been confirmed."""
         return _pending(self.path / "pending.safetensors")
 
     def last_trained(self) -> tuple[int, int]:
-        """The newest attempt that an update was trained for, and its version: none before is ever trained again."""
-        found = self.pending() or _pending(self.path / "state.safetensors")
-        return (NEVER, NEVER) if found is None else (found.attempt, found.version)
+        """Return attempt and version of the newest training; no earlier attempt is ever trained again."""
+        newest = self.pending() or _pending(self.path / "state.safetensors")
+        return (NEVER, NEVER) if newest is None else (newest.attempt, newest.version)
 
     def save_update(self, pending: PendingUpdate, update: Sequence[bytes | memoryview], state: State) -> None:
-        """Write down an update, and what is remembered if it counts; what was fetched for it is not needed any more."""
+        """Save an update and the state that becomes valid if it counts; remove what was downloaded for it."""
         _append(self.path / "sent.jsonl", json.dumps({"attempt": pending.attempt, "object": pending.object}))
         self.sent_objects.add(pending.object)
         tensors = {f"{STATE}{name}": tensor for name, tensor in state.items()}
@@ -225,11 +224,11 @@ class RunHome:
         self.end_sessions(pending.attempt - 1)
 
     def update(self) -> memoryview:
-        """The bytes of the pending update."""
+        """Return the bytes of the pending update."""
         return _tensors(self.path / "pending.safetensors", UPDATE)[""].numpy().data
 
     def session(self, attempt: int) -> SessionState | None:
-        """The session of an attempt, if this client was in one."""
+        """Return the session of an attempt; None if there was none."""
         path = self.path / "talks" / str(attempt)
         if not path.exists():
             return None
@@ -237,18 +236,18 @@ class RunHome:
             return msgspec.msgpack.decode(path.read_bytes(), type=SessionState)
 
     def save_session(self, attempt: int, session: SessionState) -> None:
-        """Write down how far a session went; it holds secrets until it is over."""
+        """Save a session; it holds secrets until it ends."""
         (self.path / "talks").mkdir(mode=0o700, exist_ok=True)
         _write(self.path / "talks" / str(attempt), msgspec.msgpack.encode(session))
 
     def session_marks(self) -> dict[int, int]:
-        """Return the attempts with a session, each with a mark that changes whenever something is said in it."""
+        """Return the attempts with a session, each with a mark that changes with every step."""
         return {int(path.name): path.stat().st_mtime_ns for path in (self.path / "talks").glob("[0-9]*")}
 
     def end_sessions(self, up_to: int | None = None, only: int | None = None) -> None:
-        """Remove the secrets of sessions up to an attempt, or of one attempt only; or of all.
+        """Remove the secrets of sessions: of those up to an attempt, of one attempt only, or of all.
 
-        Of the newest update it stays known that it was in a session, since it must never be in another.
+        The mark that the pending update was in a session remains, since it must never be in another.
         """
         pending = self.pending()
         for path in (self.path / "talks").glob("[0-9]*"):
@@ -261,43 +260,43 @@ class RunHome:
                 self.save_session(attempt, ENDED_SESSION)
 
     def confirm_update(self, counted: int | None) -> None:
-        """If the pending update counted, what it remembers holds from now on."""
+        """Make the state of the pending update valid, if its attempt counted."""
         pending = self.pending()
         if pending is not None and pending.attempt == counted:
             (self.path / "pending.safetensors").rename(self.path / "state.safetensors")
             sync_directory(self.path)
 
     def last_broadcast(self) -> tuple[int, Tensor] | None:
-        """The newest broadcast that was heard, and its version, where differences are sent."""
+        """Return version and vector of the newest broadcast, where the downlink sends differences."""
         path = self.path / "known.safetensors"
         text = _text(path)
         return None if text is None else (int(text["version"]), _tensors(path)[VECTOR])
 
     def save_broadcast(self, version: int, vector_V: Tensor) -> None:
-        """Remember a broadcast."""
+        """Save a broadcast."""
         _write(self.path / "known.safetensors", *tensor_file({VECTOR: vector_V}, {"version": str(version)}))
 
     def ledger_lines(self) -> list[str]:
-        """The run's ledger as far as it was verified."""
+        """Return the verified part of the run's ledger."""
         return list(_lines(self.path / "ledger.jsonl"))
 
     def add_ledger_lines(self, lines: Sequence[str], head: chain.Head) -> None:
-        """Keep lines that were verified, and their head: from now on the server is held to them."""
+        """Append verified lines, to which the server is held from now on; `head` is the head after them."""
         _append(self.path / "ledger.jsonl", *lines)
         self.head = head
 
     def receipts(self, kind: type[T]) -> list[T]:
-        """Return what the server has acknowledged of this client."""
+        """Return the server's acknowledgements of this client's updates."""
         path = self.path / "receipts.jsonl"
         with _readable(path):
             return [msgspec.json.decode(line, type=kind) for line in _lines(path)]
 
     def save_receipt(self, receipt: msgspec.Struct) -> None:
-        """Write down what the server has acknowledged."""
+        """Save an acknowledgement of the server."""
         _append(self.path / "receipts.jsonl", msgspec.json.encode(receipt).decode())
 
     def _read_head(self) -> chain.Head:
-        """The head of the ledger; lines at its end that a loss of power has spoilt are removed."""
+        """Return the head of the ledger; remove lines at its end that a loss of power damaged."""
         lines, whole = self.ledger_lines(), chain.EMPTY
         for left in range(len(lines), 0, -1):
             with suppress(ValueError, KeyError, TypeError):
@@ -309,7 +308,7 @@ class RunHome:
 
 
 def _text(path: Path) -> dict[str, str] | None:
-    """The text in the header of a file of tensors; None if there is no file."""
+    """Read the text in the header of a file of tensors; None if there is no file."""
     if not path.exists():
         return None
     with _readable(path), safe_open(path, framework="pt") as file:
@@ -317,7 +316,7 @@ def _text(path: Path) -> dict[str, str] | None:
 
 
 def _tensors(path: Path, start: str = "") -> State:
-    """The tensors of a file whose names start so, by the rest of their names."""
+    """Read the tensors whose names start with `start`, by the rest of their names."""
     with _readable(path), safe_open(path, framework="pt") as file:
         names = [name for name in file.keys() if name.startswith(start)]  # noqa: SIM118
         return {name.removeprefix(start): file.get_tensor(name) for name in names}
@@ -338,12 +337,12 @@ def _pending(path: Path) -> PendingUpdate | None:
 
 
 def _lasting(plan: Mapping[str, Any]) -> str:
-    """What must not change in the course of a run."""
+    """Return the part of a plan that must not change during a run."""
     return json.dumps({key: value for key, value in plan.items() if key != "rounds"}, sort_keys=True)
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """The whole lines of a file; one that was cut off by a kill is removed."""
+    """Yield the lines of a file; remove a last line that a kill cut off."""
     if not path.exists():
         return
     data = path.read_bytes()
@@ -354,7 +353,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _append(path: Path, *lines: str) -> None:
-    """Add lines to a file: all of them, or none if the disk is full."""
+    """Append lines to a file: all, or none if the disk is full."""
     with disk_errors(path.parent), open(path, "ab", opener=open_private) as file:
         size = file.tell()
         try:

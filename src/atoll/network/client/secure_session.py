@@ -1,7 +1,7 @@
-"""A client's side of adding in secret: it answers the messages of a session, and never says two things at one step.
+"""The client's side of secure aggregation: answers the messages of a session, each step once.
 
-What a step changes is written down whole before its answer leaves. Whatever is killed when, a step was not done and
-nobody has heard of it, or it was done and its answer is still there to be sent again.
+The state after a step is saved before its answer leaves. After a kill, a step either was not done and is unknown to
+the server, or was done and its saved answer is sent again.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ from atoll.train.layout import layout_of
 from atoll.train.secure import Largest
 
 LEAST = Floors()
-"""What every client insists on."""
+"""Minimum requirements of every client."""
 
 
 LONGEST_STEP = 120.0
-"""Seconds that a server waits for one step of a session, where the plan has no deadline."""
+"""Seconds that a server waits for a step, where the plan has no deadline."""
 
 
 def longest_silence(plan: Mapping[str, Any]) -> float:
-    """Return the seconds after which a session is given up in which the server has said nothing: two steps."""
+    """Return the seconds of silence after which a session is given up: two steps."""
     policy: Policy = Part.of(plan.get("policy", "cohort"), where="policy").build("rounds")
     return 2 * max(LONGEST_STEP, policy.deadline or 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SecureSession:
-    """What a client needs to take part in the sums of a run."""
+    """What a client needs for the secure sums of a run."""
 
     agreed: AgreedRun
     identity: Ed25519PrivateKey
     server_key: bytes
     info: Callable[[], RunInfo]
-    """What the server says of the run now."""
+    """Returns the server's current description of the run."""
     peers: Callable[[Mapping[str, bytes]], Mapping[int, bytes]]
-    """Keys by number, as the server tells them -> those that this client trusts."""
+    """Keys by number as the server announces them -> the keys that this client trusts."""
 
     def answer(self, order: Order, message: Ref, fetch: Fetch) -> bytes:
-        """What this client says to a message; Abort or Unwilling if it leaves the session."""
+        """Return the answer to a message; Abort or WorkRefused if the client leaves the session."""
         home = self.agreed.home
         session, pending = home.session(order.attempt), home.pending()
         if session is not None and session.heard == message.name and session.answer:
@@ -85,16 +85,24 @@ class SecureSession:
                 vector = self._vector(order, pending, config_of(state).encoding, session.max_samples)
                 state, answers = machine.handle(state, Vector(vector))
         except Abort as abort:
-            home.save_session(order.attempt, SessionState(message.name, b"", 0, dump(abort.state), tuple(done)))
+            left = SessionState(
+                heard=message.name, answer=b"", max_samples=0, state=dump(abort.state), once=tuple(done)
+            )
+            home.save_session(order.attempt, left)
             raise
         [answer] = answers
-        home.save_session(
-            order.attempt, SessionState(message.name, answer, session.max_samples, dump(state), tuple(done))
+        session = SessionState(
+            heard=message.name,
+            answer=answer,
+            max_samples=session.max_samples,
+            state=dump(state),
+            once=tuple(done),
         )
+        home.save_session(order.attempt, session)
         return answer
 
     def _begun(self, order: Order, pending: PendingUpdate, data: bytes) -> SessionState:
-        """A session in which the client waits for this invitation, if that is what the plan leads to."""
+        """Begin a session, if the invitation follows from the plan."""
         job, number = self.agreed.job, self.agreed.number
         assert job.secure is not None and job.secure.scheme.invite is not None
         invite, info = _invite(data), self.info()
@@ -122,19 +130,20 @@ class SecureSession:
             self._largest(info.max_samples),
         )
         due = job.secure.scheme.invite(session)
-        if invite.config != due.config:  # it follows from the plan alone: no other server state explains another
+        if invite.config != due.config:  # it follows from the plan alone, whatever the state of the server
             raise RunError(
                 f"the server invites to add by {invite.config}, the plan that this client agreed to says {due.config}; "
                 "do not trust this server"
             )
         if not 0 <= place < groups or invite != due:
             raise WorkRefused("an invitation to add something else than the plan says, or on another model")
-        return SessionState("", b"", info.max_samples, dump(ClientState(model=session.model)), ())
+        state = dump(ClientState(model=session.model))
+        return SessionState(heard="", answer=b"", max_samples=info.max_samples, state=state, once=())
 
     def _machine(self, done: set[bytes], state: ClientState, data: bytes) -> Client:
-        """The client's machine; what it does once is added to `done`, which is on disk before an answer leaves.
+        """Return the client's state machine, with requirements from the plan and the floors, never from the server.
 
-        What it insists on follows from the plan and the floors, and not from what the server says."""
+        Actions that are allowed once are added to `done`, which is saved before an answer leaves."""
         job, asked = self.agreed.job, self.agreed.floors
         assert job.secure is not None and job.secure.scheme.mode is not None
         num_clients = state.cohort_size if state.config else len(wire.read_cohort(_invite(data)))
@@ -162,22 +171,22 @@ class SecureSession:
         )
 
     def _vector(self, order: Order, pending: PendingUpdate, encoding: Encoding, max_samples: int) -> np.ndarray:
-        """The update of this attempt as it is added."""
-        job, told = self.agreed.job, pending.delivery
+        """Return the update of this attempt as the vector to be added."""
+        job, delivery = self.agreed.job, pending.delivery
         payload = unpack(self.agreed.home.update(), max_bytes=self.agreed.max_bytes)
         like = layout_of(job)
-        update = like.rebuilt(payload.carrier)._replace(weight=like.weight.new_tensor(told.weight))
+        update = like.rebuilt(payload.carrier)._replace(weight=like.weight.new_tensor(delivery.weight))
         largest = self._largest(max_samples)
-        loss = math.nan if told.loss is None else told.loss
-        return vector_of(job, update, told.num_samples, loss, largest, encoding, order.attempt, self.agreed.number)
+        loss = math.nan if delivery.loss is None else delivery.loss
+        return vector_of(job, update, delivery.num_samples, loss, largest, encoding, order.attempt, self.agreed.number)
 
     def _largest(self, max_samples: int) -> Largest:
-        """What weights and sizes are shares of, where nobody has a share of its own."""
+        """Return the largest weight and number of samples, to which those of clients are relative."""
         mechanism = self.agreed.job.mechanism
         alike = mechanism is not None and mechanism.at_client is not None
         return Largest(1 if alike else max_samples, max_samples)
 
 
 def _invite(data: bytes) -> wire.Invite:
-    """The invitation in a message; who signed it is looked at by the machine."""
+    """Read the invitation in a message; the state machine checks its signature."""
     return wire.read_body(wire.read_envelope(data, limit(ClientState())), wire.Invite)

@@ -1,4 +1,4 @@
-"""One run, as a client works for it: what it agrees to, the broadcast that it hears, the update that it makes.
+"""One run on the client: whether to take part, receiving broadcasts, training updates.
 
 Shapes: V, the packed vector of a broadcast.
 """
@@ -29,7 +29,7 @@ from atoll.data.index import drawn
 from atoll.network.client.app import ClientApp
 from atoll.network.client.budget import cost_of
 from atoll.network.client.home import RunHome
-from atoll.network.protocol.agreement import Floors, read_plan, why_not
+from atoll.network.protocol.agreement import Floors, read_plan, refusal_reason
 from atoll.network.protocol.messages import Order, Ref, RunInfo
 from atoll.network.protocol.objects import ObjectError, manifest_of
 from atoll.privacy.accounting import spent
@@ -40,20 +40,20 @@ from atoll.train.layout import broadcast_of, first_server
 from atoll.train.trainer import Trainer
 
 Fetch = Callable[[Ref], Iterable[bytes]]
-"""Gets an object, chunk by chunk."""
+"""Downloads an object, chunk by chunk."""
 SLACK = 1 << 20
-"""Bytes that what is sent may be longer than twice the vector: tables, and codecs that do not pay."""
+"""Bytes by which a broadcast may exceed twice the plain vector: tables, and codecs that do not pay."""
 
 
 class WorkRefused(AtollError):
-    """Work that this client will not do; the server is told why."""
+    """Work that this client refuses; the server receives the reason."""
 
 
 class TrainedUpdate(NamedTuple):
-    """An update that was trained, with what is told of it, and what the client remembers if it counts."""
+    """A trained update with its metadata, and the client's state if it counts."""
 
     data: list[bytes | memoryview]
-    """As it travels, in parts; where it is added in secret, as it is before that."""
+    """The payload in parts; under secure aggregation, before it is masked."""
     num_samples: int
     loss: float
     weight: float
@@ -62,7 +62,7 @@ class TrainedUpdate(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class AgreedRun:
-    """A run that this client agreed to."""
+    """A run to which this client agreed, built."""
 
     plan: Plan
     job: Job
@@ -71,38 +71,45 @@ class AgreedRun:
     """The client's number in plans."""
     home: RunHome
     min_cohort: int = 1
-    """Of how many clients a version is made at least, by the plan."""
+    """Minimum number of clients behind a version, by the plan."""
     keys_known: bool = False
-    """Whether the owner gave the keys of the others: then the server must not be trusted with them."""
+    """Whether the owner gave the other clients' keys, so that the server's are not used."""
 
     @cached_property
     def trainer(self) -> Trainer:
-        """The plain loop, as in a simulation by `inline`."""
+        """Return the trainer of the inline engine, as in a simulation."""
         return Trainer(self.job)
 
     @cached_property
     def layout(self) -> Broadcast:
-        """A broadcast of the shape that all broadcasts of this run have."""
+        """Return a broadcast with the shape of all broadcasts of this run."""
         first_M = self.job.first_D
         return broadcast_of(self.job, first_M, first_server(self.job, first_M))
 
     @property
     def max_bytes(self) -> int:
-        """The most that a broadcast may take."""
+        """Return the maximum size of a broadcast."""
         return 2 * packed_size(self.layout.plain()) + SLACK
 
     def task(self, order: Order) -> Task:
-        """The order as the training loop knows it."""
-        return Task(self.number, order.version, order.attempt, order.share, order.work, order.clip)
+        """Return the task of an order."""
+        return Task(
+            client=self.number,
+            version=order.version,
+            attempt=order.attempt,
+            share=order.share,
+            work=order.work,
+            clip=order.clip,
+        )
 
-    def must_be_allowed(self, order: Order) -> None:
-        """Charge an attempt, or refuse one that would spend more privacy over all runs than this client allows."""
+    def charge_privacy(self, order: Order) -> None:
+        """Charge an attempt to the privacy budget; refuse one that the floors do not allow."""
         if self.job.mechanism is not None and not self.job.mechanism.test_noise:
             cost = partial(cost_of, self.job, order.attempt + 1)
             self.home.budget.charge(order.attempt, cost, self.floors.max_epsilon)
 
     def receive_broadcast(self, order: Order, fetch: Fetch) -> Broadcast:
-        """The broadcast that has the name of the order's `model`: from news, decoded, or whole."""
+        """Return the broadcast named by the order's `model`: from differences, decoded, or complete."""
         sent = self._from_news(order, fetch)
         if sent is None and order.encoded is not None:
             sent = _if_named(order.model, self._decode(self._payload(order.encoded, fetch), encoded=True))
@@ -113,7 +120,7 @@ class AgreedRun:
         return sent
 
     def final_params(self, ref: Ref, fetch: Fetch) -> Tensor:
-        """The parameters that the run ended with."""
+        """Download the final parameters of the run."""
         params_D = self._payload(ref, fetch).carrier
         if params_D.shape != self.job.first_D.shape or params_D.dtype != self.job.first_D.dtype:
             raise WorkRefused(
@@ -122,7 +129,7 @@ class AgreedRun:
         return params_D
 
     def train(self, order: Order, sent: Broadcast) -> TrainedUpdate:
-        """Train as the order says, and encode the update as it travels."""
+        """Train for an order, and encode the update."""
         job, task = self.job, self.task(order)
         _, before = self.home.state()
         trained = self.trainer.train_one(task, sent, before)
@@ -139,27 +146,31 @@ class AgreedRun:
         if job.mechanism is not None:  # nothing but the update is protected
             samples, loss = samples if job.mechanism.at_client is None else 1, 0.0
         return TrainedUpdate(
-            pieces(payload, compress=True), samples, loss, float(update.weight[0]), trained.state | memory
+            data=pieces(payload, compress=True),
+            num_samples=samples,
+            loss=loss,
+            weight=float(update.weight[0]),
+            state=trained.state | memory,
         )
 
     def _is_usable(self, task: Task, update: Update, loss: float) -> bool:
-        """Whether an update is worth sending; where that would tell of what is protected, any is."""
+        """Return whether an update may be sent; under privacy a decision by values would reveal them."""
         mechanism = self.job.mechanism
         if mechanism is None:
             return bool(acceptable(self.job, [task], update).all()) and math.isfinite(loss)
-        counts_as_none = self.job.secure is not None and mechanism.on_grid is not None  # see _addend
+        counts_as_none = self.job.secure is not None and mechanism.on_grid is not None  # see _secure_addend
         return counts_as_none or bool(acceptable(self.job, [task], update).all())
 
     def _secure_addend(self, task: Task, update: Update, payload: Payload) -> Payload:
-        """What is left of an update at the uplink's other end; with this client's share of noise, where that is due."""
-        found = stack([decoded(self.job, update, payload)])
+        """Return an update as decoded at the uplink's other end, with this client's share of noise if it adds one."""
+        addend = stack([decoded(self.job, update, payload)])
         mechanism = self.job.mechanism
         if mechanism is not None and mechanism.on_grid is not None:
-            found = mechanism.on_grid(found, sent_by(self.job, [task]))
-        return Payload(found.rows(0).vector())
+            addend = mechanism.on_grid(addend, sent_by(self.job, [task]))
+        return Payload(addend.rows(0).vector())
 
     def _from_news(self, order: Order, fetch: Fetch) -> Broadcast | None:
-        """What is known here, with the differences since; None if that is not to be had, or takes more."""
+        """Return the saved broadcast plus the differences since; None if some are missing, or exceed the model."""
         known = self.home.last_broadcast() if self.job.downlink.by_difference else None
         if known is None:
             return None
@@ -168,7 +179,7 @@ class AgreedRun:
         complete = [each.version for each in news] == list(range(version + 1, order.version + 1))
         if not complete or sum(each.object.num_bytes for each in news) > order.model.num_bytes:
             return None
-        if not news and self.layout.exact():  # the vector alone is kept
+        if not news and self.layout.exact():  # only the vector is saved
             return None
         exact: State = {}
         for each in news:
@@ -197,7 +208,7 @@ class AgreedRun:
 
 
 def _if_named(ref: Ref, sent: Broadcast) -> Broadcast | None:
-    """Return a broadcast if it is the one of this name; machines may decode to other last bits than the server's."""
+    """Return a broadcast if it has this name: machines may decode to other last bits than the server."""
     return sent if manifest_of(*pieces(sent.plain())).name() == ref.name else None
 
 
@@ -211,15 +222,15 @@ def agree(
     *,
     keys_known: bool = False,
 ) -> AgreedRun:
-    """Look at a run and build what it takes; a plan that is weaker than the floors raises Unwilling.
+    """Check a run against the floors, and build it; WorkRefused if its plan is weaker.
 
-    What is compared with the floors follows from the plan, wherever it can: the server could say anything.
+    What is compared follows from the plan wherever possible, since a malicious server could state anything.
     """
     parts = app.own_parts
     plan, dataset = read_plan(info.plan, parts), app.dataset()
     info = msgspec.structs.replace(info, num_bytes=max(info.num_bytes, _model_bytes(plan, dataset)))
     if info.num_bytes > floors.max_model_bytes:  # before it is built
-        raise WorkRefused(why_not(floors, info, plan, None, 0) or "the model is too large")
+        raise WorkRefused(refusal_reason(floors, info, plan, None, 0) or "the model is too large")
     indices = np.arange(dataset.num_train)
     partition = drawn(max(info.num_clients, number + 1), dataset.num_train, lambda client: indices)
     federation = Federation(dataset, partition, seed=plan.seed, holdout=plan.evaluation.holdout)
@@ -231,12 +242,12 @@ def agree(
         own = _epsilon(job, max(1, plan.rounds))
         budget = job.mechanism.epsilon
         info = msgspec.structs.replace(info, epsilon=max(info.epsilon, own if budget is None else min(own, budget)))
-    reason = why_not(floors, info, plan, job.mechanism, job.num_steps(number), keys_known=keys_known)
+    reason = refusal_reason(floors, info, plan, job.mechanism, job.num_steps(number), keys_known=keys_known)
     if reason is not None:
         raise WorkRefused(reason)
     if job.mechanism is not None and job.exposure is not None and floors.max_epsilon is not None:
         rounds = last_round(job.mechanism, job.exposure, max(1, plan.rounds))
-        home.budget.must_pay(cost_of(job, rounds), floors.max_epsilon)
+        home.budget.check_affordable(cost_of(job, rounds), floors.max_epsilon)
     home.save_info(info)
     return AgreedRun(
         plan=plan, job=job, floors=floors, number=number, home=home, min_cohort=min_cohort, keys_known=keys_known
@@ -244,7 +255,7 @@ def agree(
 
 
 def _min_cohort(coordinator: Coordinator, mechanism: Mechanism | None) -> int:
-    """Return how many clients a version is made of at least."""
+    """Return the minimum number of clients behind a version."""
     policy = coordinator.policy
     if mechanism is None or mechanism.min_reports is None:
         return max(1, policy.min_reports)
@@ -252,13 +263,13 @@ def _min_cohort(coordinator: Coordinator, mechanism: Mechanism | None) -> int:
 
 
 def _epsilon(job: Job, attempts: int) -> float:
-    """What so many attempts cost this client."""
+    """Return the epsilon that attempts cost this client."""
     assert job.mechanism is not None and job.exposure is not None
     return spent(job.mechanism, job.exposure._replace(attempts=attempts)).epsilon
 
 
 def _model_bytes(plan: Plan, dataset: Dataset) -> int:
-    """The bytes of a model of the catalogue, found without memory for it, so that no option can fill this machine."""
+    """Return the bytes of a model of the catalogue without allocating it, as options could fill the memory."""
     if plan.model.call is not None:
         return 0
     with torch.device("meta"):

@@ -1,7 +1,7 @@
-"""A client's witness of one run: what the server's ledger has said, and whether the server keeps to it.
+"""A client's verification of one run's ledger.
 
-It hears every record as it comes, by the same rules as `atoll ledger verify`, and holds the server to two more things:
-what it sends a client is what the ledger says of that version, and what it has acknowledged of this client is in it.
+Every record is checked as it arrives, by the rules of `atoll ledger verify`. Two more checks hold the server to its
+ledger: a broadcast is the one that the ledger names, and acknowledged updates of this client appear in it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DISTRUST = "do not trust this server"
 
 
 class Witness:
-    """All that a client has heard of a run's ledger; after a restart, what its home has of it."""
+    """The verified ledger of a run; after a restart, as the home has it."""
 
     def __init__(
         self, home: RunHome, server_key: bytes, client: int, own_key: bytes, say: Callable[[str], None]
@@ -28,7 +28,7 @@ class Witness:
         self._recall()
 
     def _recall(self) -> None:
-        """Go through the records and receipts in the home; they were checked when they came."""
+        """Replay the records and receipts in the home, which were checked when they arrived."""
         self.history = History(self._server_key, checked_before=True)
         self.receipts = Receipts(self._client, max_versions(self._info.plan, self._info.num_clients))
         for receipt in self.home.receipts(Receipt):
@@ -41,7 +41,7 @@ class Witness:
         self.history.checked_before = False
 
     def hear(self, lines: tuple[str, ...]) -> None:
-        """Check records that follow on those heard so far, and keep them; a false one raises RunError."""
+        """Check and save the next records; RunError if one is false."""
         fault = chain.verify(lines, self._server_key, after=self.home.head)
         if fault is not None:
             raise self._lie(fault.number, fault.what)
@@ -50,7 +50,7 @@ class Witness:
             for record in records:
                 self._hear(record)
             self.home.add_ledger_lines(lines, chain.Head(self.home.head.length + len(lines), records[-1].hash()))
-        except BaseException:  # such as a full disk: what is not kept was not heard
+        except BaseException:  # such as a full disk: records that are not saved were not read
             self._recall()
             raise
 
@@ -66,10 +66,10 @@ class Witness:
         if wrong is not None:
             raise self._lie(record.number, wrong)
         if record.kind in (chain.COMMIT, chain.ABANDON) and self.receipts.max_versions is None:
-            self.home.end_sessions(record.body["attempt"])  # its sum is made, or never will be
+            self.home.end_sessions(record.body["attempt"])  # its sum is opened, or never will be
 
     def _check_own(self, record: chain.Record) -> None:
-        """Check what a commit says of this client: it may count what was delivered under its key, and nothing else."""
+        """Check a commit's entries of this client: it may count only what this client delivered, under its key."""
         for each in record.body.get("cohort", ()):
             if not isinstance(each, dict) or each.get("client") != self._client:
                 continue
@@ -86,13 +86,13 @@ class Witness:
                 self._say(f"version {record.body.get('version')} leaves this client out: {each.get('why')!r:.200}")
 
     def acknowledged(self, attempt: int, name: str) -> None:
-        """Note that the server said that an update is safe: its ledger must say what became of it."""
+        """Save the server's acknowledgement of an update: its ledger must record what became of it."""
         self.home.save_receipt(Receipt(self._client, attempt, name))
         if attempt not in self.receipts.counted:
             self.receipts.waiting[attempt] = None
 
     def check_sent(self, version: int, name: str) -> None:
-        """Refuse a broadcast that is not the one that the ledger names."""
+        """Refuse a broadcast whose name is not the ledger's."""
         if self.history.sent[version] != name:
             raise RunError(
                 f"the server sends version {version} of {self._info.run} as {name}, its ledger says that everybody was "
@@ -100,7 +100,7 @@ class Witness:
             )
 
     def check_params(self, version: int, params: str) -> None:
-        """Refuse parameters that are not those of the version that the ledger names."""
+        """Refuse parameters whose hash is not the ledger's."""
         if self.history.models[version] != params:
             raise RunError(
                 f"what the server sends as version {version} of {self._info.run} are other parameters than its ledger "
@@ -108,7 +108,7 @@ class Witness:
             )
 
     def knows_counted(self, attempt: int) -> bool:
-        """Whether the ledger says that this client's update of an attempt counted, or does not say who took part."""
+        """Return whether the ledger confirms that this client's update counted, or seals who took part."""
         return self.receipts.sealed or attempt in self.receipts.counted
 
     def _lie(self, number: int, what: str) -> RunError:

@@ -1,1 +1,1 @@
-"""What both sides of a network speak."""
+"""What clients and server must agree on: messages, endpoints, identities, objects in chunks."""

@@ -1,7 +1,7 @@
-"""The plan that clients are sent, and what a client insists on. It is data: names and numbers, never code.
+"""The plan as clients receive it, and the minimum requirements (floors) of a client. A plan is data, never code.
 
-What only the server runs may be the operator's own code, which clients never build. What clients run is in the
-catalogue, or is the client's own under the name that the plan uses.
+Parts that only the server runs may be the operator's own code, which clients never build. Parts that clients run are in
+the catalogue, or are the client's own under the name that the plan uses.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from atoll.network.protocol.messages import RunInfo
 from atoll.secagg.scheme import Scheme
 
 NOT_SENT = ("name", "data", "partition", "devices", "attack", "attackers", "stop", "engine")
-"""What is the server's own business, or a simulation's."""
+"""Settings that concern the server or a simulation alone."""
 SERVER_ONLY = ("aggregator", "detection", "contribution", "server")
-"""What clients are told, and never build: it may be the operator's own code."""
+"""Settings that clients are shown but never build, as they may be the operator's own code."""
 ACCOUNTED = {"policy": "rounds", "sampler": "rounds.samplers"}
-"""What only the server runs too, but by which clients of a private run reckon what they spend."""
+"""Settings that only the server runs, but by which clients of a private run account for what they spend."""
 CHAINS = {"uplink": "transforms", "downlink": "transforms"}
 Functions = Mapping[str, Callable[..., Any]]
 NO_FUNCTIONS: Functions = MappingProxyType({})
 
 
 class OwnParts(NamedTuple):
-    """What a client knows beside the catalogue, by the names that plans use, with or without the module's."""
+    """Parts of a client beside the catalogue, by the names that plans use, with or without the module."""
 
     models: Functions = NO_FUNCTIONS
     algorithms: Functions = NO_FUNCTIONS
@@ -43,32 +43,32 @@ class OwnParts(NamedTuple):
     works: Functions = NO_FUNCTIONS
 
     def loss(self, name: str) -> Callable[..., Any] | None:
-        """The client's own loss of this name; None for one of the catalogue."""
+        """Return the client's own loss of this name; None for one of the catalogue."""
         return _own(self.losses, name, "loss", "losses", "train.losses")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Floors(Section, key="floors"):
-    """What a client insists on, whatever the server's plan says; unset asks nothing."""
+    """Minimum requirements of a client; a plan that does not meet them is refused."""
 
     min_cohort: int = 1
-    """A version must be made of at least so many clients."""
+    """Minimum number of clients behind a version."""
     secagg: bool = False
-    """Whether updates must be added in secret, by a scheme that a server which lies cannot open."""
+    """Whether secure aggregation is required, by a scheme that withstands a malicious server."""
     min_survivors: int = MIN_SURVIVORS
-    """No sum of fewer updates may be opened, where they are added in secret."""
+    """Minimum number of updates in a sum that secure aggregation opens."""
     max_epsilon: float | None = None
-    """Runs must be private, and this client's samples spend no more than this in all of them, on all servers."""
+    """Maximum epsilon of this client over all runs on all servers; runs must be private."""
     algorithms: tuple[str, ...] = ()
-    """The only algorithms that it runs; all if empty."""
+    """Algorithms that may be run; all if empty."""
     max_model_bytes: int = 1 << 32
     max_local_steps: int | None = None
-    """Most steps that one task may take."""
+    """Maximum number of steps of a task."""
     hours: tuple[int, ...] = ()
-    """Hours of the day, local time, in which it works: the first and the one before which it stops; all if empty."""
+    """First hour of work and the hour before which it ends, in local time; all day if empty."""
 
     def check(self) -> None:
-        """Refuse hours that are none, and a sum that is one update."""
+        """Refuse hours outside of the day, and sums of one update."""
         if self.min_survivors < 2:
             raise PlanError(
                 f"floors.min_survivors must be at least 2, got {self.min_survivors}: a sum of one is no sum"
@@ -78,19 +78,19 @@ class Floors(Section, key="floors"):
 
 
 def plan_for_clients(plan: Plan) -> dict[str, Any]:
-    """What clients are told of a plan; a plan that cannot be run between organisations is refused."""
+    """Return the part of a plan that clients receive; refuse a plan that cannot run over a network."""
     check(Networked(plan, plan.sampler.build("rounds.samplers")))
     plain = {key: value for key, value in plan.to_dict().items() if key not in NOT_SENT}
     plain["evaluation"] = {"holdout": plan.evaluation.holdout}
     if ":" in plan.algorithm.name and _clients_do_fedavg(plan.algorithm.build("algorithms")):
-        plain["algorithm"] = Part("fedavg").to_dict()  # the rest of it is the server's
-    _must_be_plain(plain)
+        plain["algorithm"] = Part("fedavg").to_dict()  # its other slots run on the server
+    _check_plain(plain)
     return plain
 
 
 def read_plan(plain: dict[str, Any], own: OwnParts) -> Plan:
-    """The part of a server's plan that a client runs, in the catalogue or its own: nothing else is imported."""
-    _must_be_plain(plain)
+    """Read a plan from a server; import nothing but parts of the catalogue and the client's own."""
+    _check_plain(plain)
     unknown = [key for key in (*NOT_SENT, "models", "public") if key in plain]
     if unknown:
         raise PlanError(f"the server's plan says {unknown[0]}, which is not for clients: ask the operator")
@@ -113,7 +113,7 @@ def read_plan(plain: dict[str, Any], own: OwnParts) -> Plan:
 
 
 def _own(known: Functions, name: str, field: str, argument: str, family: str) -> Callable[..., Any] | None:
-    """The client's own part of this name; None for one of the catalogue. Whatever is neither is refused."""
+    """Return the client's own part of this name, or None for one of the catalogue; refuse any other."""
     short = name.rpartition(":")[2]
     function = known.get(name) or known.get(short)
     if function is None and name not in members(family):
@@ -125,12 +125,12 @@ def _own(known: Functions, name: str, field: str, argument: str, family: str) ->
 
 
 def _clients_do_fedavg(algorithm: Algorithm) -> bool:
-    """Whether an algorithm leaves all slots of clients as they are, so that it is the server's alone."""
+    """Return whether an algorithm fills slots of the server only."""
     rest = algorithm._replace(init_server=nothing, server_step=add_delta, needs_updates=False, server_lr=1.0)
     return rest == Algorithm()
 
 
-def why_not(
+def refusal_reason(
     floors: Floors,
     info: RunInfo,
     plan: Plan,
@@ -139,13 +139,13 @@ def why_not(
     *,
     keys_known: bool = False,
 ) -> str | None:
-    """Why a client refuses a run, in words; None if it agrees. `num_steps` is what one task would take.
+    """Return why the floors refuse a run whose tasks take `num_steps`; None if they allow it.
 
-    `keys_known` says that the owner gave the keys of the others, by which a server that lies is found out.
+    `keys_known` tells that the owner gave the other clients' keys, which protect against a malicious server.
     """
     if info.cohort < floors.min_cohort:
         return f"a version is made of {info.cohort} clients, this client asks for at least {floors.min_cohort}"
-    reason = why_not_secret(floors, plan, keys_known=keys_known)
+    reason = secure_refusal_reason(floors, plan, keys_known=keys_known)
     if reason is not None:
         return reason
     if floors.max_epsilon is not None:
@@ -167,8 +167,8 @@ def why_not(
     return None
 
 
-def why_not_secret(floors: Floors, plan: Plan, *, keys_known: bool) -> str | None:
-    """Say why the plan's way to add updates is weaker than a client asks for; None if it is not."""
+def secure_refusal_reason(floors: Floors, plan: Plan, *, keys_known: bool) -> str | None:
+    """Return why the plan's secure aggregation is weaker than the floors; None if it is not."""
     if plan.secagg is None:
         asked = "updates would be seen one by one, this client asks for secure aggregation"
         return asked if floors.secagg else None
@@ -187,10 +187,10 @@ def why_not_secret(floors: Floors, plan: Plan, *, keys_known: bool) -> str | Non
     return None
 
 
-def at_work(hours: tuple[int, ...], hour: int) -> bool:
-    """Whether a client with these hours works at this hour of the day.
+def is_working_hour(hours: tuple[int, ...], hour: int) -> bool:
+    """Return whether an hour of the day is within working hours.
 
-    >>> at_work((20, 6), 23), at_work((20, 6), 12), at_work((), 12)
+    >>> is_working_hour((20, 6), 23), is_working_hour((20, 6), 12), is_working_hour((), 12)
     (True, False, True)
     """
     if not hours:
@@ -199,8 +199,8 @@ def at_work(hours: tuple[int, ...], hour: int) -> bool:
     return first <= hour < last if first <= last else hour >= first or hour < last
 
 
-def _must_be_plain(plain: dict[str, Any]) -> None:
-    """Refuse code where clients would have to run it; their own model, algorithm and loss are looked for later."""
+def _check_plain(plain: dict[str, Any]) -> None:
+    """Refuse names of code in parts that clients run, but for model, algorithm and loss, which may be their own."""
     for field, default in (("model", "logistic"), ("algorithm", "fedavg"), ("work", "sgd")):
         check_names_no_code(Part.of(plain.get(field, default), where=field).options, field)
     if "privacy" in plain:
@@ -228,7 +228,7 @@ def _check_part(part: Part, field: str, family: str) -> None:
 
 
 def check_names_no_code(value: Any, field: str) -> None:
-    """Refuse `module:function` however deep it is: whoever sends options must not choose what is called with them."""
+    """Refuse `module:function` at any depth: a sender of options must not choose what is called with them."""
     if (code := _code_in(value)) is not None:
         raise PlanError(f"{field}: over a network options are numbers and names from the catalogue, got {code!r}")
 
@@ -238,7 +238,7 @@ def _names_code(value: Any) -> bool:
 
 
 def _code_in(value: Any) -> str | None:
-    """The first `module:function` in plain data, however deep it is."""
+    """Return the first `module:function` in plain data, at any depth."""
     if isinstance(value, dict | list):
         return next(filter(None, map(_code_in, value.values() if isinstance(value, dict) else value)), None)
     return value if isinstance(value, str) and ":" in value else None

@@ -1,7 +1,7 @@
-"""Where large things lie by name: files in a directory, or an object store such as S3.
+"""Named bytes, in files of a directory or in an object store such as S3.
 
-A name stands for whole bytes, whatever is killed when: files are written beside their place, synced and then renamed;
-an object store does that by itself. What a name stands for is never changed.
+Writes are atomic, also under a kill: files are written under a temporary name, synced and renamed; an object store does
+this by itself. The bytes of a name never change.
 """
 
 from __future__ import annotations
@@ -23,59 +23,59 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 NEW = "new"
-"""Where a directory keeps what is half written."""
+"""Folder of partial files."""
 SCHEMES = ("s3", "gs", "az")
 RETRIES, RETRY_SECONDS = 3, 15
-"""How often, and for how long, a request to an object store is made again before somebody else must wait."""
+"""How often, and for how many seconds, a request to an object store is retried."""
 
 
 class StoreAway(DiskFull):
-    """The object store does not serve: nothing was written, and it can be tried again."""
+    """The object store is unavailable: nothing was written, and a retry may succeed."""
 
 
 class Blobs(ABC):
-    """Bytes by names such as `chunks/ab01`; of a name that is not there, FileNotFoundError."""
+    """Bytes by names such as `chunks/ab01`; FileNotFoundError for a name that does not exist."""
 
     @abstractmethod
     def put(self, name: str, *parts: bytes | memoryview) -> None:
-        """Keep bytes, one part after another: when this returns they are written, and after `sync` so is their name."""
+        """Write the concatenation of parts; the bytes are durable on return, and their name after `sync`."""
 
     @abstractmethod
     def sync(self, folder: str) -> None:
-        """Make sure that the names in a folder outlive a loss of power."""
+        """Make the names in a folder durable."""
 
     @abstractmethod
     def get(self, name: str, start: int = 0, size: int | None = None) -> bytes:
-        """The bytes of a name, or some of them."""
+        """Read the bytes of a name, or a range of them."""
 
     @abstractmethod
     def size(self, name: str) -> int:
-        """How many bytes there are of a name; -1 if it is not there."""
+        """Return the size of a name; -1 if it does not exist."""
 
     @abstractmethod
     def sizes(self, folder: str) -> dict[str, int]:
-        """The names in a folder, however deep, without the folder's own, and how many bytes there are of each."""
+        """Return the sizes of all names below a folder, relative to it."""
 
     @abstractmethod
     def delete(self, names: Iterable[str]) -> None:
-        """Forget these names, those that are not there too."""
+        """Delete names, whether they exist or not."""
 
     @abstractmethod
     def clear(self, folder: str) -> None:
-        """Forget all names in a folder."""
+        """Delete all names in a folder."""
 
     @abstractmethod
     def sweep(self) -> None:
-        """Remove what a process that was killed left half written; nobody else may be writing."""
+        """Remove partial files of a killed process; no other process may be writing."""
 
 
 MakeBlobs = Callable[[str, str], Blobs]
-"""(run, kind) -> where the run keeps what is of this kind."""
+"""(run, kind) -> the blobs in which a run keeps data of this kind."""
 
 
 @final
 class Disk(Blobs):
-    """Files of a directory; what can be had again need not be `durable`: it outlives a kill, not a loss of power."""
+    """Files of a directory; without `durable` they survive a kill, but perhaps not a loss of power."""
 
     def __init__(self, root: Path, *, durable: bool = True) -> None:
         self._root, self._durable = root, durable
@@ -83,7 +83,7 @@ class Disk(Blobs):
             (root / NEW).mkdir(parents=True, exist_ok=True)
 
     def put(self, name: str, *parts: bytes | memoryview) -> None:
-        """Write a file beside its place, and put it there."""
+        """Write a file atomically."""
         path, beside = self._root / name, self._root / NEW / secrets.token_hex(8)
         try:
             write_file(path, beside, *parts, sync=self._durable)
@@ -93,10 +93,10 @@ class Disk(Blobs):
             write_file(path, beside, *parts, sync=self._durable)
 
     def sync(self, folder: str) -> None:
-        """Sync the directory, and the one that holds its name."""
+        """Sync the directory and its parent."""
         if not self._durable:
             return
-        with contextlib.suppress(FileNotFoundError):  # nothing was put there
+        with contextlib.suppress(FileNotFoundError):  # nothing was written there
             sync_directory(self._root / folder)
             sync_directory(self._root)
 
@@ -107,18 +107,18 @@ class Disk(Blobs):
             return file.read(size)
 
     def size(self, name: str) -> int:
-        """Look at a file."""
+        """Return the size of a file."""
         try:
             return (self._root / name).stat().st_size
         except FileNotFoundError:
             return -1
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Look at all files of a folder."""
+        """Return the sizes of all files below a folder."""
         return dict(_files(self._root / folder, "", ("" if folder else NEW)))
 
     def delete(self, names: Iterable[str]) -> None:
-        """Remove files, and folders that are empty then."""
+        """Remove files, and folders that this empties."""
         folders = set()
         for name in names:
             path = self._root / name
@@ -133,35 +133,35 @@ class Disk(Blobs):
         shutil.rmtree(self._root / folder, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove what is half written."""
+        """Remove partial files."""
         for left in (self._root / NEW).iterdir():
             left.unlink(missing_ok=True)
 
 
 @final
 class Bucket(Blobs):
-    """Objects of a store, all under one prefix."""
+    """Objects of an object store under one prefix."""
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:
         self._store, self._prefix = store, prefix
 
     def put(self, name: str, *parts: bytes | memoryview) -> None:
-        """Send it; the store answers when it is safe."""
+        """Upload an object; the store answers once it is durable."""
         with _served():
             self._store.put(self._path(name), parts[0] if len(parts) == 1 else b"".join(parts))
 
     def sync(self, folder: str) -> None:
-        """Names are safe as soon as they are there."""
+        """Do nothing: an uploaded object is durable."""
 
     def get(self, name: str, start: int = 0, size: int | None = None) -> bytes:
-        """Fetch it."""
+        """Download an object, or a range of it."""
         with _served():
             if size is None:
                 return bytes(self._store.get(self._path(name)).bytes())[start:]
             return bytes(self._store.get_range(self._path(name), start=start, length=size))
 
     def size(self, name: str) -> int:
-        """Ask for it."""
+        """Return the size of an object."""
         try:
             with _served():
                 return int(self._store.head(self._path(name))["size"])
@@ -169,7 +169,7 @@ class Bucket(Blobs):
             return -1
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """List them."""
+        """List the objects under a folder."""
         start = len(self._path(folder)) + 1
         with _served():
             return {
@@ -177,25 +177,25 @@ class Bucket(Blobs):
             }
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete them."""
+        """Delete objects."""
         paths = [self._path(name) for name in names]
         if paths:
             with _served(), contextlib.suppress(FileNotFoundError):
                 self._store.delete(paths)
 
     def clear(self, folder: str) -> None:
-        """List and delete them."""
+        """Delete the objects under a folder."""
         self.delete([f"{folder}/{name}" for name in self.sizes(folder)])
 
     def sweep(self) -> None:
-        """Nothing is ever half written."""
+        """Do nothing: uploads are atomic."""
 
     def _path(self, name: str) -> str:
         return f"{self._prefix}/{name}" if name else self._prefix
 
 
 def blobs_at(home: Path, url: str | None = None) -> MakeBlobs:
-    """Where a server keeps what is large: in its home, in another directory, or in the object store of a URL."""
+    """Return where a server keeps objects: in its home, in another directory, or in the object store of a URL."""
     scheme, found, rest = (url or "").partition("://")
     if url is None or not found or scheme == "file":
         root = home / "runs" if url is None else Path(rest if found else url)
@@ -209,13 +209,13 @@ def blobs_at(home: Path, url: str | None = None) -> MakeBlobs:
     retry: Any = {"max_retries": RETRIES, "retry_timeout": datetime.timedelta(seconds=RETRY_SECONDS)}
     with _served():
         store = from_url(url, retry_config=retry)
-        next(iter(store.list("atoll")), None)  # say at once if it does not serve
+        next(iter(store.list("atoll")), None)  # fail now if it is unavailable
     return lambda run, kind: Bucket(store, f"{run}/{kind}")
 
 
 @contextlib.contextmanager
 def _served() -> Iterator[None]:
-    """Say so where an object store does not do what it is asked."""
+    """Turn errors of an object store into StoreAway."""
     from obstore.exceptions import BaseError
 
     try:
@@ -228,14 +228,14 @@ def _served() -> Iterator[None]:
 
 
 def open_private(path: str | Path, flags: int) -> int:
-    """Open a file that only its owner can read, whatever the umask and its directory allow; for `open(opener=...)`."""
+    """Open a file that only its owner can read, whatever the umask; for `open(opener=...)`."""
     number = os.open(path, flags, 0o600)
-    os.fchmod(number, 0o600)  # one that was there may have been open to others
+    os.fchmod(number, 0o600)  # an existing file may have been readable by others
     return number
 
 
 def write_file(path: Path, beside: Path, *parts: bytes | memoryview, sync: bool = True) -> None:
-    """Write a private file beside its place, sync it and rename it: at no moment is there half a file of its name."""
+    """Write a private file atomically: under a temporary name beside it, synced, then renamed."""
     try:
         with disk_errors(path.parent):
             with open(beside, "wb", opener=open_private) as file:
@@ -252,7 +252,7 @@ def write_file(path: Path, beside: Path, *parts: bytes | memoryview, sync: bool 
 
 @contextlib.contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Say so where a disk is full."""
+    """Turn the errors of a full disk into DiskFull."""
     try:
         yield
     except OSError as error:
@@ -262,7 +262,7 @@ def disk_errors(folder: Path) -> Iterator[None]:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make sure that names in a directory outlive a loss of power."""
+    """Sync a directory, so that the names in it survive a loss of power."""
     number = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -271,7 +271,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def _files(folder: Path, before: str, skipped: str) -> Iterator[tuple[str, int]]:
-    """The files of a folder and of those in it, and their sizes; what goes meanwhile may be among them or not."""
+    """Yield the files below a folder with their sizes; concurrent deletions may or may not be seen."""
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(folder):
             if entry.is_dir():

@@ -1,8 +1,8 @@
-"""Who says what: Ed25519 keys in files, and requests that are signed, fresh and never repeated.
+"""Identities: Ed25519 keys in files, and signatures of requests that prevent replay.
 
-A request's signature covers its method, path, the hash of its body, the client, the session's epoch, a counter and the
-time. All of it stands in the head, so that a request is known to be its client's before any of its body is read. A
-session belongs to one process: a new one ends the one before. Counters never repeat within it.
+A signature covers method, path, hash of the body, client, epoch of the session, counter and time. All of these are in
+the head, so that a request is authenticated before its body is read. A session belongs to one process: a new session
+ends the one before. Counters never repeat within a session.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from atoll.ledger.signing import client_id as client_id
 from atoll.ledger.signing import holds as holds
 
 MAX_AGE = 300.0
-"""Seconds that a request's time may differ from the server's."""
+"""Maximum difference in seconds between the time of a request and that of the server."""
 WINDOW = 64
-"""Counters this far behind the largest are still looked up; older ones are refused."""
+"""Counters that are further behind the largest are refused."""
 BODY_HEADER = "atoll-body"
 HEADERS = ("atoll-client", "atoll-epoch", "atoll-counter", "atoll-time", "atoll-signature", BODY_HEADER)
 HEX = re.compile(r"[0-9a-f]*")
 
 
 class Stamp(NamedTuple):
-    """What makes a request its client's, and this one only."""
+    """What authenticates a request, once."""
 
     client: str
     epoch: int
@@ -41,13 +41,13 @@ class Stamp(NamedTuple):
     """SHA-256 of the body, in hexadecimal."""
 
     def headers(self) -> dict[str, str]:
-        """The stamp as it travels."""
+        """Return the stamp as HTTP headers."""
         values = (self.client, str(self.epoch), str(self.counter), str(self.time), self.signature.hex(), self.body)
         return dict(zip(HEADERS, values, strict=True))
 
 
 def read_stamp(headers: dict[str, str]) -> Stamp | None:
-    """Undo `headers`; None where one is missing or is not what it should be."""
+    """Parse the stamp of a request; None if a header is missing or malformed."""
     if any(name not in headers for name in HEADERS):
         return None
     client, *numbers, signature, body = (headers[name] for name in HEADERS)
@@ -56,17 +56,18 @@ def read_stamp(headers: dict[str, str]) -> Stamp | None:
     if any(len(text) != size or not HEX.fullmatch(text) for text, size in ((client, 32), (signature, 128), (body, 64))):
         return None
     epoch, counter, time = map(int, numbers)
-    found = Stamp(client, epoch, counter, time, bytes.fromhex(signature), body)
-    return found if found.headers() == {name: headers[name] for name in HEADERS} else None  # in its one spelling
+    stamp = Stamp(client=client, epoch=epoch, counter=counter, time=time, signature=bytes.fromhex(signature), body=body)
+    canonical = stamp.headers() == {name: headers[name] for name in HEADERS}  # no other spelling passes
+    return stamp if canonical else None
 
 
 def public_bytes(key: Ed25519PrivateKey) -> bytes:
-    """The public half of a key."""
+    """Return the public key."""
     return key.public_key().public_bytes_raw()
 
 
 def write_secret(path: Path, data: bytes) -> None:
-    """Write a new file that only its owner can read; FileExistsError if there is one. At no moment is it half."""
+    """Write a new file atomically that only its owner can read; FileExistsError if it exists."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         raise FileExistsError(path)
@@ -79,14 +80,14 @@ def write_secret(path: Path, data: bytes) -> None:
     beside.rename(path)
 
 
-def must_be_private(path: Path) -> None:
-    """Refuse a secret that others can read."""
+def check_private(path: Path) -> None:
+    """Refuse a secret file that others can read."""
     if path.stat().st_mode & 0o077:
         raise RunError(f"others can read the secret in {path}: run chmod 600 {path}")
 
 
 def make_key(path: Path) -> Ed25519PrivateKey:
-    """Make a key and write it to a new file that only its owner can read."""
+    """Make a private key, and write it to a new file that only its owner can read."""
     key = Ed25519PrivateKey.generate()
     try:
         write_secret(path, key.private_bytes_raw())
@@ -96,36 +97,36 @@ def make_key(path: Path) -> Ed25519PrivateKey:
 
 
 def load_key(path: Path) -> Ed25519PrivateKey:
-    """Read a key that `make_key` wrote."""
+    """Read a private key that `make_key` wrote."""
     try:
         raw = path.read_bytes()
     except FileNotFoundError as error:
         raise RunError(f"there is no key in {path}: make one with atoll enrol, or name the right --home") from error
     if len(raw) != 32:
         raise RunError(f"{path} holds {len(raw)} bytes, which is not a key: restore it, or enrol again")
-    must_be_private(path)
+    check_private(path)
     return Ed25519PrivateKey.from_private_bytes(raw)
 
 
 def sign(key: Ed25519PrivateKey, stamp: Stamp, method: str, path: str, body: bytes) -> Stamp:
-    """Put the client's signature on a request."""
+    """Sign a request: fill in the body's hash and the signature of its stamp."""
     stamp = stamp._replace(body=hashlib.sha256(body).hexdigest())
     return stamp._replace(signature=key.sign(_signed(stamp, method, path)))
 
 
 def signed_by(public_key: bytes, stamp: Stamp, method: str, path: str) -> bool:
-    """Whether a request is signed with the private half of this key; its body must still be what the stamp says."""
+    """Return whether a stamp is signed with this key; its hash is still to be compared with the body."""
     return holds(public_key, _signed(stamp, method, path), stamp.signature)
 
 
 class CounterWindow(NamedTuple):
-    """Which counters of a session were used: the largest, and a bit for each of the WINDOW before it."""
+    """The used counters of a session: the largest, and a bit for each of the last WINDOW."""
 
     largest: int = 0
     bits: int = 0
 
     def with_counter(self, counter: int) -> CounterWindow | None:
-        """Remember a counter; None if it was used before, or is too old to know.
+        """Return the window with a counter marked as used; None if it was used before, or is too old.
 
         >>> CounterWindow().with_counter(3).with_counter(1)
         CounterWindow(largest=3, bits=5)
@@ -147,15 +148,15 @@ def _signed(stamp: Stamp, method: str, path: str) -> bytes:
 
 
 def token_hash(token: str) -> str:
-    """What a store keeps of a token."""
+    """Return the hash under which a store keeps a token."""
     return hashlib.sha256(b"atoll token 1" + token.encode()).hexdigest()
 
 
 def enrolment(token: str, name: str, key: bytes) -> bytes:
-    """What a client signs to enrol."""
+    """Return what a client signs to enrol."""
     return b"\0".join([b"atoll enrolment 1", token_hash(token).encode(), name.encode(), key])
 
 
 def session_request(client: str, nonce: str) -> bytes:
-    """What a client signs to begin a session."""
+    """Return what a client signs to begin a session."""
     return b"\0".join([b"atoll session 1", client.encode(), nonce.encode()])

@@ -1,4 +1,4 @@
-"""The operator's side of the operator's address: where it is, what opens it, and how it is asked. It loads no torch."""
+"""Requests to the operator's address: where it is, its token, and how to ask. Loads no torch."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ import msgspec
 
 from atoll.core.errors import RunError
 from atoll.network.protocol.endpoint import Body, Endpoint, Reply
-from atoll.network.protocol.identity import must_be_private, write_secret
+from atoll.network.protocol.identity import check_private, write_secret
 from atoll.network.protocol.operator_endpoints import HEALTH
 
 TOKEN, ADDRESS = "operator.token", "admin.json"
 SECONDS = 60.0
-"""How long an answer may take: an approval waits for a commit."""
+"""Maximum time until an answer: an approval waits for a commit."""
 
 
 class Address(NamedTuple):
-    """Where a server takes its operator's commands, and what opens it."""
+    """The address of a server for its operator, and the token that it asks for."""
 
     url: str
     token: str
 
 
 def operator_token(home: Path) -> str:
-    """What an operator shows to be one; it is made at the first start, and only the home's owner can read it."""
+    """Return the operator's token in a home; make one at the first start."""
     with contextlib.suppress(FileExistsError):
         write_secret(home / TOKEN, secrets.token_urlsafe(32).encode() + b"\n")
     return read_token(home / TOKEN)
 
 
 def read_token(path: Path) -> str:
-    """The operator's token in a file."""
+    """Read the operator's token from a file."""
     try:
-        must_be_private(path)
+        check_private(path)
         token = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"the operator's token cannot be read from {path} ({error}): name its file") from error
@@ -48,14 +48,14 @@ def read_token(path: Path) -> str:
 
 
 def write_address(home: Path, host: str, port: int) -> None:
-    """Let commands on this machine find a server."""
+    """Write the operator's address to a home, where commands on this machine find it."""
     new = home / f".{ADDRESS}.new"
     new.write_text(json.dumps({"url": f"http://{f'[{host}]' if ':' in host else host}:{port}"}) + "\n")
     new.replace(home / ADDRESS)
 
 
 def address_of(home: Path) -> Address:
-    """Where the server with this home takes commands."""
+    """Read the operator's address and token of a home."""
     try:
         url = str(json.loads((home / ADDRESS).read_text())["url"])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -88,8 +88,8 @@ def ask(address: Address, endpoint: Endpoint[Body, Reply], body: Body | None = N
     return cast(Reply, answer)
 
 
-def is_there(address: Address) -> bool:
-    """Whether somebody still answers."""
+def is_answering(address: Address) -> bool:
+    """Return whether a server still answers."""
     with _connected(address) as client:
         try:
             client.request(HEALTH.method, HEALTH.path)

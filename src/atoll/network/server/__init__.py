@@ -1,1 +1,1 @@
-"""The server of a federation."""
+"""The server's side of a federation: HTTP, authentication, the store, the driver of runs, the operator."""

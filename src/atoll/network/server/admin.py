@@ -1,11 +1,12 @@
-"""The operator's own address: JSON over HTTP on this machine, with a token of its own; nothing of it is for clients.
+"""The operator's address: JSON over HTTP on this machine only.
 
-Everything but /health and /metrics needs the header `authorization: Bearer TOKEN`, with the token of operator.token in
-the server's home. From elsewhere it is reached through a tunnel, such as that of ssh.
+All but public endpoints need the header `authorization: Bearer TOKEN`, with the token in operator.token in the server's
+home. From elsewhere the address is reached through a tunnel, such as of ssh.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import socket
 from collections.abc import Callable
@@ -13,7 +14,6 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-import anyio.to_thread
 import msgspec
 import uvicorn
 from sqlalchemy.exc import DBAPIError
@@ -50,7 +50,7 @@ def admin_app(operations: Operations, token: str) -> Starlette:
     """Serve the operator's endpoints, all but public ones to who shows the token."""
 
     async def health(request: Request) -> Response:
-        server = (await anyio.to_thread.run_sync(operations.status))["server"]
+        server = (await asyncio.to_thread(operations.status))["server"]
         if server["read_only"]:
             return Response(server["why"], HTTPStatus.SERVICE_UNAVAILABLE, media_type="text/plain")
         return Response("ok", media_type="text/plain")
@@ -63,7 +63,7 @@ def admin_app(operations: Operations, token: str) -> Starlette:
             _check_token(request, token)
             data = await read_body(request.receive, content_length(dict(request.headers), endpoint.max_body))
             body = msgspec.json.decode(data or b"{}", type=endpoint.body)
-            return _json(await anyio.to_thread.run_sync(answer, body, request.path_params))
+            return _json(await asyncio.to_thread(answer, body, request.path_params))
 
         return Route(endpoint.path, respond, methods=[endpoint.method])
 
@@ -126,7 +126,7 @@ class OperatorActions:
 def open_admin(
     operations: Operations, home: Path, port: int, host: str = "127.0.0.1"
 ) -> tuple[uvicorn.Server, socket.socket]:
-    """What to serve the operator with, and the socket that it listens on; the address is written to the home.
+    """Make the server of the operator's address and its socket, and write the address to the home.
 
     With port 0 the system chooses one.
     """

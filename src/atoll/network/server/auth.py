@@ -1,4 +1,4 @@
-"""The gate: who may speak to the server, and that nobody's words are heard twice."""
+"""Enrolment, sessions and authentication of clients, with protection against replay."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from atoll.network.server.store import Store
 from atoll.network.server.tables import ClientRow, Status
 
 NONCE_SECONDS = 60
-"""How long a client has to answer a challenge."""
+"""Seconds in which a client must answer a challenge."""
 SESSIONS, SESSION_SECONDS = 20, 1.0
-"""So many sessions a client may begin at once, each of which is written down; and one more after so long."""
+"""Sessions that a client may begin at once, as each is written to the store; and seconds until one more."""
 MAX_NAME = 100
 APPROVAL_SECONDS = 10.0
-"""How long a client that waits for approval should wait before it asks again."""
+"""Seconds after which a client that waits for approval asks again."""
 
 SHUT_OUT = "this client was shut out: ask the operator why"
 SYSTEM = Clock()
 
 
 class Refused(AtollError):
-    """A request that is not served; `status` is HTTP's word for why, `retry` when to try again if that may help."""
+    """A refused request, with the status of HTTP and, if a retry may help, the seconds until then."""
 
     def __init__(self, status: HTTPStatus, text: str, retry: float | None = None) -> None:
         super().__init__(text)
@@ -45,35 +45,35 @@ class Refused(AtollError):
 
 
 class Authenticator:
-    """Lets enrolled and approved clients in. Sessions live in memory: after a restart clients begin new ones."""
+    """Authenticates approved clients. Sessions are kept in memory: after a restart clients begin new ones."""
 
     def __init__(self, store: Store, clock: Clock = SYSTEM) -> None:
         self._store, self._clock = store, clock
         self.now = clock.steady()
-        """The time that requests are stamped with: seconds since 1970, which are not set while the server runs."""
+        """The time of requests: seconds since 1970, by a clock that is never set while the server runs."""
         self._secret = secrets.token_bytes(32)
         self._lock = threading.Lock()
         self._sessions: dict[str, tuple[int, CounterWindow]] = {}
         self._ended: dict[str, int] = {}
-        """The newest epoch of clients that were shut out: no session up to it begins any more."""
+        """The newest epoch of revoked clients: no session up to it can begin."""
         self._answered: dict[str, float] = {}
         self._due: dict[str, float] = {}
-        """Until when a client has used up the sessions that it may begin."""
+        """When a client's allowance of sessions is restored."""
         self._known: dict[str, ClientRow] = {}
         self._changes = 0
-        """How often somebody was let in or shut out: what was looked up before is not remembered after."""
+        """Number of changes of approvals: a lookup from before a change is not cached after it."""
 
     def enrol(self, token: str, name: str, key: bytes, signature: bytes) -> str:
-        """Write down a client that has a token and the private half of its key; its id. It still must be approved."""
+        """Enrol a client that has a token and its private key; return its id. It still must be approved."""
         if len(key) != 32 or not holds(key, enrolment(token, name, key), signature):
             raise Refused(HTTPStatus.FORBIDDEN, "the enrolment is not signed with the key that it names: try again")
         if not (0 < len(name) <= MAX_NAME and name.isprintable()):
             raise Refused(HTTPStatus.BAD_REQUEST, f"a name is 1 to {MAX_NAME} letters that can be printed: choose one")
-        if re.fullmatch(r"[0-9a-fA-F]{32}", name):  # the operator calls clients by either
+        if re.fullmatch(r"[0-9a-fA-F]{32}", name):  # the operator refers to clients by either
             raise Refused(HTTPStatus.BAD_REQUEST, "this name looks like the id of a client: choose another")
         id, hashed = client_id(key), token_hash(token)
         unknown = Refused(HTTPStatus.FORBIDDEN, "this token is unknown, used or too old: ask for another")
-        with self._store.read() as tables:  # who guesses tokens does not keep anybody from writing
+        with self._store.read() as tables:  # guessed tokens must not block the writer
             if not tables.has_token(hashed):
                 raise unknown
         with self._store.write() as tables:
@@ -87,11 +87,11 @@ class Authenticator:
         return id
 
     def challenge(self, client: str) -> str:
-        """Something to sign that nobody could know before; nothing is remembered for it."""
+        """Return a nonce that nobody could know before; nothing is stored for it."""
         return self._nonce(client, str(int(self.now())), secrets.token_hex(8))
 
     def open_session(self, client: str, nonce: str, signature: bytes) -> tuple[int, ClientRow]:
-        """Begin a client's session, and end the one that it has; its epoch."""
+        """Begin a session of a client, which ends the one before; return its epoch and the client."""
         known = self.approved(client)
         made, _, rest = nonce.partition("-")
         ours = self._nonce(client, made, rest.partition("-")[0])
@@ -110,19 +110,19 @@ class Authenticator:
             if due > self.now() + SESSIONS * SESSION_SECONDS:
                 raise Refused(HTTPStatus.TOO_MANY_REQUESTS, "this client begins sessions all the time: wait", retry=1.0)
             self._due[client] = due + SESSION_SECONDS
-        with self._store.write() as tables:  # not under the lock, for which every request waits
+        with self._store.write() as tables:  # without the lock, for which every request waits
             known = check_approved(tables.client(client))
             epoch = tables.begin_session(client)
         with self._lock:
             before, _ = self._sessions.get(client, (0, None))
-            if epoch <= self._ended.get(client, 0):  # shut out since it was written down
+            if epoch <= self._ended.get(client, 0):  # revoked since it was written
                 raise Refused(HTTPStatus.FORBIDDEN, SHUT_OUT)
             if epoch > before:
                 self._sessions[client] = (epoch, CounterWindow())
         return epoch, known
 
     def authenticate(self, stamp: Stamp, method: str, path: str) -> ClientRow:
-        """The client that signed a request's head, if it may, and if this is the first time that it is heard."""
+        """Return the client that signed a request, if it is approved and the request is new."""
         known = self.approved(stamp.client)
         if not signed_by(known.key, stamp, method, path):
             raise Refused(HTTPStatus.UNAUTHORIZED, "the request is not signed with this client's key")
@@ -146,40 +146,40 @@ class Authenticator:
         return known
 
     def is_cached(self, client: str) -> bool:
-        """Whether somebody can be let in without a look at the store."""
+        """Return whether a client's approval is known without a lookup in the store."""
         return client in self._known
 
     def clear_cache(self) -> None:
-        """Look clients up again: somebody was let in or shut out."""
+        """Forget cached approvals, since one has changed."""
         with self._lock:
             self._changes += 1
             self._known.clear()
 
     def end_session(self, client: str, epoch: int) -> None:
-        """Forget a client's session, such as that of one who was revoked, and all that began up to this epoch."""
+        """End a client's sessions up to an epoch, such as when it was revoked."""
         with self._lock:
             self._ended[client] = epoch
             self._sessions.pop(client, None)
 
     def approved(self, client: str) -> ClientRow:
-        """The client of this id, if it is let in."""
+        """Return the client of this id, if it is approved."""
         known = self._known.get(client)
         if known is not None:
             return known
         before = self._changes
         with self._store.read() as tables:
-            found = check_approved(tables.client(client))
+            known = check_approved(tables.client(client))
         with self._lock:
-            if before == self._changes:  # else it may have been shut out since the look
-                self._known[client] = found
-        return found
+            if before == self._changes:  # else it may have been revoked since the lookup
+                self._known[client] = known
+        return known
 
     def _nonce(self, client: str, made: str, chance: str) -> str:
         return f"{made}-{chance}-{hmac.digest(self._secret, f'{made}/{chance}/{client}'.encode(), 'sha256').hex()}"
 
 
 def check_approved(client: ClientRow | None) -> ClientRow:
-    """Refuse who is not known, not approved yet, or was shut out."""
+    """Refuse a client that is unknown, not approved yet, or revoked."""
     if client is None:
         raise Refused(HTTPStatus.UNAUTHORIZED, "this server does not know this client: enrol it")
     if client.status is Status.PENDING:

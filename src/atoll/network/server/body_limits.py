@@ -1,4 +1,4 @@
-"""Limits to what is worked on at once: the memory of clients' request bodies, and the requests of strangers."""
+"""Limits of concurrent work: memory of request bodies, and requests that are not authenticated."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from atoll.network.server.auth import Refused
 
 T = TypeVar("T")
 UNCOUNTED_BYTES = 1 << 14
-"""Bodies of so many bytes are not counted."""
+"""Bodies up to this size are not counted."""
 MAX_TOTAL_BYTES = 256 << 20
-"""Bytes of all others that are in memory at once."""
+"""Maximum bytes of all other bodies in memory."""
 MAX_BODIES_PER_CLIENT = 4
-"""So many bodies at once come from one client at most."""
+"""Maximum number of bodies of a client in memory."""
 MAX_WAIT_SECONDS = 20.0
-"""Seconds until somebody who waits is told to come again: a client waits a minute for its answer in all."""
+"""Seconds until a waiting request is refused: clients wait a minute for an answer in all."""
 MAX_UNAUTHENTICATED, MAX_UNAUTHENTICATED_PER_ADDRESS = 8, 2
-"""So many requests that nobody has signed are worked on at once, and so many of one address."""
+"""Maximum number of unauthenticated requests in work, in all and of one address."""
 
 
 class BodyLimits:
-    """Bounds the memory of request bodies: FIFO, with a cap per client, who has signed them; for one event loop."""
+    """Bounds the memory of request bodies: FIFO, with a cap per client; for one event loop."""
 
     def __init__(self, num_bytes: int = MAX_TOTAL_BYTES, max_wait: float = MAX_WAIT_SECONDS) -> None:
         self._left, self._max_wait = num_bytes, max_wait
@@ -35,7 +35,7 @@ class BodyLimits:
 
     @asynccontextmanager
     async def reserve(self, who: str, num_bytes: int) -> AsyncIterator[None]:
-        """Have room for a body while the block runs; whoever came before is let in before."""
+        """Reserve memory for a body while the block runs; in the order of arrival."""
         if num_bytes <= UNCOUNTED_BYTES:
             yield
             return
@@ -66,7 +66,7 @@ class BodyLimits:
             async with asyncio.timeout(self._max_wait):
                 await turn
         except (asyncio.CancelledError, TimeoutError) as error:
-            if turn.done() and not turn.cancelled():  # it was let in a moment before
+            if turn.done() and not turn.cancelled():  # it was admitted a moment before
                 self._left += num_bytes
             self._admit_waiting()
             if isinstance(error, TimeoutError):
@@ -75,7 +75,7 @@ class BodyLimits:
             raise
 
     def _admit_waiting(self) -> None:
-        """Let those in, in their order, for whom there is room."""
+        """Admit waiting bodies in order, as long as there is memory."""
         while self._waiting and (self._waiting[0][1].done() or self._waiting[0][0] <= self._left):
             num_bytes, turn = self._waiting.popleft()
             if not turn.done():
@@ -84,27 +84,27 @@ class BodyLimits:
 
 
 class UnauthenticatedPool:
-    """Bounds the work on requests that no client has signed: few at once, fewer of one address; for one event loop.
+    """Threads for unauthenticated requests: few in all, fewer of one address; for one event loop.
 
-    It has threads of its own, so that no client waits for a stranger.
+    They are separate, so that no client waits for a stranger.
     """
 
     def __init__(self, num: int = MAX_UNAUTHENTICATED, each: int = MAX_UNAUTHENTICATED_PER_ADDRESS) -> None:
         self._threads, self._each = ThreadPoolExecutor(num, thread_name_prefix="unauthenticated"), each
         self._turns: dict[str, asyncio.Semaphore] = {}
-        self._here: Counter[str] = Counter()
+        self._num_requests: Counter[str] = Counter()
 
     async def run(self, address: str, work: Callable[[], T]) -> T:
-        """Do some work for somebody at an address, when it is their turn."""
-        self._here[address] += 1
+        """Do work for an address when its turn comes."""
+        self._num_requests[address] += 1
         try:
             async with self._turns.setdefault(address, asyncio.Semaphore(self._each)):
                 return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         finally:
-            self._here[address] -= 1
-            if not self._here[address]:
-                del self._here[address], self._turns[address]
+            self._num_requests[address] -= 1
+            if not self._num_requests[address]:
+                del self._num_requests[address], self._turns[address]
 
     def close(self) -> None:
-        """Let threads end."""
+        """End the threads."""
         self._threads.shutdown()

@@ -1,4 +1,4 @@
-"""Certificates in one command: an authority of one's own, and what it signs for a server and for clients."""
+"""Makes an authority, and certificates of it for a server and clients."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ FILE_NAME = re.compile(r"(?!(ca|server)$)[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 def make_certificates(
     directory: Path, hosts: Sequence[str], now: datetime.datetime, clients: Sequence[str] = ()
 ) -> list[Path]:
-    """Write ca.pem, server.pem, server.key and NAME.pem, NAME.key of each client; nothing is overwritten.
+    """Write ca.pem, server.pem, server.key and NAME.pem, NAME.key of each client; overwrite nothing.
 
-    Clients need certificates only where the server asks for them (mutual TLS); who they are is always shown by their
-    own signatures. The authority's key is forgotten at once: nobody, not even who stole the directory, can make another
-    certificate that is believed by those who have this ca.pem. Who needs one more makes all of them anew, or uses the
-    authority of an organisation.
+    Clients need certificates only for mutual TLS; their identity is always shown by their signatures. The authority's
+    key is not kept: not even a thief of the directory can issue another certificate that this ca.pem vouches for. For
+    one more certificate, make all of them anew, or use the authority of an organisation.
     """
     wrong = [name for name in clients if not FILE_NAME.fullmatch(name)]
     if wrong:
@@ -53,7 +52,7 @@ def make_certificates(
         key = generate_private_key(SECP256R1())
         alternative = [_host(host) for host in hosts] if name == "server" else [x509.DNSName(name)]
         purpose = ExtendedKeyUsageOID.SERVER_AUTH if name == "server" else ExtendedKeyUsageOID.CLIENT_AUTH
-        made = (
+        certificate = (
             _blank(_name(hosts[0] if name == "server" else name), ca_name, key, now)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs=False), critical=True)
@@ -64,7 +63,7 @@ def make_certificates(
         )
         secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         write_secret(_key(directory, name), secret)
-        _pem(directory, name).write_bytes(made.public_bytes(pem) + ca.public_bytes(pem))
+        _pem(directory, name).write_bytes(certificate.public_bytes(pem) + ca.public_bytes(pem))
     _pem(directory, "ca").write_bytes(ca.public_bytes(pem))
     return [_pem(directory, "ca"), *(path for name in names for path in (_pem(directory, name), _key(directory, name)))]
 

@@ -1,4 +1,4 @@
-"""Locks by which a store has one server at a time. The system lets go of them with the process, however it ends."""
+"""Locks by which a store has one server at a time; the system releases them with the process."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from sqlalchemy import Connection, Engine, text
 from atoll.core.errors import RunError
 
 CLAIM = 0x41746F6C6C
-"""The number by which servers know that a database has one."""
+"""Key of the advisory lock."""
 CLAIM_SECONDS = 5.0
-"""How long a server waits for one that was killed a moment ago to be forgotten by a database."""
+"""Seconds that a server waits for the database to release the lock of a killed one."""
 
 
 def taken(engine: Engine) -> str:
-    """Say that another server has a store, and what to do."""
+    """Return the error text for a store that another server has locked."""
     return f"another server uses the store {engine.url}: stop that one, or give this one another --store"
 
 
 class Claim(ABC):
-    """A store that is this process's alone."""
+    """An exclusive lock of a store."""
 
     @abstractmethod
     def renew(self) -> None:
-        """Lock again after connections were lost, as far as that is possible."""
+        """Take the lock again after connections were lost, if possible."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go."""
+        """Release the lock."""
 
 
 def claim_of(engine: Engine) -> Claim:
-    """Lock a store for this process; RunError if another server has it."""
+    """Lock a store for this process; RunError if another server has locked it."""
     return DatabaseClaim(engine) if engine.dialect.name == "postgresql" else FileClaim(engine)
 
 
@@ -48,9 +48,9 @@ class FileClaim(Claim):
         with engine.connect() as connection:
             databases = connection.exec_driver_sql("PRAGMA database_list").all()
         path = next(row[2] for row in databases if row[1] == "main")
-        self._file = Path(f"{path}.lock" if path else "/dev/null").open("w")  # noqa: SIM115 (it is open as long as the lock is wanted)
+        self._file = Path(f"{path}.lock" if path else "/dev/null").open("w")  # noqa: SIM115 (open as long as the lock is held)
         try:
-            if path:  # else it is in memory, where nobody else can be
+            if path:  # else it is in memory, which no other process can open
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._file.close()
@@ -60,7 +60,7 @@ class FileClaim(Claim):
         """Do nothing: a file has no connections."""
 
     def close(self) -> None:
-        """Let go."""
+        """Release the lock."""
         self._file.close()
 
 
@@ -79,13 +79,13 @@ class DatabaseClaim(Claim):
             time.sleep(0.1)
 
     def renew(self) -> None:
-        """Lock again on a new connection. If the old one still has the lock, nobody else has it either."""
+        """Take the lock on a new connection. If the old one still holds it, no other server does."""
         self._connection.invalidate()
         self._connection = self._connected()
         self._lock()
 
     def close(self) -> None:
-        """Let go: the connection is cut, as it would keep the lock in the pool."""
+        """Close the connection, which would keep the lock in the pool."""
         if not self._connection.closed:
             self._connection.invalidate()
             self._connection.close()

@@ -1,4 +1,4 @@
-"""The two clocks of a server, which are passed in so that tests can move them."""
+"""The clocks of a server, passed in so that tests can move them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 
 class Clock(NamedTuple):
-    """What tells the time, and what measures it."""
+    """A wall clock and a monotonic clock."""
 
     wall: Callable[[], float] = time.time
-    """Seconds since 1970: for people, and for what must hold over a restart. It may be set at any moment."""
+    """Seconds since 1970: for display, and for times that outlive a restart. It may be set at any moment."""
     monotonic: Callable[[], float] = time.monotonic
-    """Seconds since some moment: for pauses, deadlines and ages. It is never set, and is never written down."""
+    """Seconds since some moment: for pauses, deadlines and ages. It is never set, and never stored."""
 
     def steady(self) -> Callable[[], float]:
-        """Return a clock that shows the wall clock's time of now and is not set afterwards."""
+        """Return a clock that starts at the wall clock's time and is never set."""
         start = self.wall() - self.monotonic()
         return lambda: start + self.monotonic()

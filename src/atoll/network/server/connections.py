@@ -1,8 +1,8 @@
-"""Connections of a server: how many there may be and of whom, and a listener that survives a lack of descriptors.
+"""Limits of connections, and a listener that survives a lack of file descriptors.
 
-A connection is a stranger's until a request on it is signed by a client that may. Strangers are few, and when one more
-comes the oldest goes of the address that has most: nobody can keep the others out, and no client is ever put off for
-a stranger.
+A connection is unauthenticated until an approved client has signed a request on it. Unauthenticated connections are
+limited: one more evicts the oldest of the address that has most, so that nobody can lock others out, and no client is
+refused in favour of a stranger.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from typing import Any, NamedTuple
 from atoll.network.server.logs import RateLimitedLog
 
 HANDSHAKE_SECONDS = 10.0
-"""How long TLS may take to begin."""
+"""Maximum time of a TLS handshake."""
 GOODBYE_SECONDS = 5.0
-"""How long it may take to end, with what is still to be sent."""
+"""Maximum time of a TLS shutdown, with what is still to be sent."""
 PAUSE, SHORT_PAUSE = 0.5, 0.02
-"""Seconds until connections are taken again after there were no descriptors: if no stranger could go, and else."""
+"""Seconds until accepting again after a lack of descriptors: if nothing could be evicted, and else."""
 EVICTED_AT_ONCE = 16
-"""So many strangers go then."""
+"""Connections that are evicted at a lack of descriptors."""
 BURST = 64
-"""So many connections are taken at a time, then everything else has its turn."""
+"""Connections that are accepted in a row, before the event loop does other work."""
 BACKLOG = 2048
-"""How many connections may wait to be taken."""
+"""Connections that may wait to be accepted."""
 MAX_FILES = 1 << 16
-"""As many descriptors as are asked of the system."""
+"""File descriptors that are asked of the system."""
 
 
 class Limits(NamedTuple):
-    """How many connections there may be."""
+    """Maximum numbers of connections."""
 
     total: int = 1 << 14
     unauthenticated: int = 2048
     address: int = 1024
-    """Of strangers from one address; a network of IPv6 counts as one."""
+    """Unauthenticated ones of one address; a /64 of IPv6 counts as one."""
     client: int = 16
 
 
 def connection_limits(files: int) -> Limits:
-    """Limits that leave a quarter of so many descriptors, or 256, to everything else.
+    """Return limits that leave a quarter of the file descriptors, or 256, to everything else.
 
     >>> connection_limits(1024)
     Limits(total=768, unauthenticated=384, address=192, client=16)
@@ -56,7 +56,7 @@ def connection_limits(files: int) -> Limits:
 
 
 def raise_file_limit() -> int:
-    """Ask the system for as many descriptors as it gives; how many there are."""
+    """Raise the limit of file descriptors as far as the system allows; return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(MAX_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -67,65 +67,65 @@ def raise_file_limit() -> int:
 
 
 class TrackedConnection:
-    """One connection, and whose it is."""
+    """One connection, and the client that it belongs to."""
 
     def __init__(self, tracker: ConnectionTracker, address: str) -> None:
         self._tracker, self.address, self.client = tracker, address, ""
         self.abort: Callable[[], object] = lambda: None
-        """Ends the connection at once."""
+        """Closes the connection at once."""
 
     def authenticate(self, client: str) -> None:
-        """Somebody has shown on this connection to be a client that may."""
+        """Note that a client has signed a request on this connection."""
         if self.client != client:
             self._tracker.authenticate(self, client)
 
     def release(self) -> None:
-        """The connection is over."""
+        """Note that the connection is closed."""
         self._tracker.release(self)
 
 
 class ConnectionTracker:
-    """All connections of a server; for one event loop."""
+    """Counts and limits the connections of a server; for one event loop."""
 
     def __init__(self, limits: Limits) -> None:
-        self._limits, self._num = limits, 0
+        self._limits, self._total = limits, 0
         self._unauthenticated: dict[str, dict[TrackedConnection, None]] = {}
         self._clients: dict[str, dict[TrackedConnection, None]] = {}
 
     @property
     def num_unauthenticated(self) -> int:
-        """How many are of nobody known."""
+        """Return the number of unauthenticated connections."""
         return sum(map(len, self._unauthenticated.values()))
 
     def admit(self, address: str) -> TrackedConnection | None:
-        """Count a new connection, and end an older one if there are too many; None if there is no room at all."""
-        connection = TrackedConnection(self, network_of(address))
+        """Count a new connection, and evict an older one beyond the limits; None if it cannot be admitted."""
+        connection = TrackedConnection(self, address_group(address))
         here = self._unauthenticated.setdefault(connection.address, {})
         here[connection] = None
-        self._num += 1
+        self._total += 1
         if len(here) > self._limits.address:
             self._evict_one(next(iter(here)))
-        elif self.num_unauthenticated > self._limits.unauthenticated or self._num > self._limits.total:
+        elif self.num_unauthenticated > self._limits.unauthenticated or self._total > self._limits.total:
             self.evict()
         return connection if connection in here else None
 
     def evict(self, num: int = 1) -> None:
-        """End the oldest stranger of the address that has most, and so on."""
+        """Close unauthenticated connections: each time the oldest of the address that has most."""
         for _ in range(min(num, self.num_unauthenticated)):
             most = max(self._unauthenticated, key=lambda address: len(self._unauthenticated[address]))
             self._evict_one(next(iter(self._unauthenticated[most])))
 
     def authenticate(self, connection: TrackedConnection, client: str) -> None:
-        """A connection is a client's from now on; of too many the client's oldest goes."""
+        """Assign a connection to a client; beyond its limit, the client's oldest is closed."""
         if self._discard(connection):
             here = self._clients.setdefault(client, {})
             connection.client, here[connection] = client, None
-            self._num += 1
+            self._total += 1
             if len(here) > self._limits.client:
                 self._evict_one(next(iter(here)))
 
     def release(self, connection: TrackedConnection) -> None:
-        """A connection is over."""
+        """Stop counting a connection."""
         self._discard(connection)
 
     def _evict_one(self, connection: TrackedConnection) -> None:
@@ -140,28 +140,28 @@ class ConnectionTracker:
         if connection not in here:
             return False
         del here[connection]
-        self._num -= 1
+        self._total -= 1
         if not here:
             del groups[key]
         return True
 
 
-def network_of(address: str) -> str:
-    """What counts as one address: of IPv6 the 64 bits that a household has.
+def address_group(address: str) -> str:
+    """Return what counts as one address: the /64 of an IPv6 address.
 
-    >>> network_of("192.0.2.7"), network_of("2001:db8::1:2:3:4")
+    >>> address_group("192.0.2.7"), address_group("2001:db8::1:2:3:4")
     ('192.0.2.7', '2001:db8::/64')
     """
     with contextlib.suppress(ValueError):
-        found = ipaddress.ip_address(address.partition("%")[0])
-        if found.version == 6 and found.ipv4_mapped is None:
-            return str(ipaddress.ip_network((int(found) >> 64 << 64, 64)))
-        return str(found if found.version == 4 else found.ipv4_mapped)
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+        if parsed.version == 6 and parsed.ipv4_mapped is None:
+            return str(ipaddress.ip_network((int(parsed) >> 64 << 64, 64)))
+        return str(parsed if parsed.version == 4 else parsed.ipv4_mapped)
     return address
 
 
 class Listener:
-    """Takes connections from a socket; where that fails it waits a little, says so once, and goes on."""
+    """Accepts connections from a socket; after a failure it pauses, logs once, and goes on."""
 
     def __init__(
         self,
@@ -177,10 +177,10 @@ class Listener:
         self._going = True
         listener.setblocking(False)
         listener.listen(BACKLOG)
-        self._open()
+        self._resume()
 
     def close(self) -> None:
-        """Take no more connections, and end those that have not begun."""
+        """Stop accepting, and cancel handshakes."""
         if self._going:
             self._going = False
             self._loop.remove_reader(self._socket.fileno())
@@ -189,25 +189,25 @@ class Listener:
                 handshake.cancel()
 
     async def wait_closed(self) -> None:
-        """Wait until nothing is left to do."""
+        """Wait until all handshakes have ended."""
         await asyncio.gather(*self._handshakes, return_exceptions=True)
 
-    def _open(self) -> None:
+    def _resume(self) -> None:
         if self._going:
-            self._loop.add_reader(self._socket.fileno(), self._take)
+            self._loop.add_reader(self._socket.fileno(), self._accept)
 
-    def _take(self) -> None:
+    def _accept(self) -> None:
         for _ in range(BURST):
             try:
                 client_socket, address = self._socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:  # no descriptors, or no memory: asyncio's own loop writes a trace for each
+            except OSError as error:  # no descriptors, or no memory: asyncio's own server logs a trace for each
                 self._loop.remove_reader(self._socket.fileno())
                 pause = SHORT_PAUSE if self._tracker.num_unauthenticated else PAUSE
                 self._tracker.evict(EVICTED_AT_ONCE)
                 self._trouble.write(f"no connection can be taken ({error}): raise the limit of open files (ulimit -n)")
-                self._loop.call_later(pause, self._open)
+                self._loop.call_later(pause, self._resume)
                 return
             connection = self._tracker.admit(str(address[0]))
             if connection is None:
@@ -222,14 +222,14 @@ class Listener:
     def _handshake_done(
         self, client_socket: socket.socket, connection: TrackedConnection, handshake: asyncio.Task[None]
     ) -> None:
-        """Close what never began; a task that is ended before its first step cannot do that itself."""
+        """Close a connection whose handshake failed; a task cancelled before its first step cannot do so itself."""
         self._handshakes.discard(handshake)
         if handshake.cancelled() or handshake.exception() is not None:
             connection.release()
             client_socket.close()
 
     async def _handshake(self, client_socket: socket.socket, connection: TrackedConnection) -> None:
-        """Begin TLS; from then on the protocol has the connection, and says when it is over."""
+        """Do the TLS handshake; from then on the protocol owns the connection."""
         options: dict[str, Any] = {}
         if self._tls is not None:
             options = {"ssl_handshake_timeout": HANDSHAKE_SECONDS, "ssl_shutdown_timeout": GOODBYE_SECONDS}

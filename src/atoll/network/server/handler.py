@@ -1,4 +1,4 @@
-"""The desk: what clients ask of a server. Everything here may be called from any thread."""
+"""Handles requests of authenticated clients; may be called from any thread."""
 
 from __future__ import annotations
 
@@ -35,32 +35,32 @@ from atoll.network.server.tables import ClientRow, Stage
 from atoll.network.server.uploads import UploadTooLarge
 from atoll.network.server.writer import RETRY, Change, Transaction
 
-ROUNDING = 1e-6
-"""How much larger than it should be a weight may be, since clients compute it in float32."""
+WEIGHT_TOLERANCE = 1e-6
+"""Relative tolerance of weights, which clients compute in float32."""
 MAX_LOSS = 1e30
-"""A larger training loss is no loss: sums of it over clients and samples would overflow."""
-ATTRIBUTES, ATTRIBUTE = 32, 40
-"""So many attributes of a device are remembered, of names of so many letters: rules know five, and short ones."""
-LARGE = 64 << 20
-"""Updates of more bytes than this are looked at one after another, so that memory does not grow with their number."""
+"""Maximum training loss: sums of larger ones over clients and samples would overflow."""
+MAX_ATTRIBUTES, MAX_ATTRIBUTE_NAME = 32, 40
+"""Maximum number of a device's attributes and length of their names; eligibility rules know five short ones."""
+LARGE_UPDATE = 64 << 20
+"""Updates of more bytes are checked one after another, so that memory does not grow with their number."""
 
 
 class RequestHandler:
-    """Answers clients that the gate has let in."""
+    """Answers requests of clients for all runs."""
 
     def __init__(self, driver: RunDriver, metrics: Metrics, max_samples: int) -> None:
         self._driver, self._metrics, self._max_samples = driver, metrics, max_samples
         self._writer, self._runs, self._store = driver.writer, driver.runs, driver.store
         self._now = driver.now
-        self._counting, self._one_large = threading.Lock(), threading.Lock()
+        self._counting, self._large_lock = threading.Lock(), threading.Lock()
         self.informed_of_end: set[int] = set()
-        """Who knows that all runs are over, and has read their ledgers."""
+        """Clients that know that all runs have ended, and have read their ledgers."""
 
     def note_poll(self, client: ClientRow, poll: Poll) -> Future[None] | None:
-        """Note that a client is there, and how much it has; what to wait for if that must be written down."""
+        """Note that a client polls, and its number of samples; return a future if that must be written."""
         number, presence = _number(client), self._driver.presence
-        short = (each for each in poll.attributes.items() if len(each[0]) <= ATTRIBUTE)
-        presence.note_poll(number, dict(islice(short, ATTRIBUTES)))
+        short = (each for each in poll.attributes.items() if len(each[0]) <= MAX_ATTRIBUTE_NAME)
+        presence.note_poll(number, dict(islice(short, MAX_ATTRIBUTES)))
         known, num_samples = presence.clients.get(number), min(poll.num_samples, self._max_samples)
         if known is None or known.num_samples == num_samples:
             return None
@@ -73,7 +73,7 @@ class RequestHandler:
         return self._submit(client, change)
 
     def orders(self, client: ClientRow, poll: Poll) -> Orders:
-        """What a client has to do now."""
+        """Return the orders of a client."""
         number = _number(client)
         with self._writer.lock:
             orders = [
@@ -86,131 +86,139 @@ class RequestHandler:
                 self.informed_of_end.add(number)
             return Orders(tuple(orders), ended, len(self._runs) - len(ended))
 
-    def run_info(self, run: str) -> RunInfo:
-        """What a run is."""
-        found = self.run(run)
-        if found.parts is None:
+    def run_info(self, run_name: str) -> RunInfo:
+        """Describe a run to clients."""
+        run = self.run(run_name)
+        if run.parts is None:
             raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "the run has not begun yet", RETRY)
-        return found.info(self._driver.presence.keys())
+        return run.info(self._driver.presence.keys())
 
-    def ledger_lines(self, run: str, start: int = 0, most: int | None = None) -> list[str]:
-        """Lines of a run's ledger, from one on, and at most so many."""
-        self.run(run)
+    def ledger_lines(self, run_name: str, start: int = 0, most: int | None = None) -> list[str]:
+        """Return lines of a run's ledger from a number on, at most `most`."""
+        self.run(run_name)
         with self._store.read() as tables:
-            return tables.ledger_lines(run, start, most)
+            return tables.ledger_lines(run_name, start, most)
 
-    def readable_objects(self, client: ClientRow, run: str, name: str) -> tuple[Run, Objects]:
-        """Where an object is that a client may have: versions are for all, its post is its own."""
-        found = self.run(run)
+    def readable_objects(self, client: ClientRow, run_name: str, name: str) -> tuple[Run, Objects]:
+        """Return the objects that hold this name, if the client may read it: a version, or a message to it."""
+        run = self.run(run_name)
         self._driver.presence.note_request(client.number)
-        mine = found.mailbox.waiting(client.number) if client.number is not None else None
+        mine = run.mailbox.waiting(client.number) if client.number is not None else None
         with self._writer.lock:
-            known = {name for model in found.models.values() for name in model.names()}
-            known |= {news.object.name for news in found.news}
-        known |= {ref.name for ref in (mine, found.final_model) if ref is not None}
+            known = {name for model in run.models.values() for name in model.names()}
+            known |= {news.object.name for news in run.news}
+        known |= {ref.name for ref in (mine, run.final_model) if ref is not None}
         if name not in known:
             raise Refused(HTTPStatus.GONE, "there is no such object any more: poll again")
-        return found, found.objects
+        return run, run.objects
 
     def count_sent(self, run: Run, num_bytes: int) -> None:
-        """Count what was sent to a client."""
+        """Count bytes that were sent to a client."""
         with self._counting:
             run.bytes_down += num_bytes
 
-    def missing(self, client: ClientRow, run: str, attempt: int, manifest: bytes) -> Missing:
-        """Which chunks of an update are not here."""
-        found, task = self._awaited_task(client, run, attempt)
-        announced = self._manifest(found, manifest)
-        return Missing(tuple(digest.hex() for digest in found.uploads.missing(task, announced)))
+    def missing(self, client: ClientRow, run_name: str, attempt: int, manifest: bytes) -> Missing:
+        """Return the missing chunks of an announced update."""
+        run, task = self._awaited_task(client, run_name, attempt)
+        announced = self._manifest(run, manifest)
+        return Missing(tuple(digest.hex() for digest in run.uploads.missing(task, announced)))
 
-    def put_chunk(self, client: ClientRow, run: str, attempt: int, digest: str, data: bytes, hashed: str) -> None:
-        """Keep a chunk of an update, whose hash is known; of nobody is more kept than two updates can be long."""
-        found, task = self._awaited_task(client, run, attempt)
-        if digest != hashed:
+    def put_chunk(
+        self, client: ClientRow, run_name: str, attempt: int, digest: str, data: bytes, body_hash: str
+    ) -> None:
+        """Store a chunk whose hash is known; at most two updates' worth of bytes is kept of a client."""
+        run, task = self._awaited_task(client, run_name, attempt)
+        if digest != body_hash:
             raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "a chunk is named by its SHA-256, and this one is not")
-        assert found.parts is not None
-        put = partial(found.uploads.put_chunk, task, bytes.fromhex(digest), data, 2 * found.parts.max_bytes)
+        assert run.parts is not None
+        put = partial(run.uploads.put_chunk, task, bytes.fromhex(digest), data, 2 * run.parts.max_bytes)
         try:
             put()
-        except UploadTooLarge:  # what was sent for attempts that came to nothing does not count
-            machine = found.machine
-            found.uploads.drop_other_tasks(task.client, (task, *machine.arrived, *machine.committing))
+        except UploadTooLarge:  # chunks of abandoned attempts do not count
+            machine = run.machine
+            run.uploads.drop_other_tasks(task.client, (task, *machine.arrived, *machine.committing))
             try:
                 put()
             except UploadTooLarge as error:
                 raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error)) from error
 
     def deliver(
-        self, client: ClientRow, run: str, attempt: int, told: Delivery, data: bytes | None = None, hashed: str = ""
+        self,
+        client: ClientRow,
+        run_name: str,
+        attempt: int,
+        delivery: Delivery,
+        data: bytes | None = None,
+        body_hash: str = "",
     ) -> Future[Delivered | Refused] | Delivered:
-        """Take an update that is here in chunks, or is this one chunk whose hash is known; at the end it is safe."""
-        found, number = self.run(run), _number(client)
-        manifest = self._manifest(found, told.manifest)
-        if found.parts is None or found.parts.job.secure is not None:
+        """Take an update from stored chunks, or from `data` of a known hash; the future ends when it is committed."""
+        run, number = self.run(run_name), _number(client)
+        manifest = self._manifest(run, delivery.manifest)
+        if run.parts is None or run.parts.job.secure is not None:
             raise Refused(HTTPStatus.CONFLICT, "updates of this run are added in secret: do not send one", RETRY)
-        if data is not None and manifest != Manifest(len(data), (bytes.fromhex(hashed),)):
+        if data is not None and manifest != Manifest(len(data), (bytes.fromhex(body_hash),)):
             raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "the body is not the object that the manifest names")
         name = manifest.name()
-        task = self._in_flight(found, attempt, number)
+        task = self._in_flight(run, attempt, number)
         if task is None:
-            self._check_already_arrived(run, attempt, number, name)  # the answer was lost
+            self._check_already_arrived(run_name, attempt, number, name)  # the answer was lost
             return Delivered(name)
-        text = update_text(run, attempt, task.version, name, told)
-        if not holds(client.key, text, told.signature):
+        text = update_text(run_name, attempt, task.version, name, delivery)
+        if not holds(client.key, text, delivery.signature):
             raise Refused(HTTPStatus.FORBIDDEN, "the update is not signed with this client's key")
         try:
-            report = self._check_update(found, task, manifest, told, data)
+            report = self._check_update(run, task, manifest, delivery, data)
         except (BadUpdate, ObjectError) as error:
-            self._reject(client, found, task, str(error))
+            self._reject(client, run, task, str(error))
             raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from error
 
         def change(transaction: Transaction) -> Delivered | Refused:
-            late = self._driver.arrived(transaction, found, task, name, report, told.signature, data)
+            late = self._driver.arrived(transaction, run, task, name, report, delivery.signature, data)
             transaction.after_commit(self._metrics.late if late else self._metrics.arrived)
             return Refused(HTTPStatus.GONE, late) if late else Delivered(name)
 
         return self._submit(client, change)
 
-    def ready(self, client: ClientRow, run: str, attempt: int) -> None:
-        """A client has trained, and waits for the others to add in secret."""
-        found = self.run(run)
-        if found.parts is None or found.parts.job.secure is None:
+    def ready(self, client: ClientRow, run_name: str, attempt: int) -> None:
+        """Note that a client has trained, and waits for secure aggregation."""
+        run = self.run(run_name)
+        if run.parts is None or run.parts.job.secure is None:
             raise Refused(HTTPStatus.CONFLICT, "nothing is added in secret in this run: deliver the update")
         number = _number(client)
-        task = self._in_flight(found, attempt, number)
+        task = self._in_flight(run, attempt, number)
         if task is None:
-            return self._check_already_arrived(run, attempt, number, "")
+            return self._check_already_arrived(run_name, attempt, number, "")
         late = self._submit(
-            client, lambda transaction: self._driver.arrived(transaction, found, task, "", {}, b"")
+            client, lambda transaction: self._driver.arrived(transaction, run, task, "", {}, b"")
         ).result()
         if late:
             raise Refused(HTTPStatus.GONE, late)
 
-    def answer_secure(self, client: ClientRow, run: str, attempt: int, manifest: bytes) -> None:
-        """A client answers a message of secure aggregation."""
-        found, task = self._awaited_task(client, run, attempt)
-        announced = self._manifest(found, manifest)
-        with self._one_large if announced.num_bytes > LARGE else contextlib.nullcontext():
-            self._awaited_task(client, run, attempt)  # who answers twice at once is read once
-            data = b"".join(found.uploads.complete_chunks(task, announced))
-            with self._writer.lock:  # nobody is shut out meanwhile
-                taken = task.client in self._driver.presence.clients and found.mailbox.answer(task.client, data)
+    def answer_secure(self, client: ClientRow, run_name: str, attempt: int, manifest: bytes) -> None:
+        """Take a client's answer in secure aggregation."""
+        run, task = self._awaited_task(client, run_name, attempt)
+        announced = self._manifest(run, manifest)
+        with self._large_lock if announced.num_bytes > LARGE_UPDATE else contextlib.nullcontext():
+            self._awaited_task(client, run_name, attempt)  # of two answers at once, one is read
+            data = b"".join(run.uploads.complete_chunks(task, announced))
+            with self._writer.lock:  # nobody is revoked meanwhile
+                taken = task.client in self._driver.presence.clients and run.mailbox.answer(task.client, data)
         if not taken:
             raise Refused(HTTPStatus.GONE, "nobody waits for this answer any more: poll for work")
 
-    def refuse(self, client: ClientRow, run: str, attempt: int, refusal: Refusal) -> None:
-        """A client will not do a task, or takes no part in the run at all."""
-        found, task = self._awaited_task(client, run, attempt)
-        log("rejected", run=run, client=client.name, why=f"{REFUSED}{refusal.reason}")
-        found.mailbox.answer(task.client, b"")  # it leaves a sum that goes on without it
+    def refuse(self, client: ClientRow, run_name: str, attempt: int, refusal: Refusal) -> None:
+        """Note that a client refuses a task, or the whole run."""
+        run, task = self._awaited_task(client, run_name, attempt)
+        log("rejected", run=run_name, client=client.name, why=f"{REFUSED}{refusal.reason}")
+        run.mailbox.answer(task.client, b"")  # the secure sum goes on without it
 
         def change(transaction: Transaction) -> None:
-            self._driver.offences.record_refusal(transaction, found, task, refusal.reason, whole_run=refusal.whole_run)
+            self._driver.offences.record_refusal(transaction, run, task, refusal.reason, whole_run=refusal.whole_run)
 
         self._submit(client, change).result()
 
     def _submit(self, client: ClientRow, change: Change) -> Future[Any]:
-        """Let a client change something, if it is still let in when that is written down."""
+        """Submit a change for a client, which must still be approved when it is written."""
 
         def checked(transaction: Transaction) -> Any:
             check_approved(transaction.tables.client(client.id))
@@ -244,37 +252,37 @@ class RequestHandler:
         )
 
     def run(self, name: str) -> Run:
-        """A run by its name."""
-        found = self._runs.get(name)
-        if found is None:
+        """Return a run by its name."""
+        run = self._runs.get(name)
+        if run is None:
             raise Refused(HTTPStatus.NOT_FOUND, "there is no such run here: poll for work")
-        return found
+        return run
 
     def _in_flight(self, run: Run, attempt: int, number: int) -> Task | None:
         with self._writer.lock:
             task = run.machine.in_flight.get(number)
         return task if task is not None and task.attempt == attempt else None
 
-    def _check_already_arrived(self, run: str, attempt: int, number: int, name: str) -> None:
-        """Refuse what is not waited for, unless it has arrived before."""
+    def _check_already_arrived(self, run_name: str, attempt: int, number: int, name: str) -> None:
+        """Refuse an update that is not waited for, unless it arrived before: its answer may have been lost."""
         with self._store.read() as tables:
-            row = tables.task(run, attempt, number)
+            row = tables.task(run_name, attempt, number)
         if row is None:
             raise Refused(HTTPStatus.NOT_FOUND, "this client was not asked that: poll for work")
         if row.stage not in (Stage.ARRIVED, Stage.COUNTED) or row.update != name:
             raise Refused(HTTPStatus.GONE, "nobody waits for this update any more: poll for work")
 
-    def _awaited_task(self, client: ClientRow, run: str, attempt: int) -> tuple[Run, Task]:
-        """The task of a client that is still waited for."""
-        found = self.run(run)
+    def _awaited_task(self, client: ClientRow, run_name: str, attempt: int) -> tuple[Run, Task]:
+        """Return the task of a client, if it is still waited for."""
+        run = self.run(run_name)
         number = -1 if client.number is None else client.number
         with self._writer.lock:
-            task = found.machine.in_flight.get(number)
-            if task is None and found.mailbox.waiting(number) is not None:
-                task = next((each for each in found.machine.committing if each.client == number), None)
-        if task is None or task.attempt != attempt or found.parts is None:
+            task = run.machine.in_flight.get(number)
+            if task is None and run.mailbox.waiting(number) is not None:
+                task = next((each for each in run.machine.committing if each.client == number), None)
+        if task is None or task.attempt != attempt or run.parts is None:
             raise Refused(HTTPStatus.GONE, "nobody waits for this any more: poll for work")
-        return found, task
+        return run, task
 
     def _manifest(self, run: Run, data: bytes) -> Manifest:
         if run.parts is None:
@@ -285,36 +293,36 @@ class RequestHandler:
             raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from error
 
     def _check_update(
-        self, run: Run, task: Task, manifest: Manifest, told: Delivery, data: bytes | None
+        self, run: Run, task: Task, manifest: Manifest, delivery: Delivery, data: bytes | None
     ) -> dict[str, Any]:
-        """Look at an update before it counts; what is written down of it."""
+        """Check an update before it counts; return the report that is written of it."""
         assert run.parts is not None
-        if told.loss is None or not abs(told.loss) <= MAX_LOSS:
+        if delivery.loss is None or not abs(delivery.loss) <= MAX_LOSS:
             raise BadUpdate("the training loss is not a number: check the client's data and learning rate")
         model = run.models.get(task.version)
-        if told.broadcast is not None and (model is None or told.broadcast != model.ref.name):
+        if delivery.broadcast is not None and (model is None or delivery.broadcast != model.ref.name):
             raise BadUpdate("the update was made of something else than was sent: train on the order's model")
-        due = run.parts.max_weight(told.num_samples)
-        if not 0 < told.weight <= due * (1 + ROUNDING):
+        due = run.parts.max_weight(delivery.num_samples)
+        if not 0 < delivery.weight <= due * (1 + WEIGHT_TOLERANCE):
             raise BadUpdate(
-                f"a weight of {told.weight} makes no sense: an update of {told.num_samples:,} samples weighs above 0 "
-                f"and at most {due:g} in this run"
+                f"a weight of {delivery.weight} makes no sense: an update of {delivery.num_samples:,} samples weighs "
+                f"above 0 and at most {due:g} in this run"
             )
         most = min(
             run.parts.job.federation.num_samples(task.client), self._driver.presence.max_samples(run, task.client)
         )
-        weight = min(told.weight, run.parts.max_weight(most))
+        weight = min(delivery.weight, run.parts.max_weight(most))
         chunks = run.uploads.complete_chunks(task, manifest) if data is None else [data]
-        with self._one_large if manifest.num_bytes > LARGE else contextlib.nullcontext():
+        with self._large_lock if manifest.num_bytes > LARGE_UPDATE else contextlib.nullcontext():
             run.parts.check_acceptable(task, run.parts.decode_update(chunks, manifest.num_bytes, weight))
-        # the client signed what it told; what counts is cut to what the samples weigh that it is believed to have
-        signed: dict[str, Any] = {"num_samples": told.num_samples, "loss": told.loss, "weight": told.weight}
-        signed |= {} if told.broadcast is None else {"broadcast": told.broadcast}
-        counts = {"counts": weight, "samples": min(told.num_samples, most)}
-        return {**signed, **counts, "manifest": told.manifest.hex()}
+        # the client signed its own numbers; what counts is capped by the samples that it is credited with
+        signed: dict[str, Any] = {"num_samples": delivery.num_samples, "loss": delivery.loss, "weight": delivery.weight}
+        signed |= {} if delivery.broadcast is None else {"broadcast": delivery.broadcast}
+        counts = {"counts": weight, "samples": min(delivery.num_samples, most)}
+        return {**signed, **counts, "manifest": delivery.manifest.hex()}
 
     def _reject(self, client: ClientRow, run: Run, task: Task, why: str) -> None:
-        """Leave a client's update out, and blame the client; who does it again and again is shut out."""
+        """Reject a client's update, and count an offence; repeated offences exclude the client."""
         self._metrics.rejected("bad update")
         log("rejected", run=run.name, client=client.name, why=why)
 
@@ -326,6 +334,6 @@ class RequestHandler:
 
 
 def _number(client: ClientRow) -> int:
-    """By what number an approved client is known."""
+    """Return the number of an approved client."""
     assert client.number is not None
     return client.number

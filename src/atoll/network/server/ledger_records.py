@@ -1,4 +1,4 @@
-"""What a run's ledger, which every client reads, says of those who took part; and what it keeps sealed."""
+"""What ledger records say of participants, which every client reads, and what they seal."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from atoll.privacy.noise import derived
 def cohort_entries(
     rows: Iterable[TaskRow], counted: Iterable[Task], clients: Iterable[ClientRow]
 ) -> list[dict[str, Any]]:
-    """The updates that counted, and their clients' signatures; `clients` are all, also who was shut out since."""
+    """Return the entries of updates that counted, with signatures; `clients` includes those revoked since."""
     wanted, known = set(counted), {client.number: client for client in clients}
     return [_entry(row, known[row.task.client]) for row in rows if row.task in wanted]
 
 
 def rejected_entries(rows: Iterable[TaskRow], left_out: Iterable[Task] = ()) -> list[dict[str, Any]]:
-    """Whose updates did not count, and why not."""
+    """Return whose updates did not count, and why."""
     failed = {row.task: row.report["why"] for row in rows if row.stage is Stage.FAILED}
     whys = failed | {task: "left out" for task in left_out if task not in failed}
     return [{"client": task.client, "attempt": task.attempt, "why": why} for task, why in whys.items()]
@@ -31,10 +31,10 @@ def rejected_entries(rows: Iterable[TaskRow], left_out: Iterable[Task] = ()) -> 
 def public_participants(
     guard: Guard | None, attempt: int, people: Mapping[str, list[dict[str, Any]]]
 ) -> dict[str, Any]:
-    """Who took part, as a record says it.
+    """Return the participants as a record publishes them.
 
-    Where a guarantee rests on nobody's knowing that, or only the server protects updates, no more than a seal is told:
-    with the run's secret the server can open it to an auditor, and cannot say then that it was somebody else.
+    Where a privacy guarantee needs them secret, or only the server protects updates, a commitment (HMAC) is published
+    instead: with the run's secret the server can open it to an auditor, and to no other participants.
     """
     if guard is None or not guard.seals_updates:
         return dict(people)
@@ -44,7 +44,7 @@ def public_participants(
 
 
 def _entry(row: TaskRow, client: ClientRow) -> dict[str, Any]:
-    """An update that counted; of one that was added in secret only whose it was."""
+    """Return the entry of an update that counted; under secure aggregation only whose it was."""
     entry = {
         "client": row.task.client,
         "id": client.id,

@@ -1,6 +1,6 @@
-"""What happened, as lines of JSON on standard error: for people, journald, and whoever collects logs.
+"""Events of a server as lines of JSON on standard error.
 
-Names of clients and runs, numbers and reasons are told; keys, tokens, signatures, updates and data never are.
+Lines hold names of clients and runs, numbers and reasons; never keys, tokens, signatures, updates or data.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Event = Literal[
     "stopping",
 ]
 QUIET_SECONDS = 60.0
-"""Trouble of one kind is told once in this time."""
+"""Seconds between two lines of one kind of trouble."""
 MAX_TEXT = 300
-"""Letters of the longest text: what others send is not repeated at any length."""
+"""Maximum length of a text: what others send is cut."""
 
 
 def log(event: Event, **fields: str | int | float | None) -> None:
-    """Write one line: `time`, `event` and what belongs to it. A line that cannot be written stops nothing."""
+    """Write a line with `time`, `event` and fields; ignore a failure to write it."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
     line = json.dumps({"time": now, "event": event, **{name: _short(value) for name, value in fields.items()}})
     with contextlib.suppress(OSError, ValueError):
@@ -45,13 +45,13 @@ def log(event: Event, **fields: str | int | float | None) -> None:
 
 
 class RateLimitedLog:
-    """Says a thing once in a while, however often it happens."""
+    """Logs at most one line in a period, with the number of lines that were left out."""
 
     def __init__(self, seconds: float = QUIET_SECONDS, now: Callable[[], float] = time.monotonic) -> None:
         self._seconds, self._now, self._next, self._silent = seconds, now, 0.0, 0
 
     def write(self, why: str) -> None:
-        """Write one line, unless there was one lately; how many were left out is in the next."""
+        """Write a line, unless one was written in this period."""
         if self._now() < self._next:
             self._silent += 1
             return
@@ -60,7 +60,7 @@ class RateLimitedLog:
         log("rejected", why=why + more)
 
 
-class _Lines(logging.Handler):
+class _LogHandler(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self._kinds: dict[str, RateLimitedLog] = {}
@@ -68,13 +68,15 @@ class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
         why = record.getMessage().strip() + ("" if error is None else f": {type(error).__name__}: {error}")
-        self._kinds.setdefault(type(error).__name__, RateLimitedLog()).write(why)  # strangers may cause it at any rate
+        self._kinds.setdefault(type(error).__name__, RateLimitedLog()).write(
+            why
+        )  # strangers may cause errors at any rate
 
 
 def log_errors_of(library: str) -> None:
-    """Write errors of a library as lines too; its warnings are of what strangers send, which is no news."""
-    told = logging.getLogger(library)
-    told.handlers, told.propagate = [_Lines()], False
+    """Log errors of a library as lines too; not its warnings, which strangers can cause."""
+    logger = logging.getLogger(library)
+    logger.handlers, logger.propagate = [_LogHandler()], False
 
 
 def _short(value: str | int | float | None) -> str | int | float | None:

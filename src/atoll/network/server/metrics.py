@@ -1,4 +1,4 @@
-"""What a server counts, for Prometheus. No client is named, and nothing of anybody's data is told."""
+"""Counters of a server for Prometheus; they name no client, and reveal no data."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from prometheus_client import CONTENT_TYPE_LATEST as CONTENT_TYPE
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
-"""The bounds between which commits are counted by their time."""
+"""Bounds of the histogram of commit times."""
 WORD = re.compile(r"[a-z][a-z ]{0,39}")
 
 
 class Metrics:
-    """Counters in a registry of their own; its methods may be called from any thread."""
+    """Counters in a registry of their own; methods may be called from any thread."""
 
     content_type = CONTENT_TYPE
-    """Of `text`."""
+    """The content type of `text`."""
 
     def __init__(self) -> None:
         self._registry = of = CollectorRegistry()
@@ -38,38 +38,38 @@ class Metrics:
         )
 
     def request(self, endpoint: str, status: int, received: int, sent: int) -> None:
-        """Count a request. `endpoint` is the path with its {placeholders}, never what a client filled in."""
+        """Count a request; `endpoint` is the path with {parameters}, never with a client's values."""
         self._requests.labels(endpoint, str(int(status))).inc()
         self._bytes_in.inc(received)
         self._bytes_out.inc(sent)
 
     def arrived(self) -> None:
-        """Count an update that is safe."""
+        """Count an update that was stored."""
         self._updates.labels("arrived", "").inc()
 
     def late(self) -> None:
-        """Count an update that nobody waited for any more."""
+        """Count an update that came too late."""
         self._updates.labels("late", "").inc()
 
     def rejected(self, reason: str) -> None:
-        """Count an update that was not taken; `reason` is a few plain words, such as "not finite"."""
+        """Count a rejected update; `reason` is a few plain words, such as "not finite"."""
         self._updates.labels("rejected", reason if WORD.fullmatch(reason) else "other").inc()
 
     def committed(self, run: str, version: int, seconds: float) -> None:
-        """Count a commit, and say which version it made."""
+        """Count a commit, and set the version that it made."""
         self._commits.labels(run).observe(seconds)
         self.at_round(run, version)
 
     def at_round(self, run: str, version: int) -> None:
-        """Say at which version a run stands, such as after a restart."""
+        """Set the version of a run, such as after a restart."""
         self._round.labels(run).set(version)
 
     def abandoned(self, run: str) -> None:
-        """Count an attempt of which nothing was made."""
+        """Count an abandoned attempt."""
         self._abandoned.labels(run).inc()
 
     def online(self, num: int) -> None:
-        """Say how many clients were heard of a moment ago."""
+        """Set the number of clients that are online."""
         self._online.set(num)
 
     def waiting(self) -> AbstractContextManager[object]:
@@ -77,9 +77,9 @@ class Metrics:
         return self._waiting.track_inprogress()
 
     def read_only(self, yes: bool) -> None:
-        """Say whether nothing can be written."""
+        """Set whether the server cannot write."""
         self._read_only.set(yes)
 
     def text(self) -> bytes:
-        """Everything, as Prometheus reads it."""
+        """Return all counters in the format of Prometheus."""
         return generate_latest(self._registry)

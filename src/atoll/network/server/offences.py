@@ -1,4 +1,4 @@
-"""Offences: what comes of clients that refuse work, send bad updates, or make a version overflow."""
+"""Offences of clients: refused work, bad updates, versions that overflow."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from atoll.network.server.tables import ClientRow, Stage, Status, TaskRow
 from atoll.network.server.writer import Transaction
 
 MAX_OFFENCES = 3
-"""After so many bad updates and refusals a client is shut out until the operator approves it again."""
+"""Offences after which a client is excluded until the operator approves it again."""
 REFUSED = "refused: "
-"""What the reason of a task begins with that the client would not do."""
+"""Prefix of the reason of a task that its client refused."""
 
 
 class Offences:
-    """Counts offences and shuts clients out; `fail` writes down that nothing will come of tasks, `wake` ends polls."""
+    """Counts offences and excludes clients; `fail` records that tasks failed, `wake` ends polls."""
 
     def __init__(
         self,
@@ -38,20 +38,20 @@ class Offences:
         )
 
     def record_refusal(self, transaction: Transaction, run: Run, task: Task, why: str, *, whole_run: bool) -> None:
-        """Write down that a client will not do a task: it is not asked for a while, or in the whole run."""
+        """Record that a client refuses a task: it is not asked for a while, or never again in this run."""
         row = transaction.tables.count_refusal(run.name, task.client, whole_run=whole_run)
         transaction.after_commit(lambda: run.set_refusals([row]))
         self._fail(transaction, run, [task], REFUSED + why)
 
     def clear_refusals(self, transaction: Transaction, run: Run, counted: Iterable[int]) -> None:
-        """Forget how often clients refused whose updates count now; their offences stay."""
+        """Clear the refusals of clients whose updates count now; their offences remain."""
         back = [client for client in counted if client in run.refusals and not run.refusals[client].whole_run]
         for client in back:
             transaction.tables.clear_refusals(client, run.name)
         transaction.after_commit(lambda: run.clear_refusals(back))
 
     def count_offences(self, transaction: Transaction, numbers: Iterable[int]) -> None:
-        """Count an offence of each of these clients; who has too many is shut out."""
+        """Count an offence of each client; exclude those with too many."""
         wanted = set(numbers)
         for client in [each for each in transaction.tables.clients() if each.number in wanted] if wanted else []:
             if transaction.tables.count_offence(client.id) >= MAX_OFFENCES and client.status is Status.APPROVED:
@@ -59,10 +59,10 @@ class Offences:
                 self.exclude(transaction, client, Status.QUARANTINED)
 
     def count_refusal_offences(self, transaction: Transaction, run: Run, rows: Sequence[TaskRow]) -> None:
-        """Blame those who refused what others of the same attempt could do.
+        """Count an offence of clients that refused a task which others of the same attempt did.
 
-        Where nobody could do it, such as train on a model that has diverged, it was not the clients' fault. Where
-        rounds overlap an attempt may be one client's, which pauses and is not blamed.
+        Where no client did it, such as on a model that has diverged, it was not the clients' fault. Where rounds
+        overlap, an attempt may be of one client, whose refusal is no offence.
         """
         assert run.parts is not None
         done = any(row.stage in (Stage.ARRIVED, Stage.COUNTED) for row in rows)
@@ -72,7 +72,7 @@ class Offences:
             self.count_offences(transaction, [client for client in refused if client not in leaves])
 
     def exclude(self, transaction: Transaction, client: ClientRow, status: Status) -> None:
-        """Shut a client out; what it was asked is not waited for."""
+        """Exclude a client; its tasks are not waited for."""
         epoch = transaction.tables.revoke(client.id, status)
         for run in self._runs.values():
             task = transaction.machine(run)[0].in_flight.get(client.number) if client.number is not None else None
@@ -81,10 +81,10 @@ class Offences:
         transaction.after_commit(lambda: self._authenticator.end_session(client.id, epoch))
         self.refresh_clients(transaction)
         numbers = set() if client.number is None else {client.number}
-        transaction.after_commit(lambda: self._wake(numbers))  # who waits is told now
+        transaction.after_commit(lambda: self._wake(numbers))  # a waiting poll is answered now
 
     def approve(self, transaction: Transaction, clients: Sequence[ClientRow], samples: int | None) -> list[int]:
-        """Let clients in that have so many samples each, where that is known; what they refused is forgiven."""
+        """Approve clients, and set the samples to which the operator agreed; their refusals are cleared."""
         numbers = [transaction.tables.approve(client.id) for client in clients]
         if samples is not None:
             for client in clients:
@@ -95,7 +95,7 @@ class Offences:
         return numbers
 
     def refresh_clients(self, transaction: Transaction) -> None:
-        """Look clients up again: somebody was let in or shut out."""
+        """Reload clients from the store, since approvals have changed."""
         known, agreed = transaction.tables.clients(), transaction.tables.agreed_samples()
         transaction.after_commit(lambda: self._presence.set_clients(known, agreed))
         transaction.after_commit(self._authenticator.clear_cache)

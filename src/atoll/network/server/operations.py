@@ -1,4 +1,4 @@
-"""The hub: all parts of a server, and what its operator asks of it."""
+"""All parts of a server, and the actions of its operator."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from atoll.network.server.writer import Transaction
 
 
 class Operations:
-    """Serves the operator, and clients at its `desk`; may be called from any thread."""
+    """Actions of the operator; clients are served by its `handler`. May be called from any thread."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Operations:
         home.mkdir(parents=True, exist_ok=True)
         store.claim()
         self._clock, self._now = clock, clock.monotonic
-        path = home / "ledger.key"  # not to be mistaken for the key of a certificate
+        path = home / "ledger.key"  # not the key of a certificate
         self.key = load_key(path) if path.exists() else make_key(path)
         self.server_key = public_bytes(self.key)
         self.authenticator, self.metrics = Authenticator(store, clock), Metrics()
@@ -56,32 +56,32 @@ class Operations:
         )
         self._writer, self._runs, self._store = self.driver.writer, self.driver.runs, store
         self.failure = ""
-        """Why the process must end, if it must."""
+        """Why the process must end; "" if it need not."""
         self._writer.on_store_taken = self._store_taken
         self.handler = RequestHandler(self.driver, self.metrics, max_samples)
 
     def start(self) -> None:
-        """Begin to write down and to make."""
+        """Start the writer, which drives the runs."""
         self._writer.start()
         log("started", runs=len(self._runs), clients=len(self.driver.presence.clients))
 
     def close(self) -> None:
-        """End politely."""
+        """Finish work in progress, and close the store."""
         self.driver.close()
 
     def shut_down(self) -> None:
-        """Ask the process to end politely."""
+        """Ask the process to end."""
         log("stopping")
         self.on_shut_down()
 
     def _store_taken(self, why: str) -> None:
-        """Ask the process to end because it cannot go on."""
+        """Ask the process to end, since another server has the store."""
         if not self.failure:
             self.failure = why
             self.shut_down()
 
     def status(self) -> Overview:
-        """Where everything stands."""
+        """Return the state of the server, its runs and its clients."""
         with self._writer.lock:
             runs = [self._status_of(run) for run in self._runs.values()]
         counts = dict.fromkeys((status.value for status in Status), 0)
@@ -96,7 +96,7 @@ class Operations:
         return {"server": server, "runs": runs, "clients": {**counts, "online": len(self.driver.presence.online())}}
 
     def clients(self) -> list[ClientStatus]:
-        """Everybody who is known."""
+        """Return the state of every enrolled client."""
         with self._store.read() as tables:
             known, agreed = tables.clients(), tables.agreed_samples()
             refused = {row.client for run in self._runs for row in tables.refusals(run)}
@@ -120,9 +120,9 @@ class Operations:
         return rows
 
     def approve(self, names: list[str], samples: int | None = None) -> list[int]:
-        """Let clients in, by name or id, in this order; their numbers.
+        """Approve clients by name or id; return their numbers, in this order.
 
-        `samples` is how many samples each of them has, as the operator knows: none of them ever counts as more.
+        `samples` is how many samples each of them has, as the operator knows: none is ever credited with more.
         """
 
         def change(transaction: Transaction) -> list[int]:
@@ -133,7 +133,7 @@ class Operations:
         return numbers
 
     def revoke(self, name: str) -> None:
-        """Shut a client out; what it was asked is not waited for."""
+        """Revoke a client; its tasks are not waited for."""
 
         def change(transaction: Transaction) -> None:
             self.driver.offences.exclude(transaction, _called(transaction.tables.clients(), name), Status.REVOKED)
@@ -141,7 +141,7 @@ class Operations:
         self._writer.write(change)
 
     def token(self, seconds: float) -> str:
-        """A token with which one client can enrol."""
+        """Make a token with which one client can enrol."""
         token = secrets.token_urlsafe(24)
         self._writer.write(
             lambda transaction: transaction.tables.add_token(token_hash(token), self._clock.wall() + seconds)
@@ -149,28 +149,28 @@ class Operations:
         return token
 
     def ensure_run(self, run: str, plan: Plan) -> None:
-        """Begin a run before the server starts, unless it has begun already."""
+        """Add a run before the server starts, unless it exists."""
         known = self._runs.get(run)
         if known is not None and known.plan != plan:
             raise RunError(f"there is a run {run} with another plan: choose another --name, or serve without a plan")
         if known is None:
-            made = self._new_run(run, plan)
+            new = self._new_run(run, plan)
             with self._store.write() as tables:
-                tables.add_run(run, plan.to_toml(), json.dumps(made.machine.to_plain()))
-            self._runs[run] = made
+                tables.add_run(run, plan.to_toml(), json.dumps(new.machine.to_plain()))
+            self._runs[run] = new
 
     def add_run(self, run: str, plan: Plan) -> None:
-        """Begin another run as soon as there are enough clients."""
+        """Add a run, which begins as soon as there are enough clients."""
         taken = f"there is a run {run} already: choose another name"
         if run in self._runs:
             raise RunError(taken)
-        made = self._new_run(run, plan)
+        new = self._new_run(run, plan)
 
         def change(transaction: Transaction) -> None:
-            if run in self._runs:  # somebody was faster
+            if run in self._runs:  # another request was faster
                 raise RunError(taken)
-            transaction.tables.add_run(run, plan.to_toml(), json.dumps(made.machine.to_plain()))
-            transaction.after_commit(lambda: self._runs.update({run: made}))
+            transaction.tables.add_run(run, plan.to_toml(), json.dumps(new.machine.to_plain()))
+            transaction.after_commit(lambda: self._runs.update({run: new}))
 
         self._writer.write(change)
 
@@ -189,11 +189,11 @@ class Operations:
         return Run(run, plan, self.driver.home, self.driver.make_blobs, self.driver.notify)
 
     def ledger_lines(self, run: str) -> list[str]:
-        """The ledger of a run."""
+        """Return the ledger of a run."""
         return self.handler.ledger_lines(run)
 
     def stop_run(self, run: str) -> None:
-        """End a run with the last version that was made."""
+        """End a run with its newest version."""
         found = self.handler.run(run)
 
         def change(transaction: Transaction) -> None:
@@ -213,7 +213,7 @@ class Operations:
 
     @property
     def all_runs_over(self) -> bool:
-        """Whether all runs are over, and everybody who is there has heard of it."""
+        """Return whether all runs have ended, and all clients that are online know it."""
         with self._writer.lock:
             over = bool(self._runs) and all(run.status != RUNNING for run in self._runs.values())
             presence = self.driver.presence
@@ -244,9 +244,9 @@ class Operations:
 
 
 def _called(clients: list[ClientRow], name: str) -> ClientRow:
-    """The client of this id, or else of this name: a name is what a client chose, and could be another's id."""
+    """Return the client of this id, or else of this name, which its owner chose and could be another's id."""
     named = {client.name: client for client in clients} | {client.id: client for client in clients}
-    found = named.get(name)
-    if found is None:
+    client = named.get(name)
+    if client is None:
         raise RunError(f"there is no client {name}: see atoll clients list")
-    return found
+    return client

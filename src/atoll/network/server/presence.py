@@ -1,4 +1,4 @@
-"""The roll: which clients are let in, which of them are there, and who may be asked for work."""
+"""Which clients are approved, which of them are online, and which may be asked for work."""
 
 from __future__ import annotations
 
@@ -10,74 +10,75 @@ from atoll.network.server.runs import Run
 from atoll.network.server.tables import ClientRow, Status
 
 ONLINE_SECONDS = 90.0
-"""Who was not heard for so long is not there."""
+"""Seconds after its last request until a client counts as offline."""
 ANYBODY = Eligibility()
 
 
 CLAIM_FACTOR = 2
-"""A number of samples that the operator has not agreed to counts as at most so many times the median client's."""
+"""A number of samples to which the operator has not agreed counts up to this multiple of the median."""
 
 
 class LastPoll(NamedTuple):
-    """What is known of a client that polls."""
+    """The last poll of a client."""
 
-    heard: float
+    time: float
+    """When it was last heard, by the monotonic clock."""
     attributes: dict[str, bool | float]
 
 
 class Presence:
-    """The clients that are let in, by number."""
+    """The approved clients by number, and when they were last heard."""
 
     def __init__(self, known: list[ClientRow], now: Callable[[], float]) -> None:
         self._now = now
         self.clients: dict[int, ClientRow] = {}
         self.last_polls: dict[int, LastPoll] = {}
         self.agreed_samples: dict[int, int] = {}
-        """How many samples the operator has agreed to, of those clients where that is so."""
+        """Number of samples to which the operator agreed, where it did."""
         self.set_clients(known, {})
 
     def set_clients(self, known: list[ClientRow], agreed: Mapping[str, int]) -> None:
-        """Remember who is let in, and how many samples the operator agreed to, by client id."""
+        """Set the approved clients, and the samples to which the operator agreed, by client id."""
         self.clients = {c.number: c for c in known if c.status is Status.APPROVED and c.number is not None}
         self.agreed_samples = {number: agreed[c.id] for number, c in self.clients.items() if c.id in agreed}
 
     def note_poll(self, number: int, attributes: dict[str, bool | float]) -> None:
-        """A client polls."""
+        """Note a poll of a client."""
         self.last_polls[number] = LastPoll(self._now(), attributes)
 
     def note_request(self, number: int | None) -> None:
-        """A client that has polled before asks for something else, such as a large model, chunk by chunk."""
+        """Note another request of a client that has polled, such as for a chunk of a large model."""
         seen = self.last_polls.get(number) if number is not None else None
         if number is not None and seen is not None:
-            self.last_polls[number] = seen._replace(heard=self._now())
+            self.last_polls[number] = seen._replace(time=self._now())
 
     def seconds_since(self, number: int | None) -> float | None:
-        """How long ago a client was heard, if it ever was."""
+        """Return the seconds since a client was heard; None if it never was."""
         seen = self.last_polls.get(number) if number is not None else None
-        return None if seen is None else self._now() - seen.heard
+        return None if seen is None else self._now() - seen.time
 
     def online(self) -> set[int]:
-        """Who was heard a moment ago."""
+        """Return the clients that are online."""
         lately = self._now() - ONLINE_SECONDS
-        return {number for number, seen in list(self.last_polls.items()) if seen.heard > lately}
+        return {number for number, seen in list(self.last_polls.items()) if seen.time > lately}
 
     def keys(self) -> dict[int, bytes]:
-        """The public keys by which clients are known."""
+        """Return the public keys of clients."""
         return {number: client.key for number, client in self.clients.items()}
 
     def sizes(self, run: Run) -> tuple[int, ...]:
-        """How many samples each client has; as the run knows it, and of those who are new.
+        """Return the number of samples of each client: as the run has it, then of new clients.
 
-        What a client merely claims counts as far as `believed` says, except in a private run, whose accounting must not
-        take a client for a smaller one: there the claim counts, and the weight alone is bounded.
+        New clients get what `credited_samples` allows; but in a private run what they state, as its accounting must
+        not underestimate a client. There only the weight is bounded.
         """
         num = max([len(run.sizes) - 1, *self.clients]) + 1
-        said = {number: max(1, client.num_samples) for number, client in self.clients.items()}
-        said = said if run.plan.privacy is not None else credited_samples(said, self.agreed_samples)
-        return (*run.sizes, *(said.get(number, 1) for number in range(len(run.sizes), num)))
+        stated = {number: max(1, client.num_samples) for number, client in self.clients.items()}
+        credited = stated if run.plan.privacy is not None else credited_samples(stated, self.agreed_samples)
+        return (*run.sizes, *(credited.get(number, 1) for number in range(len(run.sizes), num)))
 
     def capped_samples(self, run: Run) -> dict[int, tuple[int, int]]:
-        """Clients that are new to a run and count as fewer samples than they say: what they say, and what counts."""
+        """Return what new clients of a run state and what counts, where that is less."""
         new = {number: each.num_samples for number, each in self.clients.items() if number >= len(run.sizes)}
         counts = credited_samples(
             {number: max(1, each.num_samples) for number, each in self.clients.items()}, self.agreed_samples
@@ -85,11 +86,11 @@ class Presence:
         return {number: (said, counts[number]) for number, said in new.items() if counts[number] < said}
 
     def max_samples(self, run: Run, number: int) -> int:
-        """The largest number of samples by which an update of this client may weigh in a run."""
+        """Return the number of samples by which a client's updates weigh at most in a run."""
         return credited_samples(dict(enumerate(run.sizes)), self.agreed_samples)[number]
 
     def may_be_asked(self, run: Run) -> Callable[[int], bool]:
-        """Who may be asked: with a deadline those who are there; else all, and they are waited for."""
+        """Return which clients may be asked: with a deadline those that are online, else all."""
         assert run.parts is not None and run.state is not None
         deadline, rule = run.parts.coordinator.policy.deadline, run.plan.eligibility
         shut_out, online = set(run.state.quarantined), self.online()
@@ -105,19 +106,19 @@ class Presence:
         return may
 
 
-def credited_samples(said: Mapping[int, int], agreed: Mapping[int, int]) -> dict[int, int]:
-    """How many samples each client counts as having.
+def credited_samples(stated: Mapping[int, int], agreed: Mapping[int, int]) -> dict[int, int]:
+    """Return the number of samples with which each client is credited.
 
-    What the operator agreed to is the most that counts. A claim that nobody confirmed counts up to CLAIM_FACTOR times
-    the median, so that a lie about the number of samples gains little, whoever tells it: the median is that of honest
-    clients as long as they are the majority, and of two clients it is the smaller one.
+    What the operator agreed to is an upper bound. A number that nobody confirmed counts up to CLAIM_FACTOR times the
+    median, so that a lie gains little: the median is that of an honest client while most are honest, and of two
+    clients it is the smaller one.
 
     >>> credited_samples({0: 600, 1: 500, 2: 10_000_000}, {})
     {0: 600, 1: 500, 2: 1200}
     >>> credited_samples({0: 600, 1: 500, 2: 10_000}, {2: 9_000})
     {0: 600, 1: 500, 2: 9000}
     """
-    known = {number: min(size, agreed.get(number, size)) for number, size in said.items()}
+    known = {number: min(size, agreed.get(number, size)) for number, size in stated.items()}
     ordered = sorted(known.values())
     median = ordered[max(0, min(len(ordered) // 2, len(ordered) - 2))] if ordered else 1
     return {number: size if number in agreed else min(size, CLAIM_FACTOR * median) for number, size in known.items()}

@@ -38,8 +38,8 @@ from atoll.network.protocol.blobs import MakeBlobs, write_file
 from atoll.network.protocol.messages import News, Ref, RunInfo
 from atoll.network.protocol.objects import Manifest, Objects
 from atoll.network.server.parts import DeliveredUpdate, ServerParts, build_server_parts
+from atoll.network.server.queries import Tables
 from atoll.network.server.secure_session import Mailbox, SecureContext, sum_with_clients
-from atoll.network.server.store import Tables
 from atoll.network.server.tables import RefusalRow, RunRow, Stage, TaskRow
 from atoll.network.server.uploads import PackPosition, Uploads
 from atoll.privacy.ledger import NAME as PRIVACY_LEDGER
@@ -312,7 +312,7 @@ class Run:
 
     def save_state(self, state: RunState) -> str:
         """Write the state to a file of its own; nothing refers to it until the store does."""
-        parts, digest = encode_state(state, self.plan.identity()), hashlib.sha256()
+        parts, digest = list(encode_state(state, self.plan.identity())), hashlib.sha256()
         for part in parts:
             digest.update(part)
         name = f"state-{state.coordinator.attempt}-{digest.hexdigest()[:16]}.safetensors"

@@ -1,7 +1,7 @@
-"""Secure aggregation over a network: the server's machine, fed by what clients answer to the messages in their post.
+"""The server's side of secure aggregation: its state machine, fed by clients' answers to messages in a mailbox.
 
-A session lives in memory. If the process ends, its sum is lost and the attempt comes to nothing: a client never adds
-one update to two sums, since their difference could tell what somebody added.
+A session is kept in memory. If the process ends, the sum is lost and the attempt is abandoned: a client never adds one
+update to two sums, since their difference could reveal an update.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from atoll.secagg.server import Close, Out, Phase, Server
 from atoll.train.job import Job
 
 STEP_SECONDS = 120.0
-"""How long the answers of one step are waited for, where the plan has no deadline."""
+"""Seconds that answers of a step are waited for, where the plan has no deadline."""
 
 
 class Mailbox:
-    """Messages that wait for clients, and answers that wait for the server; used from several threads."""
+    """Messages to clients, and their answers; used from several threads."""
 
     def __init__(self, objects: Objects, wake: Callable[[set[int]], None]) -> None:
         self._objects, self._wake = objects, wake
@@ -40,12 +40,12 @@ class Mailbox:
         self._answers: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
 
     def waiting(self, client: int) -> Ref | None:
-        """The message that waits for this client's answer."""
+        """Return the message that waits for a client's answer."""
         with self._lock:
             return self._messages.get(client)
 
     def answer(self, client: int, data: bytes) -> bool:
-        """Take an answer; False if none is waited for."""
+        """Take an answer; return False if none is waited for."""
         with self._lock:
             if self._messages.pop(client, None) is None:
                 return False
@@ -53,11 +53,11 @@ class Mailbox:
         return True
 
     def close(self) -> None:
-        """Nobody waits any more."""
+        """Stop waiting for answers."""
         self._answers.put(None)
 
     def exchange(self, messages: Iterable[Out], seconds: float) -> Iterator[bytes]:
-        """Send messages, and give the answers as they come, until all are there or the time is up."""
+        """Send messages, and yield answers as they arrive, until all have arrived or the time is up."""
         for message in messages:
             ref = Ref(name=self._objects.put(message.data), num_bytes=len(message.data))
             with self._lock:
@@ -68,11 +68,12 @@ class Mailbox:
         until = time.monotonic() + seconds
         try:
             while missing:
-                found = self._answers.get(timeout=max(0.0, until - time.monotonic()))
-                if found is None:
+                answer = self._answers.get(timeout=max(0.0, until - time.monotonic()))
+                if answer is None:
                     return
-                missing.discard(found[0])
-                yield found[1]
+                client, data = answer
+                missing.discard(client)
+                yield data
         except queue.Empty:
             pass
         finally:
@@ -81,7 +82,7 @@ class Mailbox:
 
 
 class SecureContext(NamedTuple):
-    """What a server needs to add in secret."""
+    """What a server needs for secure aggregation."""
 
     identity: Ed25519PrivateKey
     registry: Mapping[int, bytes]
@@ -91,21 +92,21 @@ class SecureContext(NamedTuple):
 
 
 def sum_with_clients(
-    job: Job, run: str, params_D: Tensor, tasks: Sequence[Task], like: Update, secret: SecureContext
+    job: Job, run: str, params_D: Tensor, tasks: Sequence[Task], like: Update, context: SecureContext
 ) -> Added:
-    """Let those who are ready add their updates, one group after another; all of them heard these parameters."""
+    """Sum the updates of clients that are ready, one group after another; all received these parameters."""
     largest, params = largest_of(job, tasks), params_hash(params_D)
     rounds: list[tuple[Session, Outcome, Update]] = []
     for number, group in enumerate(groups_of(job, tasks)):
         session = session_of(job, run, params, tasks[0], number, group, like, largest)
-        rounds.append((session, _session(job, session, secret), like))
+        rounds.append((session, _session(job, session, context), like))
     return told(job, rounds, largest, len(tasks))
 
 
-def _session(job: Job, session: Session, secret: SecureContext) -> Outcome:
+def _session(job: Job, session: Session, context: SecureContext) -> Outcome:
     assert job.secure is not None and job.secure.scheme.invite is not None
-    registry = {**secret.registry, wire.SERVER: secret.identity.public_key().public_bytes_raw()}
-    machine = Server(identity=secret.identity, registry=registry)
+    registry = {**context.registry, wire.SERVER: context.identity.public_key().public_bytes_raw()}
+    machine = Server(identity=context.identity, registry=registry)
     up = down = 0
 
     def counted(messages: Iterable[Out]) -> Iterator[Out]:
@@ -117,11 +118,11 @@ def _session(job: Job, session: Session, secret: SecureContext) -> Outcome:
     try:
         state, out = machine.open(job.secure.scheme.invite(session))
         while state.phase is not Phase.DONE:
-            for answer in secret.mailbox.exchange(counted(out), secret.seconds):
+            for answer in context.mailbox.exchange(counted(out), context.seconds):
                 up += len(answer)
                 try:
                     state, _ = machine.handle(state, answer)
-                except Abort:  # a message that is not right; the session goes on without it
+                except Abort:  # the session goes on without this answer
                     continue
             state, out = machine.handle(state, Close(state.phase))
     except (PlanError, Abort) as error:

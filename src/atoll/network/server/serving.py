@@ -1,4 +1,4 @@
-"""A server as a process: one address for clients, one for the operator, and a polite end."""
+"""The server process: an address for clients, one for the operator, and an orderly end."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from atoll.network.server.logs import RateLimitedLog, log_errors_of
 from atoll.network.server.operations import Operations
 from atoll.network.server.web import listening_socket, web_server
 
-GARBAGE = 50_000
-"""Objects until garbage is looked for: a server of many clients has so many that a look takes long."""
-LOOK = 0.5
-"""Seconds between two looks whether everything is over."""
+GC_THRESHOLD = 50_000
+"""Allocations between two garbage collections, which take long in a server with many clients."""
+CHECK_SECONDS = 0.5
+"""Seconds between two checks whether all runs have ended."""
 
 
 @contextlib.contextmanager
 def locked(home: Path) -> Iterator[None]:
-    """Have a home for oneself; the lock goes with the process, however it ends."""
+    """Lock a home for this process; the system releases the lock when it ends."""
     home.mkdir(0o700, parents=True, exist_ok=True)
     with (home / ".lock").open("w") as file:
         try:
@@ -49,7 +49,7 @@ def serve(
     admin_port: int,
     once: bool = False,
 ) -> None:
-    """Serve until somebody ends it; with `once` until all runs are over and all who are there know it."""
+    """Serve until stopped; with `once`, until all runs have ended and all online clients know it."""
     log_errors_of("uvicorn.error")
     api = ClientApi(operations)
     public = web_server(api.app, host, port, tls, limits=connection_limits(raise_file_limit()))
@@ -79,7 +79,7 @@ async def _serve(operations: Operations, api: ClientApi, pairs: list[tuple[Any, 
     operations.on_shut_down = end_soon
     trouble = RateLimitedLog()
     loop.set_exception_handler(lambda _, about: trouble.write(f"{about['message']}: {about.get('exception')!r}"))
-    gc.set_threshold(GARBAGE)
+    gc.set_threshold(GC_THRESHOLD)
     operations.start()
     try:
         serving = [asyncio.create_task(server._serve([listener])) for server, listener in pairs]
@@ -94,5 +94,5 @@ async def _serve(operations: Operations, api: ClientApi, pairs: list[tuple[Any, 
 
 async def _until_over(operations: Operations) -> None:
     while not operations.all_runs_over:
-        await asyncio.sleep(LOOK)
+        await asyncio.sleep(CHECK_SECONDS)
     operations.shut_down()

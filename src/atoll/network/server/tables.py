@@ -1,4 +1,4 @@
-"""The tables of a server's store, and a row of each as a value."""
+"""The tables of the store, and their rows as records."""
 
 from __future__ import annotations
 
@@ -32,90 +32,90 @@ from atoll.core.messages import Task
 from atoll.ledger.chain import Head
 
 SCHEMA = 2
-"""Layout 1 had no tables of agreed samples and refusals."""
+"""The version of the layout; layout 1 had no tables of agreed samples and refusals."""
 LAYOUT = 0x41746F6C6D
-"""The number by which processes know that another one looks at a database's layout."""
+"""Key of the advisory lock under which the layout is checked."""
 
 
 class Status(StrEnum):
-    """What the operator thinks of a client."""
+    """Whether a client may take part."""
 
     PENDING = "pending"
     APPROVED = "approved"
     REVOKED = "revoked"
     QUARANTINED = "quarantined"
-    """Shut out by itself, after repeated offences."""
+    """Excluded by the server after repeated offences."""
 
 
 class Stage(StrEnum):
-    """What became of a task."""
+    """The stage of a task."""
 
     ASKED = "asked"
     ARRIVED = "arrived"
     COUNTED = "counted"
     FAILED = "failed"
-    """Refused by the client, or rejected by the server; the report says why."""
+    """Refused by the client, or rejected by the server; the report holds the reason."""
     CLOSED = "closed"
-    """Nobody waits for it any more."""
+    """No longer waited for."""
 
 
 class ClientRow(NamedTuple):
-    """A client that is, or wants to be, part of the federation."""
+    """An enrolled client."""
 
     id: str
     name: str
     key: bytes
     status: Status
     number: int | None
-    """Its number in plans, once it was approved."""
+    """Its number in plans; None before approval."""
     epoch: int
-    """Its newest session."""
+    """The epoch of its newest session."""
     offences: int
     num_samples: int
-    """How many it says it has; 0 before it said so."""
+    """The number of samples that it states; 0 before its first poll."""
 
 
 class RefusalRow(NamedTuple):
-    """How often a client has refused work for a run."""
+    """The refusals of a client in a run."""
 
     client: int
     """Its number."""
     times: int
     whole_run: bool
-    """Whether it takes no part in the run at all."""
+    """Whether it has left the run."""
 
 
 class RunRow(NamedTuple):
-    """A run and where it stands."""
+    """A run and its state."""
 
     id: str
     plan: str
     status: str
-    """running, or why it ended."""
+    """"running", or why it ended."""
     machine: str
-    """The coordinator's state as JSON, after so many events as `seq` says."""
+    """The coordinator's state as JSON, after the event number `seq`."""
     seq: int
     state: str
-    """The file that holds everything else as of the last commit; "" before there is one."""
+    """The file of the run's state as of the last commit; "" before the first."""
     sizes: tuple[int, ...]
-    """How many samples each client has, as the run was told when it began."""
+    """The number of samples of each client, as the run counts them."""
     began: float
-    """When the present attempt began, in seconds since 1970, for people: nothing is measured by it."""
+    """When the attempt began, in seconds since 1970; for display only."""
     head: Head
 
 
 class TaskRow(NamedTuple):
-    """A task, and what came of it."""
+    """A task and its outcome."""
 
     task: Task
     stage: Stage
     update: str
-    """The object that holds the update, or ""."""
+    """The name of the update's object, or ""."""
     report: Mapping[str, Any]
     signature: bytes
-    """The client's, on the update."""
+    """The client's signature of the update."""
     seq: int
-    """Its place among the events of the run; 0 if nothing has come of it."""
+    """The event number of the outcome; 0 without one."""
 
 
 all_tables = MetaData()
@@ -201,8 +201,8 @@ ledger_table = Table(
 
 
 def check_layout(connection: Connection, store: str) -> None:
-    """Make the tables of an empty store, all or none; refuse one of another layout, or that is not whole."""
-    if connection.dialect.name == "postgresql":  # SQLite's writer has the file for itself
+    """Create the tables of an empty store, upgrade layout 1, and refuse another or a damaged layout."""
+    if connection.dialect.name == "postgresql":  # SQLite has one writer
         connection.execute(text(f"SELECT pg_advisory_xact_lock({LAYOUT})"))
     there, tables = inspect(connection), {table.name: table for table in all_tables.sorted_tables}
     here = tables.keys() & set(there.get_table_names())
@@ -211,22 +211,22 @@ def check_layout(connection: Connection, store: str) -> None:
         connection.execute(insert(meta_table).values(key="schema", value=str(SCHEMA)))
         return
     columns = {name: {column["name"] for column in there.get_columns(name)} for name in here}
-    found = None
+    layout = None
     if columns.get(meta_table.name, set()) >= {"key", "value"}:
-        found = connection.execute(select(meta_table.c.value).where(meta_table.c.key == "schema")).scalar()
-    if found is None:
+        layout = connection.execute(select(meta_table.c.value).where(meta_table.c.key == "schema")).scalar()
+    if layout is None:
         raise RunError(
             f"the store {store} has tables ({', '.join(sorted(here))}) but does not say which layout it has: it is not "
             "one of Atoll's, or it is damaged; restore it from a backup, or give another --store"
         )
-    if found == "1":
+    if layout == "1":
         all_tables.create_all(connection, tables=[agreed_table, refusals_table])
         connection.execute(update(meta_table).where(meta_table.c.key == "schema").values(value=str(SCHEMA)))
         check_layout(connection, store)
         return
-    if found != str(SCHEMA):
+    if layout != str(SCHEMA):
         raise RunError(
-            f"the store {store} has layout {found}, this Atoll knows {SCHEMA}: use the Atoll that made it, or give "
+            f"the store {store} has layout {layout}, this Atoll knows {SCHEMA}: use the Atoll that made it, or give "
             "another --store"
         )
     missing = [
@@ -242,24 +242,46 @@ def check_layout(connection: Connection, store: str) -> None:
 
 
 def is_task(run: Any, attempt: Any, client: Any) -> tuple[Any, Any, Any]:
-    """Which task is meant."""
+    """Return the conditions that select a task."""
     return tasks_table.c.run == run, tasks_table.c.attempt == attempt, tasks_table.c.client == client
 
 
 def client_of(row: Any) -> ClientRow:
-    """A client as it was read."""
+    """Convert a row of the clients table."""
     return ClientRow(
-        row.id, row.name, bytes(row.key), Status(row.status), row.number, row.epoch, row.offences, row.num_samples
+        id=row.id,
+        name=row.name,
+        key=bytes(row.key),
+        status=Status(row.status),
+        number=row.number,
+        epoch=row.epoch,
+        offences=row.offences,
+        num_samples=row.num_samples,
     )
 
 
 def run_of(row: Any) -> RunRow:
-    """A run as it was read."""
-    head, sizes = Head(row.head_length, row.head_hash), tuple(json.loads(row.sizes))
-    return RunRow(row.id, row.plan, row.status, row.machine, row.seq, row.state, sizes, row.began, head)
+    """Convert a row of the runs table."""
+    return RunRow(
+        id=row.id,
+        plan=row.plan,
+        status=row.status,
+        machine=row.machine,
+        seq=row.seq,
+        state=row.state,
+        sizes=tuple(json.loads(row.sizes)),
+        began=row.began,
+        head=Head(row.head_length, row.head_hash),
+    )
 
 
 def task_of(row: Any) -> TaskRow:
-    """A task as it was read."""
-    task = Task(row.client, row.version, row.attempt, row.share, row.work)
-    return TaskRow(task, Stage(row.stage), row.update, msgspec.json.decode(row.report), bytes(row.signature), row.seq)
+    """Convert a row of the tasks table."""
+    return TaskRow(
+        task=Task(client=row.client, version=row.version, attempt=row.attempt, share=row.share, work=row.work),
+        stage=Stage(row.stage),
+        update=row.update,
+        report=msgspec.json.decode(row.report),
+        signature=bytes(row.signature),
+        seq=row.seq,
+    )

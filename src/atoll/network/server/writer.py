@@ -1,7 +1,7 @@
-"""The clerk: one thread that writes down what happens, several things in one transaction when they come together.
+"""The single writer: one thread that makes all changes, several in one transaction when they come together.
 
-Nothing in memory changes before the store has it: a change works on a draft, which takes effect when the transaction
-is over. If that fails, everybody who waits is told to come again, and nothing has happened.
+Memory changes only after the store: a change works on a `Transaction`, which is applied to memory once it is
+committed. If the commit fails, nothing has changed, and all callers are told to retry.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from atoll.core.coordinator import CoordinatorState
 from atoll.core.errors import DiskFull
 from atoll.network.server.auth import Refused
 from atoll.network.server.logs import log
+from atoll.network.server.queries import Tables
 from atoll.network.server.runs import Run
-from atoll.network.server.store import Store, StoreTaken, Tables
+from atoll.network.server.store import Store, StoreTaken
 from atoll.network.server.uploads import UpdatePack
 
 TICK = 0.2
-"""Seconds between two looks at the clock."""
+"""Seconds between two calls of `tick`."""
 RETRY = 5.0
-"""Seconds after which those try again who could not be served."""
-MOST = 256
-"""So many changes go into one transaction at most."""
-PASSING = (OperationalError, InterfaceError, DiskFull)
-"""What is wrong with the disk or the database, and passes: they are full, away or busy."""
+"""Seconds after which a client retries a request that could not be served."""
+MAX_CHANGES = 256
+"""Maximum number of changes in a transaction."""
+TEMPORARY = (OperationalError, InterfaceError, DiskFull)
+"""Errors of a disk or database that is full, away or busy, which may pass."""
 NO_FILES = (errno.EMFILE, errno.ENFILE)
-"""As many files are open as may be, which passes too."""
+"""Error numbers of too many open files, which may pass too."""
 
 
 class Transaction:
-    """What a transaction is about to change."""
+    """Changes of the store and of memory that become valid together."""
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
@@ -48,42 +49,42 @@ class Transaction:
         self._effects: list[Callable[[], None]] = []
 
     def machine(self, run: Run) -> tuple[CoordinatorState, int]:
-        """Where a run stands, earlier changes of this transaction included, and how many events it has had."""
+        """Return a run's coordinator state and number of events, with earlier changes of this transaction."""
         _, machine, seq = self._machines.get(run.name, (run, run.machine, run.seq))
         return machine, seq
 
     def set_machine(self, run: Run, machine: CoordinatorState, seq: int) -> None:
-        """Let a run stand there."""
+        """Set a run's coordinator state and number of events."""
         self._machines[run.name] = (run, machine, seq)
 
     def pack(self, run: Run) -> UpdatePack:
-        """What is written to one file of a run before anything else is."""
+        """Return the file to which small updates of a run are written together."""
         if run.name not in self._packs:
             self._packs[run.name] = UpdatePack(run.uploads)
             self.before_commit(run.name, self._packs[run.name].write)
         return self._packs[run.name]
 
     def before_commit(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Do this before anything is written down for good; of equal keys the last one only."""
+        """Register work to be done before the commit; later work replaces that of an equal key."""
         self._before[key] = work
 
     def run_before_commit(self) -> None:
-        """Do what must be done first."""
+        """Do the registered work, such as syncing files that the transaction names."""
         for work in self._before.values():
             work()
 
     def after_commit(self, effect: Callable[[], None]) -> None:
-        """Do this once everything is written down."""
+        """Register an effect on memory for after the commit."""
         self._effects.append(effect)
 
     def apply(self) -> None:
-        """It is written down."""
+        """Apply the changes to memory, after the commit."""
         for run, machine, seq in self._machines.values():
             run.machine, run.seq = machine, seq
         for effect in self._effects:
             try:
                 effect()
-            except Exception as error:  # what is written down is so, whatever becomes of the rest
+            except Exception as error:  # the commit stands, whatever an effect does
                 log("read_only", why=str(error))
 
 
@@ -91,40 +92,40 @@ Change = Callable[[Transaction], Any]
 
 
 class Writer:
-    """Makes changes, and calls `tick` in between, all in one thread; `lock` is held while memory changes."""
+    """Makes changes, and calls `tick` between them, in one thread; `lock` is held while memory changes."""
 
-    def __init__(self, store: Store, tick: Callable[[], None], trouble: Callable[[str], None]) -> None:
-        self._store, self._tick, self._on_failure = store, tick, trouble
+    def __init__(self, store: Store, tick: Callable[[], None], on_failure: Callable[[str], None]) -> None:
+        self._store, self._tick, self._on_failure = store, tick, on_failure
         self.on_store_taken: Callable[[str], None] = lambda why: None
-        """Told that the store is another server's now."""
+        """Called when another server has locked the store."""
         self._inbox: queue.SimpleQueue[tuple[Change, Future[Any]] | None] = queue.SimpleQueue()
         self._going = True
         self.lock = threading.RLock()
         self._thread = threading.Thread(target=self._loop, name="writer")
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def wake(self) -> None:
-        """Look at the clock now."""
+        """Call `tick` soon."""
         self._inbox.put(None)
 
     def stop(self) -> None:
-        """Finish what was asked for, and end."""
+        """Make the submitted changes, and end the thread."""
         self._going = False
         self.wake()
         if self._thread.is_alive():
             self._thread.join()
 
     def submit(self, change: Change) -> Future[Any]:
-        """Make a change soon; the future tells when it is safe, or why it was refused."""
+        """Queue a change; the future brings its result once it is committed, or its error."""
         future: Future[Any] = Future()
         self._inbox.put((change, future))
         return future
 
     def write(self, change: Change) -> Any:
-        """Make a change, and wait until it is safe."""
+        """Make a change, and wait until it is committed."""
         return self.submit(change).result()
 
     def _loop(self) -> None:
@@ -133,11 +134,11 @@ class Writer:
             batch: list[tuple[Change, Future[Any]]] = []
             try:
                 item = self._inbox.get(timeout=TICK)
-                while item is not None and len(batch) < MOST - 1:
+                while item is not None and len(batch) < MAX_CHANGES - 1:
                     batch.append(item)
                     item = self._inbox.get_nowait()
                 batch += [item] if item is not None else []
-                due = due if item is not None else 0.0  # somebody wants to be heard
+                due = due if item is not None else 0.0  # `wake` was called
             except queue.Empty:
                 pass
             if batch:
@@ -147,7 +148,7 @@ class Writer:
                 due = time.monotonic() + TICK
 
     def _write_batch(self, batch: list[tuple[Change, Future[Any]]]) -> None:
-        """Make changes in one transaction; if one of them fails, each in one of its own, so that none harms another."""
+        """Make changes in one transaction; if one fails, each in one of its own, so that it harms no other."""
         answers: list[tuple[Future[Any], Any, Refused | None]] = []
         try:
             with self._store.write() as tables:
@@ -159,13 +160,13 @@ class Writer:
                         answers.append((future, None, refused))
                 transaction.run_before_commit()
         except Exception as error:
-            busy = self.as_unavailable(error)
-            if busy is None and len(batch) > 1:
+            unavailable = self.as_unavailable(error)
+            if unavailable is None and len(batch) > 1:
                 for each in batch:
                     self._write_batch([each])
                 return
             for _, future in batch:
-                future.set_exception(busy or error)
+                future.set_exception(unavailable or error)
             return
         with self.lock:
             transaction.apply()
@@ -176,10 +177,10 @@ class Writer:
                 future.set_result(answer)
 
     def as_unavailable(self, error: Exception) -> Refused | None:
-        """What everybody is told while nothing can be written; None if that is not what is wrong."""
+        """Return the answer to clients for an error that may pass, and report it; None for any other error."""
         if isinstance(error, StoreTaken):
             self.on_store_taken(str(error))
-        elif not isinstance(error, PASSING) and getattr(error, "errno", None) not in NO_FILES:
+        elif not isinstance(error, TEMPORARY) and getattr(error, "errno", None) not in NO_FILES:
             return None
         why = " ".join(str(error.orig if isinstance(error, DBAPIError) else error).split())
         self._on_failure(why)

@@ -24,7 +24,7 @@ ASSUMPTIONS = (
 )
 
 
-EXAMPLE = {"clip": 1.0, "sigma": 1.0, "delta": 1e-5, "quantile": 0.5}
+EXAMPLE = {"clip": 1.0, "sigma": 1.0, "delta": 1e-5, "quantile": 0.5, "test_noise": True}
 
 
 class AdaptiveClip(NamedTuple):

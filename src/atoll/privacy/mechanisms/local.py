@@ -18,7 +18,7 @@ ASSUMPTIONS = (
 )
 
 
-EXAMPLE = {"clip": 1.0, "sigma": 1.0, "delta": 1e-5}
+EXAMPLE = {"clip": 1.0, "sigma": 1.0, "delta": 1e-5, "test_noise": True}
 
 
 def local(clip: float, sigma: float, delta: float, epsilon: float | None = None, test_noise: bool = False) -> Mechanism:

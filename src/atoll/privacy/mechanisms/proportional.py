@@ -20,7 +20,7 @@ OPEN = (
 )
 
 
-EXAMPLE = {"noise": 1.0, "epsilon": 8.0, "delta": 1e-5}
+EXAMPLE = {"noise": 1.0, "epsilon": 8.0, "delta": 1e-5, "test_noise": True}
 
 
 def proportional(noise: float, epsilon: float, delta: float, exposure: Exposure, test_noise: bool = False) -> Mechanism:

@@ -19,7 +19,7 @@ ASSUMPTIONS = (
 )
 
 
-EXAMPLE = {"clip": 1.0, "sigma": 1.0, "delta": 1e-5}
+EXAMPLE = {"clip": 1.0, "sigma": 1.0, "delta": 1e-5, "test_noise": True}
 
 
 def sample(

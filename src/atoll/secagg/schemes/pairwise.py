@@ -24,6 +24,8 @@ STEPS = {
     Phase.UNMASK: "unmask",
 }
 
+EXAMPLE = {"dropouts": 0.4}
+
 
 def pairwise(server: wire.Mode = "active", dropouts: ShareBelowOne = 0.2, colluding: ShareBelowOne = 0.1) -> Scheme:
     """Add a mask for each neighbour and an own mask to each vector (Bonawitz et al. 2017; Bell et al. 2020, 2020/704).

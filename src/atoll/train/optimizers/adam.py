@@ -8,6 +8,8 @@ from torch import Tensor
 from atoll.core.optimizer import Optimizer, spread
 from atoll.core.options import NotNegative, Positive, ShareBelowOne
 
+SMOOTH = {"eps": 1.0}
+
 
 def adam(
     beta1: ShareBelowOne = 0.9, beta2: ShareBelowOne = 0.999, eps: Positive = 1e-8, weight_decay: NotNegative = 0.0

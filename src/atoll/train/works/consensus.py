@@ -31,6 +31,7 @@ from atoll.train.seeded import seeded
 PARAMS = "params"
 """Under this name a client remembers its model."""
 Epochs = Annotated[int, at_least(0)]
+EXAMPLES = [{}, {"samples": 20, "public_epochs": 1}]
 
 
 class Passes(NamedTuple):
