@@ -289,7 +289,7 @@ def client_spread(record: RunRecord) -> Figure:
         ranked.set_title(f"Accuracy of {C:,} client{'s' * (C != 1)}{when}, on their own data")
         ranked.set(xlabel="clients, from worst to best", xlim=(0, C), ylim=(0, 1.02))
         histogram.set(xlabel="clients")
-        histogram.set_title("How many")
+        histogram.set_title("Histogram")
         histogram.xaxis.get_major_locator().set_params(integer=True, nbins=4)
         for panel in (ranked, histogram):
             panel.grid(axis="y")

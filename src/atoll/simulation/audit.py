@@ -73,7 +73,7 @@ class Audit:
     counts: Counts
     claim: Claim
     mu: float
-    """Lower bound on the mu of a round, for those who are drawn."""
+    """Lower bound on the mu of a round, for a client, or sample, that is drawn."""
     rate: float
     """Lower bound on the probability to be drawn."""
     epsilon: float
@@ -193,7 +193,7 @@ def rescaled(event: Any, claim: Claim, mu: float, rate: float) -> Any:
         case dp.SelfComposedDpEvent():
             return dp.SelfComposedDpEvent(rescaled(event.event, claim, mu, rate), event.count)
         case dp.ComposedDpEvent():
-            return dp.ComposedDpEvent([rescaled(each, claim, mu, rate) for each in event.events])
+            return dp.ComposedDpEvent([rescaled(inner, claim, mu, rate) for inner in event.events])
         case dp.PoissonSampledDpEvent():
             inner = rescaled(event.event, claim, mu, rate)
             return dp.PoissonSampledDpEvent(max(rate, event.sampling_probability), inner)

@@ -1,1 +1,1 @@
-"""What protects whom, one file a mechanism."""
+"""Privacy mechanisms, one file each."""
