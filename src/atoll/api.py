@@ -33,6 +33,7 @@ from atoll.simulation.devices import build_devices
 from atoll.simulation.driver import Simulation
 from atoll.train.federation import Federation, build_federation
 from atoll.train.job import Job, build_model, final_model
+from atoll.train.works.sgd import kept_model
 
 if TYPE_CHECKING:
     import pandas
@@ -278,11 +279,12 @@ def _simulate(simulation: Simulation, writer: RunWriter, checkpoints: Checkpoint
 
 
 def _models(plan: Plan, job: Job, state: RunState) -> tuple[nn.Module | None, dict[int, nn.Module]]:
-    """Return the model that all share, or those that clients keep."""
-    if job.work.own_model is not None:
+    """Return the model that all share, or those that clients have."""
+    if job.personal:
+        make = job.work.own_model or kept_model
         makers = [partial(build_model, plan, job.federation, part) for part in plan.models or (plan.model,)]
-        kept = sorted(state.clients.items())
-        return None, {client: job.work.own_model(job, makers, client, memory).eval() for client, memory in kept}
+        memories = sorted(state.clients.items())
+        return None, {c: make(job, makers, c, state.params_D, memory).eval() for c, memory in memories}
     return load(final_model(plan, job), job.spec, state.params_D).eval(), {}
 
 

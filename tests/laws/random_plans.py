@@ -58,6 +58,14 @@ OPTIONS: dict[tuple[str, str], list[Options]] = {
 }
 NOT_DEALT = {"mixture", "natural"}
 """Partitions that are drawn elsewhere: one wraps others, one needs data with owners."""
+OWN_PARTS: list[Options] = [
+    {"work": {"name": "own_works:centroids"}},
+    {"work": {"name": "own_works:remembering"}},
+    {"keep": ["*bias"]},
+    {"share": ["*weight"]},
+    {"keep": "norms"},
+]
+"""What clients do instead of the local loop, or keep for themselves."""
 OWN_MODELS = ["helpers:normed", "helpers:grouped", "helpers:dropped", "helpers:normalised", "helpers:recurrent"]
 
 
@@ -115,6 +123,8 @@ def random_plan(seed: int) -> Options:
     _rounds(rng, plan, chance)
     _ways(rng, plan, chance)
     _server(rng, plan, chance, num_clients)
+    if chance(0.12):
+        plan |= OWN_PARTS[int(rng.integers(len(OWN_PARTS)))]
     return plan
 
 

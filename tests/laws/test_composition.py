@@ -95,7 +95,9 @@ def train_alike(seed: int, engines: Iterable[dict[str, Any]]) -> None:
         other = run(plan.replace({"engine": engine}))
         torch.testing.assert_close(other.params_D, inline.params_D, atol=1e-4, rtol=1e-4, msg=plan.to_toml)
         for mine, theirs in zip(inline.history, other.history, strict=True):
-            assert theirs.get("train_loss") == pytest.approx(mine.get("train_loss"), rel=1e-3, abs=1e-3), plan.to_toml()
+            losses = [row.get("train_loss") for row in (theirs, mine) if row.get("train_loss") is not None]
+            assert len(losses) in (0, 2), plan.to_toml()
+            assert not losses or losses[0] == pytest.approx(losses[1], rel=1e-3, abs=1e-3), plan.to_toml()
             assert counted(theirs) == counted(mine), plan.to_toml()
 
 
@@ -108,7 +110,8 @@ def must_be_finite(result: Result, settings: dict[str, Any]) -> None:
     assert bool(result.params_D.isfinite().all()), settings
     for row in result.history:
         for name in ("train_loss", "seconds"):
-            assert math.isfinite(row.get(name, 0.0)), (name, row, settings)
+            value = row.get(name)
+            assert math.isfinite(value) if value is not None else "work" in settings or name not in row, (row, settings)
         assert all(math.isfinite(value) for value in row.get("test", {}).values() if value is not None), (row, settings)
 
 

@@ -1,4 +1,4 @@
-"""Rules on what clients do: public samples to distil on, class scores instead of a model, work of a plan's own."""
+"""Rules on what clients do: public samples to distil on, scores instead of a model, own work, kept parameters."""
 
 from __future__ import annotations
 
@@ -41,7 +41,62 @@ def _unused(view: Parts) -> Values | None:
     )
 
 
+def _wants_whole_models(view: Parts) -> Values | None:
+    """Say what runs a model on the server, which has none where clients keep a part of theirs."""
+    return first(
+        {
+            f"{view.plan.algorithm.name} runs clients' models": view.algorithm.needs_public,
+            f"{view.plan.aggregator.name} trains a model": view.aggregator.add_server_update,
+            "detection by loss runs a model": view.detector is not None and view.detector.needs_loss,
+            "contribution runs models": view.contribution is not None,
+        }
+    )
+
+
+KEEPS = {"model": "mlp_2nn", "keep": ["*bias"]}
 RULES: tuple[Rule[Parts], ...] = (
+    Rule(
+        name="kept-parameters-are-trained",
+        parts=("work",),
+        reason="parameters that clients keep are trained by the local loop, which {work|other work} replaces",
+        way_out="leave share and keep out, or leave work out",
+        finding=lambda view: view.keeps and not view.work.uses_algorithm,
+        refused=[{"work": "consensus", **HELD_OUT, **KEEPS}],
+        mended={"work": None},
+    ),
+    Rule(
+        name="kept-parameters-have-no-consensus",
+        parts=("algorithm",),
+        reason="clients of {algorithm|fedmd} keep whole models already",
+        way_out="leave share and keep out, or use another algorithm",
+        finding=lambda view: view.keeps and view.plan.work is None and not view.work.uses_algorithm,
+        refused=[{**FEDMD, **KEEPS}],
+        mended={"keep": None, "model": "logistic"},
+    ),
+    Rule(
+        name="kept-parameters-without-private-steps",
+        parts=("privacy",),
+        reason="what a client keeps is trained without noise and steers later gradients, so that "
+        "{privacy|privacy of samples} would promise too much",
+        way_out="leave share and keep out, or protect whole clients, e.g. by central",
+        finding=lambda view: view.keeps and view.protection.steps is not None,
+        refused=[{**KEEPS, "privacy": {"name": "sample", "clip": 1.0, "sigma": 1.0, "delta": 1e-5}}],
+        mended={"keep": None},
+    ),
+    Rule(
+        name="kept-parameters-stay-away",
+        parts=("algorithm",),
+        reason="{use|what runs a model} on the server, which lacks the parameters that clients keep",
+        way_out="leave share and keep out, or leave that out",
+        finding=lambda view: _wants_whole_models(view) if view.keeps else None,
+        refused=[
+            {**KEEPS, "aggregator": "fltrust", "server.samples": 20},
+            {**KEEPS, "algorithm": "feddf", **HELD_OUT},
+            {**KEEPS, "contribution": "leave_one_out", "server.samples": 20},
+            {**KEEPS, "detection": "loss", "server.samples": 20},
+        ],
+        mended={"keep": None},
+    ),
     Rule(
         name="work-fits-the-rest",
         parts=("work",),

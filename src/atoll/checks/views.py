@@ -69,6 +69,8 @@ class Parts:
     public: Public | None
     mixer: str | None
     """What in the model mixes samples or remembers them, by name."""
+    keeps: bool
+    """Whether clients keep parameters of the model."""
 
     @property
     def shares_model(self) -> bool:

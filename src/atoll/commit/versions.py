@@ -202,7 +202,7 @@ class Versions:
         norms = sorted(report.norm for report in valid_of(work))
         if not norms or norms[-1] <= STANDS_OUT * norms[(len(norms) - 1) // 2]:
             return True
-        if self.job.work.personal or not self.job.federation.dataset.num_test:
+        if self.job.personal or not self.job.federation.dataset.num_test:
             return True
         sums = self.trainer.evaluate(after.params_D, 0)
         return "loss" not in sums or math.isfinite(float(sums["loss"]))

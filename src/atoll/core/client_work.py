@@ -76,8 +76,8 @@ class ClientWork(NamedTuple):
     """Job -> what travels, if that is not the plan's model."""
     jobs: Callable[[Any], tuple[Any, ...]] = lambda job: (job,)
     """Job -> the jobs of the models that clients train."""
-    own_model: Callable[[Any, Sequence[Callable[[], nn.Module]], int, State], nn.Module] | None = None
-    """(job, makers of the plan's models, client, memory) -> the client's model; None if all share one."""
+    own_model: Callable[[Any, Sequence[Callable[[], nn.Module]], int, Tensor, State], nn.Module] | None = None
+    """(job, makers of the plan's models, client, what travels, memory) -> the client's model; None if all share one."""
     num_passes: Callable[[Any, Task, bool], int] | None = None
     """(job, task, whether it is the client's first) -> samples trained on, every pass counted; None: as in `local`."""
     uses_algorithm: bool = False

@@ -22,6 +22,10 @@ SERVER = -1
 """Who trains on the server's own samples, where a client's number would stand."""
 
 
+KEPT = "kept"
+"""Under this name a client remembers the parameters that it keeps, as one vector."""
+
+
 STATISTICS = "statistics"
 """The extra that holds the model's averaged buffers: their values in a broadcast, their changes in an update."""
 

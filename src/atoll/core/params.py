@@ -1,12 +1,14 @@
-"""A model's state <-> one flat vector.
+"""A model's state <-> flat vectors: one that travels, and one that a client keeps.
 
-Shapes: M values of a model, D of them trainable parameters, S = M - D statistics. The vector holds the trainable
-parameters first and then, if buffers are averaged, the floating-point buffers (the running statistics of batch norm).
-Frozen parameters and integer buffers never travel.
+Shapes: M values of a model that travel, D of them trainable parameters, S = M - D statistics, K kept parameters. The
+vector that travels holds the shared parameters first and then, if buffers are averaged, the floating-point buffers (the
+running statistics of batch norm). Frozen parameters and integer buffers never travel.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 import torch
@@ -14,9 +16,12 @@ from torch import Tensor, nn
 
 from atoll.core.errors import PlanError
 
+NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+"""Layers that normalise."""
+
 
 class Slot(NamedTuple):
-    """Where one named tensor lives in the flat vector."""
+    """Where one named tensor lives in its flat vector."""
 
     name: str
     shape: tuple[int, ...]
@@ -25,11 +30,13 @@ class Slot(NamedTuple):
 
 
 class ParamSpec(NamedTuple):
-    """The layout of the flat vector: names, shapes, and how many of its entries are trained."""
+    """The layout of the vector that travels: names, shapes, how many of its entries are trained; and what is kept."""
 
     slots: tuple[Slot, ...]
     num_trainable: int
     dtype: torch.dtype
+    kept: tuple[Slot, ...] = ()
+    """Parameters that each client trains and keeps; they have a flat vector of their own."""
 
     @property
     def num_params(self) -> int:
@@ -47,16 +54,22 @@ class ParamSpec(NamedTuple):
         return tuple(slot for slot in self.slots if slot.offset < self.num_trainable)
 
     @property
+    def trained(self) -> tuple[Slot, ...]:
+        """The slots that a client's optimiser moves: those that it shares, then those that it keeps."""
+        return (*self.trainable, *self.kept)
+
+    @property
     def buffers(self) -> tuple[Slot, ...]:
         """The slots that the forward pass moves."""
         return tuple(slot for slot in self.slots if slot.offset >= self.num_trainable)
 
     def views(self, params_D: Tensor) -> dict[str, Tensor]:
         """Show the vector as named tensors without copying; leading dimensions (clients) are kept."""
-        lead = params_D.shape[:-1]
-        return {
-            slot.name: params_D.narrow(-1, slot.offset, slot.size).view((*lead, *slot.shape)) for slot in self.slots
-        }
+        return _views(self.slots, params_D)
+
+    def kept_views(self, kept_K: Tensor) -> dict[str, Tensor]:
+        """Show the vector of kept parameters as named tensors without copying."""
+        return _views(self.kept, kept_K)
 
     def buffer_views(self, statistics_S: Tensor) -> dict[str, Tensor]:
         """Show the averaged buffers alone, which follow the parameters in the vector, as named tensors."""
@@ -64,25 +77,73 @@ class ParamSpec(NamedTuple):
         return self._replace(slots=tuple(moved)).views(statistics_S)
 
 
-def spec_of(model: nn.Module, *, buffers: str = "average") -> ParamSpec:
+def _views(slots: Iterable[Slot], vector: Tensor) -> dict[str, Tensor]:
+    lead = vector.shape[:-1]
+    return {slot.name: vector.narrow(-1, slot.offset, slot.size).view((*lead, *slot.shape)) for slot in slots}
+
+
+def spec_of(model: nn.Module, *, buffers: str = "average", keep: Collection[str] = ()) -> ParamSpec:
     """Lay out a model's trainable parameters and, if they are averaged, its floating-point buffers.
 
-    `buffers="local"` leaves the buffers out: batch-norm statistics then never leave a client.
+    `buffers="local"` leaves the buffers out: batch-norm statistics then never leave a client. `keep` names parameters
+    and buffers that do not either.
     """
     trained = [(name, tensor) for name, tensor in model.named_parameters() if tensor.requires_grad]
     if not trained:
         raise PlanError(
             f"{type(model).__name__} has no trainable parameters: set requires_grad on what should be trained"
         )
-    moved = float_buffers(model) if buffers == "average" else []
-    slots: list[Slot] = []
-    offset = 0
-    for name, tensor in [*trained, *moved]:
-        slots.append(Slot(name, tuple(tensor.shape), offset, tensor.numel()))
-        offset += tensor.numel()
+    shared = [(name, tensor) for name, tensor in trained if name not in keep]
+    kept = [(name, tensor) for name, tensor in trained if name in keep]
+    moved = [each for each in float_buffers(model) if each[0] not in keep] if buffers == "average" else []
     double = all(tensor.dtype == torch.float64 for _, tensor in trained)
     dtype = torch.float64 if double else torch.float32
-    return ParamSpec(tuple(slots), sum(tensor.numel() for _, tensor in trained), dtype)
+    num_trainable = sum(tensor.numel() for _, tensor in shared)
+    return ParamSpec(tuple(_slots([*shared, *moved])), num_trainable, dtype, tuple(_slots(kept)))
+
+
+def _slots(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[Slot]:
+    offset = 0
+    for name, tensor in tensors:
+        yield Slot(name, tuple(tensor.shape), offset, tensor.numel())
+        offset += tensor.numel()
+
+
+def kept_names(model: nn.Module, *, share: Sequence[str] | None, keep: Sequence[str] | None) -> frozenset[str]:
+    """Return the names of the parameters and buffers that clients keep, by patterns such as "head.*".
+
+    `share` names all that travels, `keep` all that does not; "norms" stands for all of the layers that normalise.
+    """
+    trained = {id(tensor): name for name, tensor in model.named_parameters() if tensor.requires_grad}
+    names: dict[str, set[str]] = {name: {name} for name in [*trained.values(), *(n for n, _ in float_buffers(model))]}
+    for name, tensor in model.named_parameters(remove_duplicate=False):
+        if id(tensor) in trained:
+            names[trained[id(tensor)]].add(name)  # tied weights have several names
+    if keep is not None:
+        kept = _matched(model, "keep", keep, names)
+    else:
+        kept = set() if share is None else names.keys() - _matched(model, "share", share, names)
+    if trained and kept >= set(trained.values()):
+        raise PlanError(
+            f"clients would keep all {len(trained)} parameters of {type(model).__name__}, and nothing would travel: "
+            "share at least one"
+        )
+    return frozenset(kept)
+
+
+def _matched(model: nn.Module, key: str, patterns: Sequence[str], names: Mapping[str, set[str]]) -> set[str]:
+    """Return the names that patterns pick; each must pick at least one."""
+    matched: set[str] = set()
+    for pattern in patterns:
+        if pattern == "norms":
+            picked = {name for name in names if isinstance(model.get_submodule(name.rpartition(".")[0]), NORMS)}
+        else:
+            picked = {name for name, aliases in names.items() if any(fnmatchcase(each, pattern) for each in aliases)}
+        if not picked:
+            shown = ", ".join(list(names)[:20]) + (", ..." if len(names) > 20 else "")
+            raise PlanError(f"{key}: '{pattern}' matches nothing of the model: leave it out, or name some of {shown}")
+        matched |= picked
+    return matched
 
 
 def float_buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
@@ -92,17 +153,27 @@ def float_buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def flatten(model: nn.Module, spec: ParamSpec) -> Tensor:
-    """Copy a model's state into a new flat vector."""
+    """Copy what travels of a model's state into a new flat vector."""
+    return _joined(model, spec, spec.slots)
+
+
+def flatten_kept(model: nn.Module, spec: ParamSpec) -> Tensor:
+    """Copy the parameters that a client keeps into a new flat vector."""
+    return _joined(model, spec, spec.kept)
+
+
+def _joined(model: nn.Module, spec: ParamSpec, slots: Sequence[Slot]) -> Tensor:
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return torch.cat([tensors[slot.name].detach().reshape(-1).to(spec.dtype) for slot in spec.slots])
+    parts = [tensors[slot.name].detach().reshape(-1).to(spec.dtype) for slot in slots]
+    return torch.cat(parts) if parts else torch.empty(0, dtype=spec.dtype)
 
 
-def load(model: nn.Module, spec: ParamSpec, params_D: Tensor) -> nn.Module:
-    """Copy a flat vector back into a model, each tensor in its own dtype, and return the model."""
+def load(model: nn.Module, spec: ParamSpec, params_D: Tensor, kept_K: Tensor | None = None) -> nn.Module:
+    """Copy flat vectors back into a model, each tensor in its own dtype, and return the model."""
     if params_D.shape != (spec.num_params,):
         raise PlanError(f"the model has {spec.num_params} parameters but the vector has shape {tuple(params_D.shape)}")
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     with torch.no_grad():
-        for name, value in spec.views(params_D).items():
+        for name, value in {**spec.views(params_D), **({} if kept_K is None else spec.kept_views(kept_K))}.items():
             tensors[name].copy_(value)
     return model

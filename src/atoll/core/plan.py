@@ -145,6 +145,10 @@ class Plan(Section):
     """Models that are dealt out to clients in turn, where each keeps its own, instead of one `model` for all."""
     loss: str = "cross_entropy"
     algorithm: Part = field(default_factory=lambda: Part("fedavg"))
+    share: tuple[str, ...] | None = None
+    """What travels of the model, by patterns such as "body.*"; clients train the rest too, and keep it."""
+    keep: tuple[str, ...] | None = None
+    """What clients keep of the model, instead of `share`: patterns such as "head.*", or "norms" for all norm layers."""
     work: Part | None = None
     """What clients do with a task, if that is not steps of gradient descent or what the algorithm says."""
     local: Local = field(default_factory=Local)
@@ -181,6 +185,11 @@ class Plan(Section):
         """Refuse an empty list of models; what parts make of each other is checked when they are built."""
         if self.models is not None and not self.models:
             raise PlanError("models is empty, got []: name at least one, or leave it out")
+        if self.share is not None and self.keep is not None:
+            raise PlanError("share and keep are two ways to say one thing: leave one out")
+        for key in ("share", "keep"):
+            if getattr(self, key) == ():
+                raise PlanError(f"{key} is empty, got []: name at least one pattern, or leave it out")
 
     @classmethod
     def from_toml(cls, text: str) -> Plan:

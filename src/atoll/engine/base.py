@@ -71,8 +71,8 @@ class Engine(ABC):
         """Evaluate groups of clients, with the states of those that keep their models; results come in order."""
 
     @abstractmethod
-    def own_tests(self, states: Mapping[int, State]) -> Iterable[State]:
-        """Evaluate the models that these clients keep on the test set; results come in order."""
+    def own_tests(self, params_D: Tensor, states: Mapping[int, State]) -> Iterable[State]:
+        """Evaluate these clients' own models on the test set; results come in order."""
 
     @abstractmethod
     def close(self) -> None:
@@ -110,12 +110,12 @@ class Engine(ABC):
         metrics = classification(confusion_KK, float(total["loss"] / total["count"]))
         return metrics | _attack_success([total]), confusion_KK
 
-    def evaluate_own(self, states: Mapping[int, State]) -> tuple[Metrics, np.ndarray, np.ndarray]:
+    def evaluate_own(self, params_D: Tensor, states: Mapping[int, State]) -> tuple[Metrics, np.ndarray, np.ndarray]:
         """Metrics and confusion matrix on the central test set, all these clients' models pooled, and (C, 2) of each.
 
         The test set is the same for all, so that the pooled accuracy is the mean of the models' accuracies.
         """
-        parts = list(self.own_tests(states))
+        parts = list(self.own_tests(params_D, states))
         confusion_KK = torch.stack([part["confusion"] for part in parts]).sum(0).numpy()
         right_C = torch.stack([part["confusion"].double().trace() / part["confusion"].sum() for part in parts])
         loss_C = torch.stack([part["loss"] / part["count"] for part in parts])
@@ -173,11 +173,11 @@ class InProcess(Engine):
                 found = self.trainer.evaluate_clients(params_D, group, states)
             yield found
 
-    def own_tests(self, states: Mapping[int, State]) -> Iterable[State]:
+    def own_tests(self, params_D: Tensor, states: Mapping[int, State]) -> Iterable[State]:
         """Evaluate client after client."""
         for client, state in states.items():
             with explained():
-                found = self.trainer.evaluate_own(client, state)
+                found = self.trainer.evaluate_own(params_D, client, state)
             yield found
 
     def close(self) -> None:

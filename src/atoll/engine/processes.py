@@ -127,8 +127,9 @@ class Processes(Engine):
         for _, tensors in self._farm(requests):
             yield tensors["scores"]
 
-    def own_tests(self, states: Mapping[int, State]) -> Iterable[State]:
+    def own_tests(self, params_D: Tensor, states: Mapping[int, State]) -> Iterable[State]:
         """Share clients out."""
+        self._tell({"do": "look at"}, {"params": params_D})
         requests = (({"do": "own test", "client": client}, state) for client, state in states.items())
         for _, tensors in self._farm(requests):
             yield tensors
@@ -258,7 +259,7 @@ def _answer(
         case "slice":
             return {}, trainer.evaluate(evaluated["params"], header["start"])
         case "own test":
-            return {}, trainer.evaluate_own(header["client"], tensors)
+            return {}, trainer.evaluate_own(evaluated["params"], header["client"], tensors)
         case _:
             states = {int(client): state for client, state in grouped(tensors).items()}
             return {}, {"scores": trainer.evaluate_clients(evaluated["params"], header["clients"], states)}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.core.client_work import Sums
+from atoll.core.messages import State
 from atoll.core.seeds import derive
 from atoll.train.job import Job
 from atoll.train.loop import Workspace
@@ -19,9 +20,9 @@ SLICE = 1000
 """Samples that are evaluated together: fixed, so that sums do not depend on who adds them."""
 
 
-def evaluate_samples(job: Job, space: Workspace, params_D: Tensor, x: Tensor, y: Tensor) -> Sums:
+def evaluate_samples(job: Job, space: Workspace, params_D: Tensor, memory: State, x: Tensor, y: Tensor) -> Sums:
     """Return confusion matrix and summed loss on some samples, and how often an attack's trigger works."""
-    with evaluating(job, space, params_D):
+    with evaluating(job, space, params_D, memory):
         outputs = space.model(job.inputs(x))
         predicted_B, loss_B = outputs.argmax(-1), job.loss(outputs, y)
         fooled = _fooled(job, space, x, y)
@@ -92,17 +93,17 @@ def _predict(job: Job, space: Workspace, raw: Tensor, y: Tensor) -> tuple[Tensor
 
 
 @contextmanager
-def evaluating(job: Job, space: Workspace, params_D: Tensor) -> Iterator[None]:
+def evaluating(job: Job, space: Workspace, params_D: Tensor, memory: State | None = None) -> Iterator[None]:
     """Put parameters into the workspace and the model into evaluation mode, and back.
 
-    Where batch-norm statistics stay with the clients, the server has none: the batch's own are used instead. A model
-    that draws or counts does so from the same start each time, so that it does not matter who evaluates.
+    `memory` is that of the client whose own model is evaluated. Where batch-norm statistics stay with the clients, a
+    shared model has none: the batch's own are used instead. A model that draws or counts does so from the same start
+    each time, so that it does not matter who evaluates.
     """
-    space.params_D.copy_(params_D)
-    space.attributes.restore()
+    space.restore(params_D, memory or {})
     space.model.eval()
     kept = {name: space.model.get_buffer(name).clone() for name in job.local_buffers}
-    if kept:
+    if kept and not memory:
         for module in space.model.modules():
             if isinstance(module, nn.modules.batchnorm._NormBase):
                 module.train()

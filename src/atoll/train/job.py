@@ -24,7 +24,7 @@ from atoll.core.downlink import Downlink
 from atoll.core.errors import AtollError, PlanError
 from atoll.core.messages import STATISTICS, Broadcast, State, Task
 from atoll.core.optimizer import Optimizer
-from atoll.core.params import ParamSpec, flatten, float_buffers, spec_of
+from atoll.core.params import ParamSpec, flatten, flatten_kept, float_buffers, kept_names, spec_of
 from atoll.core.parts import Part, find
 from atoll.core.plan import MAX_NORM, Attackers, Local, Plan
 from atoll.core.privacy import Exposure, Mechanism, SampleSteps
@@ -52,6 +52,8 @@ class Job:
     spec: ParamSpec
     first_D: Tensor
     """The parameters that the run starts from."""
+    first_kept_K: Tensor
+    """The parameters that a client starts from and keeps."""
     loss: Loss
     algorithm: Algorithm
     work: ClientWork
@@ -107,6 +109,11 @@ class Job:
         """Features as the model computes with them: in its dtype, and images in its layout."""
         x = x.to(self.spec.dtype) if x.dtype.is_floating_point else x
         return x.to(memory_format=self.layout) if x.dim() == 4 else x
+
+    @property
+    def personal(self) -> bool:
+        """Whether each client has a model of its own, and the server none that could be measured."""
+        return self.work.personal or bool(self.spec.kept)
 
     @property
     def private(self) -> SampleSteps | None:
@@ -171,9 +178,10 @@ def build_job(
         model = build_model(plan, federation, loss=loss)
     else:
         model = ArrayModel(work.first(federation.dataset))
-    spec = spec_of(model, buffers=plan.local.buffers)
+    keep = kept_names(model, share=plan.share, keep=plan.keep)
+    spec = spec_of(model, buffers=plan.local.buffers, keep=keep)
     local = _settle(plan.local, algorithm)
-    parts = _parts(plan, federation, model, algorithm, work, exposed(plan, local, federation))
+    parts = _parts(plan, federation, model, spec, algorithm, work, exposed(plan, local, federation))
     check(parts)
     mechanism = parts.mechanism
     start, num = plan.attackers.start_round, plan.attackers.num_rounds
@@ -187,6 +195,7 @@ def build_job(
         model=model,
         spec=spec,
         first_D=flatten(model, spec),
+        first_kept_K=flatten_kept(model, spec),
         loss=loss,
         algorithm=algorithm,
         work=work,
@@ -209,7 +218,7 @@ def build_job(
         secret=secret or fresh_secret(),
         layers=layers,
         dropout_seeds=use_counter_dropout(model),
-        local_buffers=[name for name, _ in float_buffers(model)] if plan.local.buffers == "local" else [],
+        local_buffers=[n for n, _ in float_buffers(model) if plan.local.buffers == "local" or n in keep],
         layout=fastest_layout(model, federation.dataset.input_shape),
         exposure=None if mechanism is None else parts.exposure,
     )
@@ -218,7 +227,13 @@ def build_job(
 
 
 def _parts(
-    plan: Plan, federation: Federation, model: nn.Module, algorithm: Algorithm, work: ClientWork, every_round: Exposure
+    plan: Plan,
+    federation: Federation,
+    model: nn.Module,
+    spec: ParamSpec,
+    algorithm: Algorithm,
+    work: ClientWork,
+    every_round: Exposure,
 ) -> Parts:
     """Build the parts that rules compare."""
     return Parts(
@@ -239,6 +254,7 @@ def _parts(
         num_clients=federation.num_clients,
         public=federation.public,
         mixer=mixer_of(model),
+        keeps=bool(spec.kept),
     )
 
 

@@ -19,7 +19,7 @@ from atoll.core.algorithm import Batch, LocalTask, Params
 from atoll.core.attack import Knowledge
 from atoll.core.client_work import Trained
 from atoll.core.errors import PlanError
-from atoll.core.messages import STATISTICS, Broadcast, State, Task, Update
+from atoll.core.messages import KEPT, STATISTICS, Broadcast, State, Task, Update
 from atoll.core.seeds import derive, generator
 from atoll.train.attributes import Attributes
 from atoll.train.batches import client_batches
@@ -28,6 +28,9 @@ from atoll.train.job import Job
 from atoll.train.private import noise_of, private_gradient, unprotected
 from atoll.train.seeded import seeded
 
+BUFFER = "buffer."
+"""What the names of a client's own buffers begin with among what it remembers."""
+
 
 class Workspace(NamedTuple):
     """A model whose tensors are views of one flat vector, reused from client to client."""
@@ -35,7 +38,10 @@ class Workspace(NamedTuple):
     model: nn.Module
     params_D: Tensor
     leaves: list[Tensor]
-    kept: State
+    kept_K: Tensor
+    """The parameters that a client keeps, in a flat vector of their own."""
+    first_kept_K: Tensor
+    own_buffers: State
     """The first values of the buffers that do not travel: every client starts from these or from its own."""
     attributes: Attributes
     """What the model keeps beside tensors, such as a counter: every client starts from the first values."""
@@ -47,14 +53,22 @@ class Workspace(NamedTuple):
     def named(self, job: Job, params: Params) -> dict[str, Tensor]:
         """Return named tensors for a forward pass of an algorithm's own, which leaves the client's buffers alone."""
         named = params if isinstance(params, Mapping) else job.spec.without_buffers.views(params)
-        names = [*self.kept, *(slot.name for slot in job.spec.buffers)]
+        names = [*self.own_buffers, *(slot.name for slot in job.spec.buffers)]
         return {**{name: self.model.get_buffer(name).clone() for name in names}, **named}
+
+    def restore(self, params_D: Tensor, memory: State) -> None:
+        """Give the model what was sent and what a client keeps of it, or the first of that; nothing of others."""
+        self.params_D.copy_(params_D)
+        self.kept_K.copy_(memory.get(KEPT, self.first_kept_K))
+        for name, first in self.own_buffers.items():
+            self.model.get_buffer(name).copy_(memory.get(f"{BUFFER}{name}", first))
+        self.attributes.restore()
 
 
 def workspace(job: Job) -> Workspace:
     """Bind the job's model to a fresh flat vector."""
-    params_D = job.first_D.clone()
-    views = job.spec.views(params_D)
+    params_D, kept_K = job.first_D.clone(), job.first_kept_K.clone()
+    views = {**job.spec.views(params_D), **job.spec.kept_views(kept_K)}
     for name, parameter in job.model.named_parameters():
         if name in views:
             parameter.data = views[name]
@@ -63,9 +77,16 @@ def workspace(job: Job) -> Workspace:
         job.model.get_submodule(owner)._buffers[leaf] = views[slot.name]
     parameters = dict(job.model.named_parameters())
     travels = {slot.name for slot in job.spec.buffers}
-    kept = {name: buffer.clone() for name, buffer in job.model.named_buffers() if name not in travels}
-    leaves: list[Tensor] = [parameters[slot.name] for slot in job.spec.trainable]
-    return Workspace(job.model, params_D, leaves, kept, Attributes(job.model))
+    own_buffers = {name: buffer.clone() for name, buffer in job.model.named_buffers() if name not in travels}
+    return Workspace(
+        model=job.model,
+        params_D=params_D,
+        leaves=[parameters[slot.name] for slot in job.spec.trained],
+        kept_K=kept_K,
+        first_kept_K=job.first_kept_K,
+        own_buffers=own_buffers,
+        attributes=Attributes(job.model),
+    )
 
 
 def features(model: nn.Module, named: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -96,9 +117,7 @@ def train_client(
     `drawn` are other batches than the usual.
     """
     first_M = job.model_of(sent)
-    space.params_D.copy_(first_M)
-    _restore_buffers(space, state)
-    space.attributes.restore()
+    space.restore(first_M, state)
     lr = torch.tensor(job.lr_of(task.version), dtype=job.spec.dtype)
     batches = client_batches(job, task) if drawn is None else drawn
     memory: list[Tensor] | None = None
@@ -112,24 +131,27 @@ def train_client(
             if job.private is None:
                 loss, grads = _gradient(job, space, batch, order)
             else:
-                leaves = {s.name: leaf.detach() for s, leaf in zip(job.spec.trainable, space.leaves, strict=True)}
+                leaves = {s.name: leaf.detach() for s, leaf in zip(job.spec.trained, space.leaves, strict=True)}
                 noise_T = noise_of(job, task, number)
                 loss, grads = private_gradient(job, leaves, batch, order, noise_T, base + number)
             targets: list[Tensor] = [leaf.data for leaf in space.leaves]
             if job.algorithm.local_grad is not None:
-                params_D = job.trainable(space.params_D)
-                grad_D = torch.cat([grad.reshape(-1) for grad in grads])
-                targets, grads = [params_D], [job.algorithm.local_grad(grad_D, params_D, order)]
+                params_D, shared = job.trainable(space.params_D), len(job.spec.trainable)
+                grad_D = torch.cat([grad.reshape(-1) for grad in grads[:shared]])
+                targets = [params_D, *targets[shared:]]
+                grads = [job.algorithm.local_grad(grad_D, params_D, order), *grads[shared:]]
             memory = job.optimizer.init(targets) if memory is None else memory
             with torch.no_grad():
                 job.optimizer.step_(targets, grads, memory, lr, torch.tensor(float(number + 1), dtype=job.spec.dtype))
             losses.append(loss)
     delta_M = space.params_D - first_M
     update, after = job.algorithm.finish(job.trainable(delta_M), order)
+    kept = {KEPT: space.kept_K.clone()} if job.spec.kept else {}
+    buffers = {f"{BUFFER}{name}": space.model.get_buffer(name).clone() for name in job.local_buffers}
     return Trained(
-        with_statistics(job, update, delta_M),
-        after | _local_buffers(job, space.model),
-        float(torch.stack(losses).mean()),
+        update=with_statistics(job, update, delta_M),
+        state={**after, **kept, **buffers},
+        loss=float(torch.stack(losses).mean()),
     )
 
 
@@ -197,18 +219,8 @@ def _order(
 def _gradient(job: Job, space: Workspace, batch: Batch, order: LocalTask) -> tuple[Tensor, list[Tensor]]:
     loss = mean_loss(job, space.model(batch.x), batch)
     if job.algorithm.local_loss is not None:
-        named = {slot.name: leaf for slot, leaf in zip(job.spec.trainable, space.leaves, strict=True)}
+        named = {slot.name: leaf for slot, leaf in zip(job.spec.trained, space.leaves, strict=True)}
         loss = job.algorithm.local_loss(loss, named, batch, order)
     grads = torch.autograd.grad(loss, space.leaves, allow_unused=True)
     filled = [torch.zeros_like(p) if g is None else g for p, g in zip(space.leaves, grads, strict=True)]
     return loss.detach(), filled
-
-
-def _restore_buffers(space: Workspace, state: State) -> None:
-    """Give the model the client's own buffers, or the first ones, and nothing of the client before."""
-    for name, first in space.kept.items():
-        space.model.get_buffer(name).copy_(state.get(f"buffer.{name}", first))
-
-
-def _local_buffers(job: Job, model: nn.Module) -> State:
-    return {f"buffer.{name}": model.get_buffer(name).clone() for name in job.local_buffers}

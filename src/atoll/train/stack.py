@@ -16,7 +16,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_leaves
 
 from atoll.core.algorithm import Batch, LocalTask, Params
-from atoll.core.messages import STATISTICS, Broadcast, State, Task, Update
+from atoll.core.messages import KEPT, STATISTICS, Broadcast, State, Task, Update
 from atoll.core.seeds import derive
 from atoll.train.batches import Stacked, client_batches, round_up, stacked_batches
 from atoll.train.fuse import hoist, tidy
@@ -58,6 +58,8 @@ class Own(NamedTuple):
     """Where its dropout begins."""
     buffers: dict[str, Tensor]
     """Its buffers that travel."""
+    kept: dict[str, Tensor]
+    """The parameters that it keeps."""
 
 
 def local_task(
@@ -68,63 +70,16 @@ def local_task(
     return LocalTask(sent, state, lr, num_steps, num_samples, outputs, grad_at, features, first_loss)
 
 
-def make_step(job: Job, size: int) -> Step:
-    """One step of G clients, in place; gives their losses (G,).
+class OneStep:
+    """One step of G clients, in place."""
 
-    It takes batch, seed_G, live_G, number, noise, params_GD, leaves, memory and fixed; `noise` holds one matrix (G, T)
-    where steps are private, and nothing otherwise.
-    """
-    names = [slot.name for slot in job.spec.trainable]
+    def __init__(self, job: Job, size: int) -> None:
+        self.job, self.size = job, size
+        self.names = [slot.name for slot in job.spec.trained]
+        self.num_shared = len(job.spec.trainable)
 
-    def tensors(params: Params, own: Own) -> dict[str, Tensor]:
-        named = params if isinstance(params, Mapping) else job.spec.without_buffers.views(params)
-        return {**own.buffers, **named, **dict.fromkeys(job.dropout_seeds, own.seed)}
-
-    def named(leaves: list[Tensor], seed: Tensor) -> dict[str, Tensor]:
-        return tensors(dict(zip(names, leaves, strict=True)), Own(seed, {}))
-
-    def outputs_for(own: Own) -> Callable[[Params, Tensor], Tensor]:
-        def outputs(params: Params, x: Tensor) -> Tensor:
-            found: Tensor = functional_call(job.model, tensors(params, own), (x,))
-            return found
-
-        return outputs
-
-    def order(fixed: Fixed, batch: Batch, own: Own) -> LocalTask:
-        outputs = outputs_for(own)
-
-        def grad_at(params_D: Tensor) -> Tensor:
-            found: Tensor = grad(lambda p_D: mean_loss(job, outputs(p_D, batch.x), batch))(params_D)
-            return found
-
-        found = grad_at if job.private is None else unprotected
-        return local_task(fixed, outputs, found, lambda params, x: features(job.model, tensors(params, own), x))
-
-    def loss_of(leaves: list[Tensor], batch: Batch, own: Own, fixed: Fixed) -> Tensor:
-        named = dict(zip(names, leaves, strict=True))
-        loss = mean_loss(job, outputs_for(own)(named, batch.x), batch)
-        if job.algorithm.local_loss is not None:
-            loss = job.algorithm.local_loss(loss, named, batch, order(fixed, batch, own))
-        return loss
-
-    def slot(grad_D: Tensor, params_D: Tensor, batch: Batch, own: Own, fixed: Fixed) -> Tensor:
-        assert job.algorithm.local_grad is not None
-        return job.algorithm.local_grad(grad_D, params_D, order(fixed, batch, own))
-
-    def gradients(
-        batch: Batch, own: Own, leaves: list[Tensor], fixed: Fixed, dims: Fixed
-    ) -> tuple[Tensor, list[Tensor]]:
-        with torch.enable_grad():
-            if size == 1:
-                rows = [leaf[0].detach().requires_grad_() for leaf in leaves]
-                loss_G = loss_of(rows, *_only((batch, own, fixed), (0, 0, dims))).unsqueeze(0)
-            else:  # a client's loss depends on its own row alone: one backward pass serves all
-                rows = [leaf.detach().requires_grad_() for leaf in leaves]
-                loss_G = vmap(loss_of, in_dims=(0, 0, 0, dims))(rows, batch, own, fixed)
-            grads = list(torch.autograd.grad(loss_G.sum(), rows, materialize_grads=True))
-        return loss_G, [grad.unsqueeze(0) for grad in grads] if size == 1 else grads
-
-    def step(
+    def take(
+        self,
         batch: Batch,
         seed_G: Tensor,
         live_G: Tensor,
@@ -135,23 +90,84 @@ def make_step(job: Job, size: int) -> Step:
         memory: list[Tensor],
         fixed: Fixed,
     ) -> Tensor:
-        dims = _dims(fixed)
-        own = Own(
-            seed_G, job.spec.buffer_views(fixed.sent.aux[STATISTICS].expand(size, -1)) if job.spec.buffers else {}
-        )
+        """Move the leaves, of which the first are views of `params_GD`, and return the clients' losses (G,).
+
+        `noise` holds one matrix (G, T) where steps are private, and nothing otherwise.
+        """
+        job, dims = self.job, _dims(fixed)
+        own = self._own(seed_G, leaves, fixed)
         if noise:
-            loss_G, grads = stacked_gradients(job, named, batch, seed_G, leaves, noise[0], fixed.num_samples_G)
+            loss_G, grads = stacked_gradients(
+                job, self._of_private, batch, seed_G, leaves, noise[0], fixed.num_samples_G
+            )
         else:
-            loss_G, grads = gradients(batch, own, leaves, fixed, dims)
+            loss_G, grads = self._gradients(batch, own, leaves, fixed, dims)
         targets = leaves
         if job.algorithm.local_grad is not None:
-            grad_GD = torch.cat([g.flatten(1) if g.dim() > 1 else g.unsqueeze(1) for g in grads], dim=1)
-            grad_GD = vmap(slot, in_dims=(0, 0, 0, 0, dims))(grad_GD, params_GD, batch, own, fixed)
-            targets, grads = [params_GD], [grad_GD]
+            shared, num = grads[: self.num_shared], self.num_shared
+            grad_GD = torch.cat([g.flatten(1) if g.dim() > 1 else g.unsqueeze(1) for g in shared], dim=1)
+            grad_GD = vmap(self._slot, in_dims=(0, 0, 0, 0, dims))(grad_GD, params_GD, batch, own, fixed)
+            targets, grads = [params_GD, *leaves[num:]], [grad_GD, *grads[num:]]
         job.optimizer.step_(targets, grads, memory, fixed.lr_G * live_G, number)
         return loss_G.detach()
 
-    return step
+    def _own(self, seed_G: Tensor, leaves: list[Tensor], fixed: Fixed) -> Own:
+        buffers = {}
+        if self.job.spec.buffers:
+            buffers = self.job.spec.buffer_views(fixed.sent.aux[STATISTICS].expand(self.size, -1))
+        return Own(seed_G, buffers, dict(zip(self.names[self.num_shared :], leaves[self.num_shared :], strict=True)))
+
+    def _tensors(self, params: Params, own: Own) -> dict[str, Tensor]:
+        named = params if isinstance(params, Mapping) else self.job.spec.without_buffers.views(params)
+        return {**own.buffers, **own.kept, **named, **dict.fromkeys(self.job.dropout_seeds, own.seed)}
+
+    def _of_private(self, leaves: list[Tensor], seed: Tensor) -> dict[str, Tensor]:
+        return self._tensors(dict(zip(self.names, leaves, strict=True)), Own(seed, {}, {}))
+
+    def _outputs(self, own: Own) -> Callable[[Params, Tensor], Tensor]:
+        def outputs(params: Params, x: Tensor) -> Tensor:
+            found: Tensor = functional_call(self.job.model, self._tensors(params, own), (x,))
+            return found
+
+        return outputs
+
+    def _task(self, fixed: Fixed, batch: Batch, own: Own) -> LocalTask:
+        job, outputs = self.job, self._outputs(own)
+
+        def grad_at(params_D: Tensor) -> Tensor:
+            found: Tensor = grad(lambda p_D: mean_loss(job, outputs(p_D, batch.x), batch))(params_D)
+            return found
+
+        return local_task(
+            fixed,
+            outputs,
+            grad_at if job.private is None else unprotected,
+            lambda params, x: features(job.model, self._tensors(params, own), x),
+        )
+
+    def _loss(self, leaves: list[Tensor], batch: Batch, own: Own, fixed: Fixed) -> Tensor:
+        named = dict(zip(self.names, leaves, strict=True))
+        loss = mean_loss(self.job, self._outputs(own)(named, batch.x), batch)
+        if self.job.algorithm.local_loss is not None:
+            loss = self.job.algorithm.local_loss(loss, named, batch, self._task(fixed, batch, own))
+        return loss
+
+    def _slot(self, grad_D: Tensor, params_D: Tensor, batch: Batch, own: Own, fixed: Fixed) -> Tensor:
+        assert self.job.algorithm.local_grad is not None
+        return self.job.algorithm.local_grad(grad_D, params_D, self._task(fixed, batch, own))
+
+    def _gradients(
+        self, batch: Batch, own: Own, leaves: list[Tensor], fixed: Fixed, dims: Fixed
+    ) -> tuple[Tensor, list[Tensor]]:
+        with torch.enable_grad():
+            if self.size == 1:
+                rows = [leaf[0].detach().requires_grad_() for leaf in leaves]
+                loss_G = self._loss(rows, *_only((batch, own, fixed), (0, 0, dims))).unsqueeze(0)
+            else:  # a client's loss depends on its own row alone: one backward pass serves all
+                rows = [leaf.detach().requires_grad_() for leaf in leaves]
+                loss_G = vmap(self._loss, in_dims=(0, 0, 0, dims))(rows, batch, own, fixed)
+            grads = list(torch.autograd.grad(loss_G.sum(), rows, materialize_grads=True))
+        return loss_G, [grad.unsqueeze(0) for grad in grads] if self.size == 1 else grads
 
 
 def _only(values: Any, dims: Any) -> Any:
@@ -201,8 +217,10 @@ class StackedTrainer:
             padded, sent + sent[:1] * idle, states + states[:1] * idle, first_losses + first_losses[:1] * idle
         )
         params_GD = fixed.sent.params_D.expand(size, -1).clone()
-        leaves = self._leaves(params_GD)
-        memory = job.optimizer.init([params_GD] if job.algorithm.local_grad is not None else leaves)
+        kept_GK = torch.stack([state.get(KEPT, job.first_kept_K) for state in states + states[:1] * idle])
+        leaves, num_shared = self._leaves(params_GD, kept_GK), len(job.spec.trainable)
+        moved = [params_GD, *leaves[num_shared:]] if job.algorithm.local_grad is not None else leaves
+        memory = job.optimizer.init(moved)
         losses_SG = self._run(padded, batches, params_GD, leaves, memory, fixed, sent)
         live_SG = torch.from_numpy(batches.live_SG)
         loss_G = (losses_SG * live_SG).sum(0) / live_SG.sum(0).clamp(min=1)
@@ -215,8 +233,12 @@ class StackedTrainer:
         aux = {k: v[keep] for k, v in update.aux.items()}
         if job.spec.buffers:  # no step that can be stacked changes them
             aux[STATISTICS] = params_GD.new_zeros(num, job.spec.num_params - job.spec.num_trainable)
-        kept = Update(update.delta_D[keep], update.weight[keep], aux)
-        return StackedTrained(kept, {k: v[keep] for k, v in after.items()}, loss_G[keep])
+        states_G = {**after, KEPT: kept_GK} if job.spec.kept else after
+        return StackedTrained(
+            update=Update(update.delta_D[keep], update.weight[keep], aux),
+            states={name: rows[keep] for name, rows in states_G.items()},
+            loss_G=loss_G[keep],
+        )
 
     def _run(
         self,
@@ -256,7 +278,7 @@ class StackedTrainer:
                     batch = Batch(x[:, :width], y[:, :width], weights[s][:, :width])
                     fresh = (batch, seeds[s], lives[s], numbers[s], noise)
                     if width not in ready:
-                        once, step = self._step_for(fresh, params_GD, memory, fixed)
+                        once, step = self._step_for(fresh, params_GD, leaves, memory, fixed)
                         ready[width] = step, [*lasting, *once(*tree_leaves(fixed))]
                     step, given = ready[width]
                     losses_SG[s] = step(*batch, *fresh[1:4], *noise, *given)[0]
@@ -284,7 +306,7 @@ class StackedTrainer:
         return x.to(self.job.spec.dtype) if x.dtype.is_floating_point else x
 
     def _step_for(
-        self, fresh: tuple[Any, ...], params_GD: Tensor, memory: list[Tensor], fixed: Fixed
+        self, fresh: tuple[Any, ...], params_GD: Tensor, leaves: list[Tensor], memory: list[Tensor], fixed: Fixed
     ) -> tuple[Step, Step]:
         """The recorded step for arguments of these shapes, and what is to be computed once before the first.
 
@@ -293,9 +315,11 @@ class StackedTrainer:
         batch: Batch = fresh[0]
         key = (batch.x.shape, batch.y.shape, fixed.sent.params_D.dim())
         if key not in self._steps:
-            copy_GD = params_GD.clone()
-            args = (*fresh, copy_GD, self._leaves(copy_GD), [each.clone() for each in memory], fixed)
-            graph = record(make_step(self.job, len(params_GD)), args)
+            copy_GD, num_shared = params_GD.clone(), len(self.job.spec.trainable)
+            shared = self.job.spec.without_buffers.views(copy_GD).values()
+            copies = [*shared, *(leaf.clone() for leaf in leaves[num_shared:])]
+            args = (*fresh, copy_GD, copies, [each.clone() for each in memory], fixed)
+            graph = record(OneStep(self.job, len(params_GD)).take, args)
             tidy(graph)
             once = hoist(graph, len(tree_leaves(fixed)))
             self._steps[key] = (once, torch.compile(graph, dynamic=False) if self.compile else graph)
@@ -306,8 +330,10 @@ class StackedTrainer:
         sizes = [self.size] if self.compile else [-(-self.size // parts) for parts in (8, 4, 2, 1)]
         return next(size for size in sizes if size >= num)
 
-    def _leaves(self, params_GD: Tensor) -> list[Tensor]:
-        return list(self.job.spec.without_buffers.views(params_GD).values())
+    def _leaves(self, params_GD: Tensor, kept_GK: Tensor) -> list[Tensor]:
+        """Return the trained tensors of all clients as views: those that they share, then those that they keep."""
+        spec = self.job.spec
+        return [*spec.without_buffers.views(params_GD).values(), *spec.kept_views(kept_GK).values()]
 
     def _fixed(self, tasks: list[Task], sent: list[Broadcast], states: list[State], first_losses: list[float]) -> Fixed:
         job = self.job
@@ -323,7 +349,7 @@ class StackedTrainer:
         )
         return Fixed(
             shared,
-            {name: torch.stack([state[name] for state in states]) for name in states[0]},
+            {name: torch.stack([state[name] for state in states]) for name in states[0] if name != KEPT},
             torch.tensor([job.lr_of(task.version) for task in tasks], dtype=dtype),
             torch.tensor([float(job.num_steps(task.client, task.work)) for task in tasks], dtype=dtype),
             torch.tensor([float(job.federation.num_samples(task.client)) for task in tasks], dtype=dtype),

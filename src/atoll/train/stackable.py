@@ -101,7 +101,7 @@ def _shortened(job: Job, batches: list[np.ndarray]) -> list[np.ndarray]:
 def _changed_buffers(job: Job, space: Workspace) -> list[str]:
     """The buffers that are no longer what they were when training began."""
     first = job.spec.views(job.first_D)
-    kept = {slot.name: first[slot.name] for slot in job.spec.buffers} | space.kept
+    kept = {slot.name: first[slot.name] for slot in job.spec.buffers} | space.own_buffers
     steady = {name: value for name, value in kept.items() if name not in job.dropout_seeds}
     return [name for name, value in steady.items() if not torch.equal(space.model.get_buffer(name), value)]
 

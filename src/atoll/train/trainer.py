@@ -137,13 +137,12 @@ class Trainer:
         samples = [self.job.federation.client_samples(client, evaluation=True) for client in clients]
         return self.worker.score(params_D, [states.get(client, {}) for client in clients], samples)
 
-    def evaluate_own(self, client: int, state: State) -> Sums:
-        """Evaluate the model that a client keeps on the whole test set."""
+    def evaluate_own(self, params_D: Tensor, client: int, state: State) -> Sums:
+        """Evaluate a client's own model on the whole test set."""
         federation = self.job.federation
         starts = range(0, federation.dataset.num_test, SLICE)
         parts = [
-            self.worker.evaluate(self.job.first_D, state, federation.test_samples(start, SLICE, client))
-            for start in starts
+            self.worker.evaluate(params_D, state, federation.test_samples(start, SLICE, client)) for start in starts
         ]
         return {name: torch.stack([part[name] for part in parts]).sum(0) for name in parts[0]}
 

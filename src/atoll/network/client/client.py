@@ -12,7 +12,6 @@ import torch
 
 from atoll.commit.secure_sum import params_hash
 from atoll.core.errors import AtollError, DiskFull, RunError
-from atoll.core.params import load
 from atoll.ledger import chain
 from atoll.network.client.app import ClientApp
 from atoll.network.client.connection import Connection, Declined
@@ -38,6 +37,7 @@ from atoll.network.protocol.messages import (
 )
 from atoll.network.protocol.objects import Manifest, manifest_of
 from atoll.report.reading import human_bytes, human_seconds
+from atoll.train.works.sgd import kept_model
 
 SHORT_REST = 60.0
 """Seconds until a full disk, or the working hours, are checked again."""
@@ -356,6 +356,9 @@ class Client:
                 if last is None or last.kind != chain.END:
                     self._warn_once(run, "the server has given it up, and may go on with it when it is started again")
                     continue
+                pending = home.pending()
+                if pending is not None and self._witness(run, home).knows_counted(pending.attempt):
+                    home.confirm_update(pending.attempt)  # no later order says so
                 self._save_final_model(run, home, last.body.get("model", ""))
                 home.mark_ended()
                 self._agreed_runs.pop(run, None)
@@ -380,7 +383,9 @@ class Client:
             return
         if params_hash(params_D).hex() != name:
             raise RunError(f"{run} ended with another model than its ledger says; do not trust this server")
-        path = home.save_model(load(agreed.job.model, agreed.job.spec, params_D).state_dict())
+        job, (_, state) = agreed.job, home.state()
+        model = kept_model(job, [lambda: job.model], agreed.number, params_D, state)
+        path = home.save_model(model.state_dict())
         self._output.info(f"{run}: its model is in {path}")
 
     def _warn_once(self, run: str, reason: str) -> None:

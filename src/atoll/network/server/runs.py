@@ -47,6 +47,7 @@ from atoll.report.record import RunDirectory
 from atoll.report.writer import RunWriter, run_info
 from atoll.train.exchange import Report, Told, Work
 from atoll.train.job import final_model
+from atoll.train.works.sgd import shared_tensors
 
 FIRST = CoordinatorState()
 RUNNING = "running"
@@ -384,7 +385,7 @@ class Run:
             for event in measured_again(self.parts, self.state, {"round": version}):
                 if isinstance(event, Evaluated):
                     self.file_writer(event)
-        self.file_writer.finish(reason, self.state, model.state_dict())
+        self.file_writer.finish(reason, self.state, shared_tensors(job, model))
         self.file_writer(RunEnded(reason=reason, version=version))
 
 

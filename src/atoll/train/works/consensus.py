@@ -97,7 +97,9 @@ def _output_shape(job: Job) -> tuple[int, ...]:
     return tuple(outputs.shape[1:])
 
 
-def _own_model(job: Job, makers: Sequence[Callable[[], nn.Module]], client: int, memory: State) -> nn.Module:
+def _own_model(
+    job: Job, makers: Sequence[Callable[[], nn.Module]], client: int, params_D: Tensor, memory: State
+) -> nn.Module:
     number = client % len(makers)
     return load(makers[number](), job.architectures[number].spec, memory[PARAMS])
 
@@ -157,7 +159,7 @@ class ConsensusWorker(Worker):
 
     def evaluate(self, params_D: Tensor, memory: State, samples: Samples) -> Sums:
         """Measure the model that a client keeps."""
-        return evaluate_samples(*self.of(samples.client), memory[PARAMS], *samples.load())
+        return evaluate_samples(*self.of(samples.client), memory[PARAMS], {}, *samples.load())
 
     def score(self, params_D: Tensor, memories: Sequence[State], samples: Sequence[Samples]) -> Tensor:
         """Measure the model of each client on its own samples."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from atoll.core.client_work import ClientWork, Samples, Sums, Trained, Worker
-from atoll.core.messages import Broadcast, State, Task
+from atoll.core.messages import KEPT, Broadcast, State, Task
+from atoll.core.params import load
 from atoll.train.evaluate import evaluate_clients, evaluate_samples
 from atoll.train.job import Job
-from atoll.train.loop import Workspace, train_client, workspace
+from atoll.train.loop import BUFFER, Workspace, train_client, workspace
 
 
 def sgd() -> ClientWork:
@@ -40,11 +42,14 @@ class SgdWorker(Worker):
         return train_client(self.job, self.space, task, sent, memory, first)
 
     def evaluate(self, params_D: Tensor, memory: State, samples: Samples) -> Sums:
-        """Measure the shared model: confusion matrix, summed loss, and how often an attack's trigger works."""
-        return evaluate_samples(self.job, self.space, params_D, *samples.load())
+        """Measure a model: confusion matrix, summed loss, and how often an attack's trigger works."""
+        own = memory if self.job.personal else {}
+        return evaluate_samples(self.job, self.space, params_D, own, *samples.load())
 
     def score(self, params_D: Tensor, memories: Sequence[State], samples: Sequence[Samples]) -> Tensor:
-        """Measure the shared model on the samples of several clients in one pass."""
+        """Measure the shared model on the samples of several clients in one pass, or each client's own."""
+        if self.job.personal:
+            return super().score(params_D, memories, samples)
         return evaluate_clients(self.job, self.space, params_D, [each.client for each in samples])
 
     def first_losses(self, tasks: Sequence[Task], sent: Mapping[int, Broadcast]) -> list[float]:
@@ -58,3 +63,24 @@ class SgdWorker(Worker):
             scores_C2 = evaluate_clients(self.job, self.space, model_M, clients, on_training_data=True)
             losses |= dict(zip(together, scores_C2[:, 1].tolist(), strict=True))
         return [losses[task] for task in tasks]
+
+
+def kept_model(
+    job: Job, makers: Sequence[Callable[[], nn.Module]], client: int, params_D: Tensor, memory: State
+) -> nn.Module:
+    """Return a client's own model: what all share, and what it keeps."""
+    model = load(makers[0](), job.spec, params_D, memory.get(KEPT, job.first_kept_K))
+    with torch.no_grad():
+        for name in job.local_buffers:
+            if f"{BUFFER}{name}" in memory:
+                model.get_buffer(name).copy_(memory[f"{BUFFER}{name}"])
+    return model
+
+
+def shared_tensors(job: Job, model: nn.Module) -> State:
+    """Return the named tensors of a model without those that clients keep."""
+    if not job.spec.kept:
+        return model.state_dict()
+    kept = {slot.name for slot in job.spec.kept} | set(job.local_buffers)
+    memory = {tensor.data_ptr() for name, tensor in model.state_dict().items() if name in kept}
+    return {name: tensor for name, tensor in model.state_dict().items() if tensor.data_ptr() not in memory}
