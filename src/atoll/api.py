@@ -31,8 +31,9 @@ from atoll.report.record import RunDirectory, written_plan
 from atoll.report.writer import Checkpoints, RunWriter, run_info
 from atoll.simulation.devices import build_devices
 from atoll.simulation.driver import Simulation
+from atoll.train.build import build_model, final_model
 from atoll.train.federation import Federation, build_federation
-from atoll.train.job import Job, build_model, final_model
+from atoll.train.job import Job
 from atoll.train.works.sgd import kept_model
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ from atoll.report.figures import write_whole
 from atoll.report.matrix import NO_ATTACK, Matrix, Outcome, as_csv
 from atoll.report.matrix_page import matrix_page
 from atoll.report.progress import CellsBar
+from atoll.train.build import build_job
 from atoll.train.federation import build_federation
-from atoll.train.job import build_job
 
 NO_SAMPLES: dict[str, object] = {"server.samples": None, "server.source": None}
 """Settings that are removed from a plan whose rule does not use the server's own samples."""

@@ -18,7 +18,7 @@ from atoll.core.messages import SERVER, Update
 from atoll.core.parts import Part
 from atoll.report.reading import part_text
 from atoll.testing.aggregators import server_settings
-from atoll.train.job import build_job
+from atoll.train.build import build_job
 
 BASE: dict[str, Any] = {
     "partition": {"num_clients": 12},

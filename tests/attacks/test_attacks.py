@@ -18,7 +18,7 @@ from atoll.core.attack import Attack, Knowledge
 from atoll.core.errors import PlanError
 from atoll.core.messages import Update
 from atoll.core.parts import Part
-from atoll.train.job import build_job
+from atoll.train.build import build_job
 
 NUM, BAD = 10, (2, 5, 6)
 BAD_C = torch.tensor([number in BAD for number in range(NUM)])

@@ -29,7 +29,8 @@ from atoll.engine.inline import inline
 from atoll.report.contribution_picture import contribution_picture
 from atoll.report.html import write_report
 from atoll.report.reading import contributions, read_run
-from atoll.train.job import Job, build_job
+from atoll.train.build import build_job
+from atoll.train.job import Job
 from atoll.train.trainer import Trainer
 
 BASE: dict[str, Any] = {

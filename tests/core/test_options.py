@@ -11,7 +11,7 @@ from atoll.core.options import Count, Range, option_hints, read_value
 from atoll.core.parts import Part, find, members
 from atoll.core.plan import Local, Plan
 from atoll.core.suggestions import BY_NAME, KEYS, plan_keys
-from atoll.train.job import build_job
+from atoll.train.build import build_job
 
 NAN, INF = float("nan"), float("inf")
 FAMILIES = {

@@ -166,7 +166,7 @@ def test_groups_of_let_a_robust_rule_see_sums() -> None:
 def test_groups_of_are_drawn_anew_each_round_and_leave_nobody_out() -> None:
     from atoll.commit.secure_sum import groups_of
     from atoll.core.messages import Task
-    from atoll.train.job import build_job
+    from atoll.train.build import build_job
 
     job = build_job(PLAN.replace({"secagg": {"groups": 3}}))
     drawn = [groups_of(job, [Task(client, 0, attempt) for client in range(11)]) for attempt in range(4)]

@@ -21,7 +21,7 @@ from atoll.core.wire import pack
 from atoll.rounds.devices.fleet import fleet
 from atoll.rounds.devices.stragglers import stragglers
 from atoll.rounds.devices.trace import trace
-from atoll.train.job import build_job
+from atoll.train.build import build_job
 
 FLEET = {"name": "fleet", "dropout": 0.1, "spread": 1.5}
 POLICIES: dict[str, dict[str, Any]] = {

@@ -15,7 +15,7 @@ from atoll.core.messages import Broadcast, Task
 from atoll.core.plan import Plan
 from atoll.engine.inline import inline
 from atoll.engine.vectorised import vectorised
-from atoll.train.job import build_job
+from atoll.train.build import build_job
 
 
 def plan_with(base: Plan, **changes: Any) -> Plan:

@@ -24,7 +24,7 @@ from atoll.core.parts import Part, members
 from atoll.core.seeds import derive, generator
 from atoll.engine.inline import inline
 from atoll.train.batches import client_batches
-from atoll.train.job import build_job
+from atoll.train.build import build_job
 
 WIDTH, CLASSES, LR, ROUNDS = 6, 5, 0.3, 2
 KINDS = ["batch", "group", "layer", "instance", "rms", "dropout", "lstm", "gru", "embedding", "attention"]

@@ -35,7 +35,8 @@ from atoll.data.catalog.digits import digits
 from atoll.data.dataset import Dataset
 from atoll.data.partition.iid import iid
 from atoll.engine.base import unheard
-from atoll.train.job import Job, build_job
+from atoll.train.build import build_job
+from atoll.train.job import Job
 
 FAMILIES = (
     "algorithms",

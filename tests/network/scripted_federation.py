@@ -30,8 +30,9 @@ from atoll.network.protocol.identity import public_bytes
 from atoll.network.protocol.messages import RunInfo
 from atoll.privacy.ledger import Ledger
 from atoll.simulation.driver import Simulation
+from atoll.train.build import build_job
 from atoll.train.federation import Federation, build_federation
-from atoll.train.job import Job, build_job
+from atoll.train.job import Job
 
 RUN = "digits"
 SMALL = Plan(

@@ -59,8 +59,7 @@ from atoll.network.server.clock import Clock
 from atoll.network.server.store import Store
 from atoll.network.server.web import content_length, read_body, web_server
 from atoll.train.exchange import Told, Work, decoded, received
-from atoll.train.job import Job
-from atoll.train.layout import empty_update
+from atoll.train.job import Job, empty_update
 from atoll.train.trainer import Trainer
 
 MOST = 1 << 21

@@ -25,9 +25,9 @@ from atoll.network.protocol.messages import Order
 from atoll.privacy.ledger import Ledger
 from atoll.secagg import wire
 from atoll.secagg.server import Close, Out, Phase, Server
+from atoll.train.build import build_job
 from atoll.train.exchange import decoded, encoded, protected, sent_by
-from atoll.train.job import Job, build_job
-from atoll.train.layout import layout_of
+from atoll.train.job import Job, layout_of
 from atoll.train.trainer import Trainer
 
 PLAN = SMALL.replace({"secagg": {"clip": 2.0}, "rounds": 1})

@@ -23,7 +23,7 @@ from atoll.ledger.receipts import Receipts, max_versions
 from atoll.network.client.home import Home, RunHome
 from atoll.network.protocol.identity import public_bytes
 from atoll.network.protocol.messages import Order, Ref
-from atoll.train.job import build_job
+from atoll.train.build import build_job
 
 
 def forged(one: One) -> Ref:

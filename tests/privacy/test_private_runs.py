@@ -24,8 +24,8 @@ from atoll.core.messages import Aggregate
 from atoll.core.parts import Part
 from atoll.core.sampler import Population
 from atoll.privacy.ledger import NAME, Ledger
+from atoll.train.build import build_job
 from atoll.train.federation import build_federation
-from atoll.train.job import build_job
 
 CENTRAL: dict[str, Any] = {"name": "central", "clip": 0.5, "sigma": 1.0, "delta": 1e-3}
 ALL: dict[str, dict[str, Any]] = {

@@ -17,7 +17,8 @@ from atoll.core.errors import PlanError
 from atoll.core.messages import Broadcast
 from atoll.models.mlp_2nn import mlp_2nn
 from atoll.train import clipping, private
-from atoll.train.job import Job, build_job
+from atoll.train.build import build_job
+from atoll.train.job import Job
 from atoll.train.private import private_gradient
 
 PRIVACY = {"name": "sample", "clip": 0.7, "sigma": 1.0, "delta": 1e-5, "test_noise": True}

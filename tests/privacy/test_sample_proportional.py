@@ -16,7 +16,8 @@ from atoll.core.privacy import Exposure
 from atoll.engine.inline import inline
 from atoll.privacy.mechanisms.proportional import proportional
 from atoll.train import private
-from atoll.train.job import Job, build_job
+from atoll.train.build import build_job
+from atoll.train.job import Job
 
 EXPOSURE = Exposure("every round", 1.0, 10, 0.05, 20)
 

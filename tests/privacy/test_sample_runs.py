@@ -23,7 +23,8 @@ from atoll.engine.inline import inline
 from atoll.engine.vectorised import vectorised
 from atoll.privacy.noise import fresh_secret, narrow_gaussian
 from atoll.train.batches import client_batches
-from atoll.train.job import Job, build_job
+from atoll.train.build import build_job
+from atoll.train.job import Job
 from atoll.train.private import SENSITIVITY, grid_of
 
 PRIVACY = {"name": "sample", "clip": 1.0, "sigma": 0.3, "delta": 1e-5, "test_noise": True}

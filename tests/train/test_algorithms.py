@@ -13,7 +13,7 @@ from atoll import Plan, run
 from atoll.core.errors import PlanError
 from atoll.core.messages import Broadcast, Task
 from atoll.engine.inline import inline
-from atoll.train.job import build_job
+from atoll.train.build import build_job
 
 BEST = optimum(quadratics())
 

@@ -15,7 +15,8 @@ from atoll.core.messages import Broadcast, Task, Update
 from atoll.core.parts import Part
 from atoll.data.catalog.digits import digits
 from atoll.engine.inline import inline
-from atoll.train.job import Job, build_job
+from atoll.train.build import build_job
+from atoll.train.job import Job
 
 BASE: dict[str, Any] = {"partition": {"num_clients": 10}, "rounds": 1, "engine": "inline", "local": {"lr": 0.1}}
 BAD = (2, 5)

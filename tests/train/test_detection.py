@@ -19,7 +19,7 @@ from atoll.core.messages import Broadcast, Task
 from atoll.core.parts import Part, examples
 from atoll.core.plan import Plan
 from atoll.engine.inline import inline
-from atoll.train.job import build_job
+from atoll.train.build import build_job
 
 BASE: dict[str, Any] = {
     "rounds": 8,

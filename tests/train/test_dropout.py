@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from atoll import Plan, run
 from atoll.core.parts import Part
+from atoll.train.build import build_job
 from atoll.train.dropout import CounterDropout
-from atoll.train.job import build_job
 
 
 @pytest.mark.parametrize("place", [0, 1, 2, 3, 4, 23, 1000])

@@ -20,8 +20,8 @@ from atoll.engine.inline import inline
 from atoll.engine.processes import processes
 from atoll.engine.vectorised import vectorised
 from atoll.train.batches import client_batches
+from atoll.train.build import build_job
 from atoll.train.federation import build_federation
-from atoll.train.job import build_job
 
 
 def scores(model: torch.nn.Module, x: np.ndarray) -> torch.Tensor:

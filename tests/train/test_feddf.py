@@ -18,8 +18,9 @@ from atoll.core.messages import Broadcast, Task
 from atoll.core.params import load
 from atoll.core.seeds import generator
 from atoll.engine.inline import inline
+from atoll.train.build import build_job
 from atoll.train.federation import build_federation
-from atoll.train.job import Job, build_job
+from atoll.train.job import Job
 
 HELD_OUT = {"name": "held_out", "fraction": 0.1}
 

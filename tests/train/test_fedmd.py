@@ -19,7 +19,7 @@ from atoll.core.seeds import generator
 from atoll.report.html import write_report
 from atoll.report.measuring import measure_plan
 from atoll.train.batches import client_batches
-from atoll.train.job import build_job
+from atoll.train.build import build_job
 from atoll.train.works.consensus import public_indices
 
 MODELS: list[Any] = ["logistic", {"name": "mlp_2nn", "hidden": 16}, {"name": "mlp_2nn", "hidden": 24}]

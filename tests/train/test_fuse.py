@@ -14,8 +14,8 @@ from torch.fx import GraphModule
 import atoll.train.stack
 from atoll import Plan, run
 from atoll.core.algorithm import Algorithm, LocalTask
+from atoll.train.build import build_job
 from atoll.train.fuse import hoist, tidy
-from atoll.train.job import build_job
 from atoll.train.trace import record
 
 aten = torch.ops.aten

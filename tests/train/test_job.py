@@ -18,8 +18,8 @@ from atoll.data.index import Partition, dealt
 from atoll.engine.inline import inline
 from atoll.engine.processes import processes
 from atoll.engine.vectorised import vectorised
+from atoll.train.build import build_job
 from atoll.train.federation import build_federation
-from atoll.train.job import build_job
 
 BAD = 3
 """The client whose samples carry a mark."""

@@ -17,7 +17,7 @@ from atoll.core.errors import PlanError
 from atoll.core.messages import KEPT, Task
 from atoll.core.params import kept_names, spec_of
 from atoll.train.batches import client_batches
-from atoll.train.job import build_job
+from atoll.train.build import build_job
 
 HEAD = {"keep": ["5.*"]}
 """The last layer of mlp_2nn."""

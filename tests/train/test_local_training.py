@@ -16,7 +16,8 @@ from atoll.core.messages import Broadcast, Task
 from atoll.core.parts import Part
 from atoll.engine.inline import inline
 from atoll.train.batches import client_batches
-from atoll.train.job import Job, build_job
+from atoll.train.build import build_job
+from atoll.train.job import Job
 
 ONE_CLIENT = {"name": "iid", "num_clients": 1}
 

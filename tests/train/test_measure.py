@@ -20,7 +20,8 @@ from torch.nn import functional
 
 from atoll import Dataset, Plan
 from atoll.core.errors import PlanError
-from atoll.train.job import Job, build_job
+from atoll.train.build import build_job
+from atoll.train.job import Job
 from atoll.train.measure import (
     dissimilarity,
     drift,

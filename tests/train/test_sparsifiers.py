@@ -23,7 +23,7 @@ from atoll.core.params import ParamSpec, spec_of
 from atoll.core.parts import Part
 from atoll.core.plan import Plan
 from atoll.core.transform import Chain, Encoding, chain
-from atoll.train.job import build_job
+from atoll.train.build import build_job
 from atoll.transforms.feedback import largest_positions, pack_positions, unpack_positions
 from atoll.transforms.random_k import draw_positions
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 from atoll import Dataset, Plan, run
 from atoll.core.parts import Part
 from atoll.engine.vectorised import vectorised
-from atoll.train.job import build_job
+from atoll.train.build import build_job
 
 
 class Probe(nn.Module):

@@ -7,20 +7,22 @@ reason to stop, if there is one. Nothing of it knows whether the clients were si
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from atoll.commit.measure import measured
 from atoll.commit.parts import RunParts
-from atoll.commit.run_state import RunState, forget
+from atoll.commit.run_state import RunState
 from atoll.commit.secure_sum import Added
 from atoll.commit.versions import Fold
-from atoll.core.coordinator import Abandon, Command, Committed, Reason
+from atoll.core.coordinator import Abandon, Command, Committed, CoordinatorState, Policy, Reason
 from atoll.core.events import AttemptAbandoned, BudgetCharged, Evaluated, Event, RoundCommitted, TasksSent
 from atoll.core.messages import Task, Update
-from atoll.core.plan import Stop
+from atoll.core.plan import Plan, Stop
+from atoll.core.seeds import generator
+from atoll.engine.base import Engine
 from atoll.train.exchange import Work
+from atoll.train.metrics import Metrics, spread
 
 MEASURES = ("train_loss", "test", "models_test", "clients_test")
 """The parts of a metrics row that say how good the model is."""
@@ -117,6 +119,75 @@ def _finished(
     times = {"round_seconds": round(took, 6), "seconds": round(state.seconds, 6)}
     whole = without_nan({**row, **times, **evaluated.metrics})
     return state, whole, evaluated, reason or why_stop(plan.stop, whole)
+
+
+def measured(plan: Plan, engine: Engine, version: int, state: RunState, *, last: bool) -> Evaluated:
+    """Measure what the plan asks for after this round; the last round is always measured.
+
+    Where clients have models of their own, those are measured of the clients that have taken part, if they are here. A
+    mechanism's noise does not cover what they keep, so that nothing is told of such models then.
+    """
+    ask, job = plan.evaluation, engine.job
+    metrics: dict[str, Metrics] = {}
+    confusion_KK = scores_C2 = None
+    covered = not job.personal or job.mechanism is None or job.mechanism.test_noise
+    asked = covered and (last or (ask.every > 0 and version % ask.every == 0))
+    at_home = ask.clients_every > 0 and (last or version % ask.clients_every == 0)
+    chosen = _chosen(plan, engine, state) if at_home or (asked and job.personal) else []
+    own = {client: state.clients[client] for client in chosen} if job.personal else {}
+    if asked:
+        if own:
+            metrics["test"], confusion_KK, models_C2 = engine.evaluate_own(state.params_D, own)
+            metrics["models_test"] = spread(models_C2[:, 0], models_C2[:, 1])
+        elif not job.personal:
+            metrics["test"], confusion_KK = engine.evaluate(state.params_D)
+    if at_home and chosen:
+        scores_C2 = engine.evaluate_clients(state.params_D, chosen, own)
+        metrics["clients_test"] = spread(scores_C2[:, 0], scores_C2[:, 1])
+    return Evaluated(
+        version=version,
+        metrics=metrics,
+        confusion_KK=confusion_KK,
+        clients=tuple(chosen) if at_home else (),
+        scores_C2=scores_C2,
+    )
+
+
+def _chosen(plan: Plan, engine: Engine, state: RunState) -> list[int]:
+    """Return the clients to measure: all but those who joined to attack, or as many as the plan allows, by seed."""
+    added = engine.job.federation.added  # the last clients
+    have_models = (
+        sorted(client for client in state.clients if client not in added) if engine.job.personal else range(added.start)
+    )
+    most = plan.evaluation.max_clients
+    if len(have_models) <= most:
+        return list(have_models)
+    picked = generator(plan.seed, "evaluated clients").choice(len(have_models), size=most, replace=False)
+    return [have_models[place] for place in sorted(picked.tolist())]
+
+
+def forget(state: RunState, done: Iterable[Task], policy: Policy) -> RunState:
+    """Drop what no client needs any more: finished tasks, and broadcasts of versions that nobody works on.
+
+    A version that is yet to be improved keeps its broadcast, so that it is sent in one form however often it is tried.
+    """
+    machine = state.coordinator
+    working = (*machine.in_flight.values(), *machine.arrived) if policy.overlaps_rounds else ()
+    needed = {machine.version, *(task.version for task in working)}
+    sent = {version: broadcast for version, broadcast in state.sent.items() if version in needed}
+    if not policy.overlaps_rounds:
+        return state._replace(journeys=(), works={}, sent=sent)
+    ahead, works = dict(state.ahead), dict(state.works)
+    for task in done:
+        ahead.pop(task.client, None)
+        works.pop(task, None)
+    return state._replace(works=works, sent=sent, ahead=ahead)
+
+
+def is_spent(parts: RunParts, machine: CoordinatorState) -> bool:
+    """Return whether there are rounds left for which the privacy budget does not pay."""
+    guard = parts.guard
+    return guard is not None and machine.version < parts.coordinator.rounds and not guard.allows(machine.attempt)
 
 
 def send_tasks(parts: RunParts, machine_attempt: int, tasks: Sequence[Task]) -> tuple[Event, ...]:

@@ -23,9 +23,9 @@ from atoll.privacy.accounting import Spent, spent
 from atoll.privacy.draws import secret_generator
 from atoll.privacy.ledger import Ledger
 from atoll.privacy.noise import derived
+from atoll.train.build import build_job
 from atoll.train.exchange import sent_by
-from atoll.train.job import Job, build_job
-from atoll.train.layout import empty_update
+from atoll.train.job import Job, empty_update
 from atoll.train.trainer import fold_of
 
 ALWAYS = ("round", "round_seconds", "seconds", "test")

@@ -11,14 +11,15 @@ from atoll.commit.coordinator import build_coordinator
 from atoll.commit.guard import Guard, guarded
 from atoll.commit.rehearsal import rehearse_round
 from atoll.commit.versions import Versions
-from atoll.core.coordinator import Coordinator, CoordinatorState
+from atoll.core.coordinator import Coordinator
 from atoll.core.errors import RunError
 from atoll.core.plan import Plan
 from atoll.engine.base import Engine
 from atoll.privacy.ledger import Ledger
 from atoll.privacy.noise import fresh_secret
+from atoll.train.build import build_job, test_secret
 from atoll.train.federation import Federation
-from atoll.train.job import Job, build_job, test_secret
+from atoll.train.job import Job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +37,6 @@ class RunParts:
     def versions(self) -> Versions:
         """What makes versions of clients' work."""
         return Versions(self.coordinator, self.engine.trainer, self.guard)
-
-    def is_spent(self, machine: CoordinatorState) -> bool:
-        """Return whether there are rounds left for which the privacy budget does not pay."""
-        more = self.guard is not None and machine.version < self.coordinator.rounds
-        return more and self.guard is not None and not self.guard.allows(machine.attempt)
 
 
 def build_parts(

@@ -27,8 +27,7 @@ from atoll.core.transform import Encoding
 from atoll.core.wire import pack, packed_size, unpack
 from atoll.train.attributes import as_before
 from atoll.train.exchange import UPLINK, decoded, encoded
-from atoll.train.job import Job
-from atoll.train.layout import broadcast_of, first_server, layout_of
+from atoll.train.job import Job, broadcast_of, first_server, layout_of
 from atoll.train.secure import Largest, from_sum, rounding_of, to_integers
 from atoll.train.seeded import seeded
 from atoll.train.trainer import Trainer, advice_on

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
 from torch import Tensor
 
 from atoll.commit.guard import Guard
-from atoll.core.coordinator import NOTHING, CoordinatorState, Policy
+from atoll.core.coordinator import NOTHING, CoordinatorState
 from atoll.core.messages import Broadcast, State, Task, Update
 from atoll.train.exchange import Report
-from atoll.train.job import Job
-from atoll.train.layout import first_server
+from atoll.train.job import Job, first_server
 
 
 class Journey(NamedTuple):
@@ -80,21 +79,3 @@ def first_state(job: Job, guard: Guard | None, first_M: Tensor | None = None) ->
     model_M = job.first_D.clone() if first_M is None else first_M
     rule = job.aggregator.init() if guard is None else guard.init()
     return RunState(params_D=model_M, server=first_server(job, model_M), rule=rule, upload=model_M.nbytes)
-
-
-def forget(state: RunState, done: Iterable[Task], policy: Policy) -> RunState:
-    """Drop what no client needs any more: finished tasks, and broadcasts of versions that nobody works on.
-
-    A version that is yet to be improved keeps its broadcast, so that it is sent in one form however often it is tried.
-    """
-    machine = state.coordinator
-    working = (*machine.in_flight.values(), *machine.arrived) if policy.overlaps_rounds else ()
-    needed = {machine.version, *(task.version for task in working)}
-    sent = {version: broadcast for version, broadcast in state.sent.items() if version in needed}
-    if not policy.overlaps_rounds:
-        return state._replace(journeys=(), works={}, sent=sent)
-    ahead, works = dict(state.ahead), dict(state.works)
-    for task in done:
-        ahead.pop(task.client, None)
-        works.pop(task, None)
-    return state._replace(works=works, sent=sent, ahead=ahead)

@@ -26,7 +26,7 @@ from atoll.core.messages import SERVER, STATISTICS, Aggregate, State, Task, Upda
 from atoll.core.seeds import generator
 from atoll.core.transform import Encoding
 from atoll.train.exchange import Report, Work, finite
-from atoll.train.layout import broadcast_of
+from atoll.train.job import broadcast_of
 from atoll.train.trainer import Trainer
 
 STANDS_OUT = 1e3

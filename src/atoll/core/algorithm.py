@@ -1,7 +1,7 @@
 """Algorithm: slots of pure functions whose defaults ARE FedAvg (McMahan et al. 2017, arXiv:1602.05629, algorithm 1).
 
 An algorithm overrides only what it changes. Slots for the client are written for one client; the engines map them over
-many. Shapes: D parameters, N samples.
+many. The optimiser of a client's steps is a contract of its own. Shapes: D parameters, N samples.
 """
 
 from __future__ import annotations
@@ -138,3 +138,26 @@ class Algorithm(NamedTuple):
     """The server's learning rate where a plan does not say."""
     local: Mapping[str, object] = MappingProxyType({})
     """Local settings that it fixes, such as one step on all samples; a plan that says otherwise is refused."""
+
+
+def remember_nothing(tensors: list[Tensor]) -> list[Tensor]:
+    """Return an empty memory, for optimisers that keep nothing between steps."""
+    return []
+
+
+class Optimizer(NamedTuple):
+    """One step of a client's parameters by a gradient, in place, and the initial memory.
+
+    It works on lists of tensors: the layers of one model, the stacked layers of many clients, or one flat vector. Only
+    elementwise operations are allowed, so that all three give the same numbers.
+    """
+
+    step_: Callable[[list[Tensor], list[Tensor], list[Tensor], Tensor, Tensor], None]
+    """(tensors, gradients, memory, learning rate, number of the step from 1) -> None; one rate per stacked client."""
+    init: Callable[[list[Tensor]], list[Tensor]] = remember_nothing
+    """(tensors) -> memory before the first step."""
+
+
+def spread(scalar: Tensor, like: Tensor) -> Tensor:
+    """Reshape one number per client so that it broadcasts over the trailing dimensions of `like`."""
+    return scalar.reshape(scalar.shape + (1,) * (like.dim() - scalar.dim()))

@@ -18,8 +18,7 @@ from atoll.core.messages import Broadcast, State, Task
 from atoll.core.options import Range
 from atoll.train.evaluate import SLICE
 from atoll.train.exchange import Work
-from atoll.train.job import Job
-from atoll.train.layout import broadcast_of, first_server
+from atoll.train.job import Job, broadcast_of, first_server
 from atoll.train.metrics import Metrics, classification, plain_metrics
 from atoll.train.trainer import Trainer, explained
 

@@ -11,7 +11,7 @@ from atoll.core.errors import PlanError
 from atoll.core.plan import Plan
 from atoll.core.seeds import generator
 from atoll.data.heterogeneity import earth_movers_distance, js_divergence, label_counts, weighted_mean
-from atoll.train.job import build_job
+from atoll.train.build import build_job
 from atoll.train.measure import (
     Array,
     Dissimilarity,

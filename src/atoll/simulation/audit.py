@@ -45,10 +45,10 @@ from atoll.privacy.ledger import Ledger
 from atoll.privacy.noise import coins, fresh_secret
 from atoll.simulation.audit_samples import LOUD, Trial, sample_trials
 from atoll.simulation.driver import Simulation
+from atoll.train.build import build_job
 from atoll.train.exchange import Work
 from atoll.train.federation import build_federation
-from atoll.train.job import Job, build_job
-from atoll.train.layout import empty_update
+from atoll.train.job import Job, empty_update
 from atoll.train.trainer import Trainer
 
 HALF = Fraction(1, 2)

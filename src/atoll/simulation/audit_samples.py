@@ -22,8 +22,9 @@ from atoll.data.dataset import Dataset
 from atoll.data.index import dealt
 from atoll.privacy.auditing import Counts, count_detections
 from atoll.privacy.noise import fresh_secret
+from atoll.train.build import build_job
 from atoll.train.federation import Federation
-from atoll.train.job import Job, build_job
+from atoll.train.job import Job
 from atoll.train.private import poisson_batches
 from atoll.train.trainer import Trainer
 

@@ -15,10 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.commit.finish import Outcome, RoundWork, abandon, commit_round, finish_run, send_tasks, why_stop
+from atoll.commit.finish import (
+    Outcome,
+    RoundWork,
+    abandon,
+    commit_round,
+    finish_run,
+    forget,
+    is_spent,
+    send_tasks,
+    why_stop,
+)
 from atoll.commit.guard import must_fit
 from atoll.commit.parts import RunParts
-from atoll.commit.run_state import Ahead, Journey, RunState, first_state, forget
+from atoll.commit.run_state import Ahead, Journey, RunState, first_state
 from atoll.commit.secure_sum import Added
 from atoll.commit.server_step import aggregated
 from atoll.commit.versions import valid_of
@@ -36,7 +46,7 @@ from atoll.core.coordinator import (
     Send,
 )
 from atoll.core.coordinator import Event as MachineEvent
-from atoll.core.devices import INSTANT, Devices, Load
+from atoll.core.devices import INSTANT, Devices, Load, Trip
 from atoll.core.eligibility import Eligibility
 from atoll.core.errors import TrainingError
 from atoll.core.events import ClientReported, Event, Reader, unread
@@ -86,7 +96,7 @@ class Simulation:
         """
         while self.reason is None:
             started = clock()
-            if self.parts.is_spent(self.state.coordinator):
+            if is_spent(self.parts, self.state.coordinator):
                 self.reason = Reason.PRIVACY
                 break
             outcome = self._attempt(self.state, read, lambda started=started: clock() - started)  # type: ignore[misc]
@@ -157,13 +167,7 @@ class Simulation:
         for event in send_tasks(self.parts, machine.attempt, tasks):
             read(event)
         state, costs = self._broadcast(state, [task.client for task in tasks])
-        loads = [
-            Load(task.client, self._passes(state, task), down, state.upload)
-            for task, down in zip(tasks, costs, strict=True)
-        ]
-        seeded = generator(self.plan.seed, "trips", machine.attempt)
-        trips = self.devices.trips(loads, self.guard.rng("trips", machine.attempt) if self.guard else seeded)
-        pairs = list(zip(tasks, trips, strict=True))
+        pairs = list(zip(tasks, self._trips(state, tasks, costs), strict=True))
         journeys = list(state.journeys)
         for task, trip in pairs:
             insort(journeys, Journey(task, state.clock + trip.seconds, trip.fails), key=attrgetter("ends"))
@@ -172,6 +176,18 @@ class Simulation:
             works={**state.works, **{task: trip.work for task, trip in pairs if trip.work != 1}},
             bytes_down=state.bytes_down + sum(costs),
         )
+
+    def _trips(self, state: RunState, tasks: tuple[Task, ...], costs: list[int]) -> list[Trip]:
+        """Return how long tasks take and which are lost, if `costs` are the bytes that their clients are sent."""
+        if self.devices is INSTANT:
+            return [Trip(0.0)] * len(tasks)
+        loads = [
+            Load(task.client, self._passes(state, task), down, state.upload)
+            for task, down in zip(tasks, costs, strict=True)
+        ]
+        attempt = state.coordinator.attempt
+        seeded = generator(self.plan.seed, "trips", attempt)
+        return self.devices.trips(loads, self.guard.rng("trips", attempt) if self.guard else seeded)
 
     def _broadcast(self, state: RunState, clients: list[int]) -> tuple[RunState, list[int]]:
         """Send the newest version to clients; how many bytes that takes for each of them."""

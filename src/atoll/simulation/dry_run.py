@@ -8,8 +8,8 @@ from atoll.commit.rehearsal import rehearse_round, rehearse_training
 from atoll.core.plan import Plan
 from atoll.privacy.ledger import Ledger
 from atoll.simulation.devices import build_devices
+from atoll.train.build import build_job
 from atoll.train.federation import build_federation
-from atoll.train.job import build_job
 
 
 def dry_run(plan: Plan) -> None:

@@ -13,8 +13,8 @@ from atoll.core.messages import Aggregate, State, Task, Update
 from atoll.core.plan import Plan
 from atoll.testing.law import Member, law, must, must_be_close, must_be_equal, must_be_state, written
 from atoll.testing.runs import final, must_agree, must_ignore_order, must_repeat, must_resume, small_plan
-from atoll.train.job import Job, build_job
-from atoll.train.layout import broadcast_of, first_server, layout_of
+from atoll.train.build import build_job
+from atoll.train.job import Job, broadcast_of, first_server, layout_of
 from atoll.train.trainer import Trainer
 
 CONTRACT = Algorithm

@@ -12,7 +12,7 @@ from atoll.core.messages import Broadcast, State, Task, Update
 from atoll.engine.inline import inline
 from atoll.testing.law import Member, law, must, must_be_equal
 from atoll.testing.runs import must_agree, small_plan
-from atoll.train.job import build_job
+from atoll.train.build import build_job
 from atoll.train.seeded import seeded
 
 CONTRACT = Attack

@@ -14,8 +14,7 @@ from atoll.core.plan import Plan
 from atoll.engine.inline import inline
 from atoll.engine.vectorised import vectorised
 from atoll.testing.law import must, must_be_close, must_be_equal
-from atoll.train.job import Job
-from atoll.train.layout import broadcast_of, first_server
+from atoll.train.job import Job, broadcast_of, first_server
 
 NUM_CLIENTS = 12
 ROUNDING = 2e-5

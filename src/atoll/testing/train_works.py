@@ -11,8 +11,8 @@ from atoll.core.parts import Part
 from atoll.core.plan import Plan
 from atoll.testing.law import Member, law, must, must_be_close, must_be_equal, must_be_state, written
 from atoll.testing.runs import final, must_agree, must_ignore_order, must_repeat, must_resume, small_plan
-from atoll.train.job import Job, build_job
-from atoll.train.layout import broadcast_of, first_server
+from atoll.train.build import build_job
+from atoll.train.job import Job, broadcast_of, first_server
 from atoll.train.seeded import seeded
 
 CONTRACT = ClientWork

@@ -1,43 +1,33 @@
-"""Job: everything that a client's training needs, built once from a plan."""
+"""Job: everything that a client's training needs, built once from a plan, and what travels of it.
+
+Shapes: D parameters, K kept parameters, M values of a model.
+"""
 
 from __future__ import annotations
 
-import copy
-import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from atoll.checks.table import check
-from atoll.checks.views import Parts
 from atoll.core.aggregator import Aggregator
-from atoll.core.algorithm import Algorithm
-from atoll.core.attack import Attack, Knowledge
+from atoll.core.algorithm import Algorithm, LocalTask, Optimizer
+from atoll.core.attack import Attack
 from atoll.core.client_work import ClientWork
 from atoll.core.contribution import Contribution
 from atoll.core.detection import Detector
 from atoll.core.downlink import Downlink
-from atoll.core.errors import AtollError, PlanError
-from atoll.core.messages import STATISTICS, Broadcast, State, Task
-from atoll.core.optimizer import Optimizer
-from atoll.core.params import ParamSpec, flatten, flatten_kept, float_buffers, kept_names, spec_of
-from atoll.core.parts import Part, find
-from atoll.core.plan import MAX_NORM, Attackers, Local, Plan
+from atoll.core.errors import PlanError
+from atoll.core.messages import STATISTICS, Broadcast, State, Task, Update
+from atoll.core.params import ParamSpec
+from atoll.core.plan import Local
 from atoll.core.privacy import Exposure, Mechanism, SampleSteps
-from atoll.core.seeds import derive, generator
-from atoll.core.transform import Chain, chain
-from atoll.privacy.groups import most_exposed
-from atoll.privacy.noise import derived, fresh_secret
-from atoll.train.attributes import as_before
-from atoll.train.clipping import Layer, mixer_of, private_layers
-from atoll.train.dropout import use_counter_dropout
-from atoll.train.federation import Federation, build_federation
+from atoll.core.transform import Chain
+from atoll.train.clipping import Layer
+from atoll.train.federation import Federation
 from atoll.train.secure import Secure
-from atoll.train.seeded import seeded
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -60,8 +50,8 @@ class Job:
     """What clients do with a task."""
     local: Local
     optimizer: Optimizer
-    lr_of: Callable[[int], float]
-    """Version -> the clients' learning rate."""
+    schedule: Callable[[int], float]
+    """Version -> what the clients' learning rate is multiplied by."""
     uplink: Chain
     downlink: Downlink
     aggregator: Aggregator
@@ -91,6 +81,10 @@ class Job:
     architectures: tuple[Job, ...] = ()
     """A job for each of the plan's models, where what travels is not a model."""
 
+    def lr_of(self, version: int) -> float:
+        """Return the clients' learning rate for work on a version."""
+        return self.local.lr * self.schedule(version)
+
     def trainable(self, model: Tensor) -> Tensor:
         """Return the parameters of a model's flat vector, or of a stack of them, as a view."""
         return model[..., : self.spec.num_trainable] if self.spec.buffers else model
@@ -113,7 +107,7 @@ class Job:
     @property
     def personal(self) -> bool:
         """Whether each client has a model of its own, and the server none that could be measured."""
-        return self.work.personal or bool(self.spec.kept)
+        return self.work.own_model is not None or bool(self.spec.kept)
 
     @property
     def private(self) -> SampleSteps | None:
@@ -162,266 +156,50 @@ class Job:
         return self.attack is not None and client in self.attackers and version in self.attack_rounds
 
 
-def build_job(
-    plan: Plan, federation: Federation | None = None, *, secret: bytes | None = None, loss: Loss | None = None
-) -> Job:
-    """Build every part of a plan; parts refuse options that cannot be right.
-
-    `secret` is what a run that goes on used before; without it there is a fresh one. `loss` is what the plan's loss
-    means to a client that has one of its own by that name; nothing is imported for it then.
-    """
-    federation = federation or build_federation(plan)
-    loss = loss or find("train.losses", plan.loss)
-    algorithm: Algorithm = plan.algorithm.build("algorithms")
-    work: ClientWork = (plan.work or algorithm.work or Part("sgd")).build("train.works")
-    if work.first is None:
-        model = build_model(plan, federation, loss=loss)
-    else:
-        model = ArrayModel(work.first(federation.dataset))
-    keep = kept_names(model, share=plan.share, keep=plan.keep)
-    spec = spec_of(model, buffers=plan.local.buffers, keep=keep)
-    local = _settle(plan.local, algorithm)
-    parts = _parts(plan, federation, model, spec, algorithm, work, exposed(plan, local, federation))
-    check(parts)
-    mechanism = parts.mechanism
-    start, num = plan.attackers.start_round, plan.attackers.num_rounds
-    schedule: Callable[[int], float] = local.schedule.build("train.schedules")
-    layers = private_layers(algorithm, federation, model, spec, loss) if mechanism and mechanism.steps else ()
-    if mechanism is not None and mechanism.test_noise:
-        secret = test_secret(plan.seed)
-    job = Job(
-        seed=plan.seed,
-        federation=federation,
-        model=model,
-        spec=spec,
-        first_D=flatten(model, spec),
-        first_kept_K=flatten_kept(model, spec),
-        loss=loss,
-        algorithm=algorithm,
-        work=work,
-        local=local,
-        optimizer=local.optimizer.build("train.optimizers"),
-        lr_of=lambda version: local.lr * schedule(version),
-        uplink=parts.uplink,
-        downlink=parts.downlink,
-        aggregator=parts.aggregator,
-        server_lr=algorithm.server_lr if plan.server.lr is None else plan.server.lr,
-        max_norm=MAX_NORM if plan.server.max_norm is None else plan.server.max_norm,
-        keeps_rows=parts.policy.overlaps_rounds,
-        attack=parts.attack,
-        attackers=_attackers(plan.attackers, federation, plan.seed) if plan.attack else frozenset(),
-        attack_rounds=range(start, sys.maxsize if num is None else start + num),
-        detector=parts.detector,
-        secure=Secure(plan.secagg, parts.scheme) if plan.secagg is not None and parts.scheme is not None else None,
-        contribution=parts.contribution,
-        mechanism=mechanism,
-        secret=secret or fresh_secret(),
-        layers=layers,
-        dropout_seeds=use_counter_dropout(model),
-        local_buffers=[n for n, _ in float_buffers(model) if plan.local.buffers == "local" or n in keep],
-        layout=fastest_layout(model, federation.dataset.input_shape),
-        exposure=None if mechanism is None else parts.exposure,
-    )
-    _try_attack(job)
-    return job if work.layout is None else _laid_out(job, plan)
+def first_server(job: Job, model_M: Tensor) -> State:
+    """Return what the algorithm's server remembers before the first round, which starts from this model."""
+    return job.algorithm.init_server(job.trainable(model_M))
 
 
-def _parts(
-    plan: Plan,
-    federation: Federation,
-    model: nn.Module,
-    spec: ParamSpec,
-    algorithm: Algorithm,
-    work: ClientWork,
-    every_round: Exposure,
-) -> Parts:
-    """Build the parts that rules compare."""
-    return Parts(
-        plan=plan,
-        algorithm=algorithm,
-        work=work,
-        aggregator=plan.aggregator.build("aggregators", seed=plan.seed),
-        policy=plan.policy.build("rounds"),
-        sampler=plan.sampler.build("rounds.samplers"),
-        uplink=chain(*(part.build("transforms") for part in plan.uplink)),
-        downlink=Downlink(chain(*(part.build("transforms", error_feedback=False) for part in plan.downlink))),
-        attack=plan.attack.build("attacks") if plan.attack else None,
-        detector=plan.detection.build("detection") if plan.detection else None,
-        contribution=plan.contribution.build("contribution") if plan.contribution else None,
-        scheme=plan.secagg.scheme.build("secagg.schemes") if plan.secagg else None,
-        mechanism=plan.privacy.build("privacy.mechanisms", exposure=every_round) if plan.privacy else None,
-        every_round=every_round,
-        num_clients=federation.num_clients,
-        public=federation.public,
-        mixer=mixer_of(model),
-        keeps=bool(spec.kept),
+def broadcast_of(job: Job, model_M: Tensor, server: State) -> Broadcast:
+    """Return what clients are sent of a model."""
+    return job.broadcast(model_M, job.algorithm.broadcast(job.trainable(model_M), server))
+
+
+def empty_update(job: Job) -> Update:
+    """The stacked update of no client: it has the layout of what the algorithm sends, and no rows."""
+    first_D, one = job.trainable(job.first_D), torch.ones((), dtype=job.spec.dtype)
+
+    def unknown(*args: Any) -> Tensor:
+        raise PlanError(
+            "what this algorithm sends cannot be laid out without data, which a private round of nobody needs: "
+            "let its finish look at the delta, the task's numbers and its state only"
+        )
+
+    sent = broadcast_of(job, job.first_D, first_server(job, job.first_D))
+    state = job.algorithm.init_client(first_D)
+    order = LocalTask(sent, state, one, one, one, unknown, unknown, unknown, one)
+    update, _ = job.algorithm.finish(torch.zeros_like(first_D), order)
+    update = with_statistics(job, update, torch.zeros_like(job.first_D))
+    return Update(
+        update.delta_D.new_zeros(0, *update.delta_D.shape),
+        update.weight.new_zeros(0),
+        {name: value.new_zeros(0, *value.shape) for name, value in update.aux.items()},
     )
 
 
-def exposed(plan: Plan, local: Local, federation: Federation) -> Exposure:
-    """What a whole plan exposes of a sample, by the clients where that is most, if every round asks every client."""
-    size_C = federation.partition.sizes()
-    size_C = size_C - (plan.evaluation.holdout * size_C).astype(int)
-    batch_C = np.minimum(local.batch_size, size_C) if isinstance(local.batch_size, int) else size_C
-    steps_C = np.full_like(size_C, local.steps) if local.steps else (local.epochs or 1) * -(-size_C // batch_C)
-    groups = most_exposed(batch_C / size_C, steps_C)
-    return Exposure(
-        scheme="every round",
-        rate=1.0,
-        attempts=max(1, plan.rounds),
-        sample_rate=groups[0].rate,
-        steps=groups[0].steps,
-        num_clients=federation.num_clients,
-        num_samples=int(size_C.sum()),
-        groups=groups,
+def layout_of(job: Job) -> Update:
+    """An update of zeros: the shape of every update that is due."""
+    empty = empty_update(job)
+    return Update(
+        empty.delta_D.new_zeros(empty.delta_D.shape[1:]),
+        empty.weight.new_zeros(()),
+        {name: rows.new_zeros(rows.shape[1:]) for name, rows in empty.aux.items()},
     )
 
 
-def _laid_out(job: Job, plan: Plan) -> Job:
-    """Build a job for each of the plan's models, and let something else than a model travel."""
-    architectures = []
-    for model in [build_model(plan, job.federation, part) for part in plan.models or (plan.model,)]:
-        spec = spec_of(model)
-        architectures.append(
-            replace(
-                job,
-                model=model,
-                spec=spec,
-                first_D=flatten(model, spec),
-                algorithm=Algorithm(),
-                dropout_seeds=use_counter_dropout(model),
-                layout=fastest_layout(model, job.federation.dataset.input_shape),
-            )
-        )
-    job = replace(job, architectures=tuple(architectures))
-    assert job.work.layout is not None
-    layout = job.work.layout(job)
-    return replace(job, spec=layout.spec, first_D=layout.first_D)
-
-
-def test_secret(seed: int) -> bytes:
-    """Return what noise derives from that must be the same in every run of a test, and protects nobody."""
-    return derived(seed.to_bytes(32, "big"), "test noise")
-
-
-def final_model(plan: Plan, job: Job) -> nn.Module:
-    """Return a fresh model for the parameters that a run ended with."""
-    return copy.deepcopy(job.model) if job.work.first is not None else build_model(plan, job.federation)
-
-
-class ArrayModel(nn.Module):
-    """Named arrays in place of a model, for client work that needs none; they are trained, sent and saved as one."""
-
-    def __init__(self, arrays: Mapping[str, Any]) -> None:
-        super().__init__()
-        for name, values in arrays.items():
-            tensor = torch.as_tensor(values)
-            tensor = tensor if tensor.dtype.is_floating_point else tensor.float()
-            self.register_parameter(name.replace(".", "_"), nn.Parameter(tensor.clone()))
-
-
-def build_model(plan: Plan, federation: Federation, part: Part | None = None, loss: Loss | None = None) -> nn.Module:
-    """Make the model, or another of the plan's, with seeded first weights, and try it with the plan's loss.
-
-    A factory gets `input_shape` and `num_classes` if it names them.
-    """
-    dataset, part = federation.dataset, part or (plan.models or (plan.model,))[0]
-    with seeded(derive(plan.seed, "model")):
-        try:
-            model = part.build("models", input_shape=dataset.input_shape, num_classes=dataset.num_classes)
-        except AtollError:
-            raise
-        except Exception as error:
-            raise PlanError(
-                f"model '{part.name}' cannot be made for samples of shape {dataset.input_shape}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        if not isinstance(model, nn.Module):
-            raise PlanError(f"model '{part.name}' gave {type(model).__name__}: a factory must return an nn.Module")
-        if next(model.parameters(), None) is None:
-            raise PlanError(f"model '{part.name}' has no parameters: there is nothing to train")
-        model.train()
-        loss = loss or find("train.losses", plan.loss)
-        _try_model(model, part.name, plan.loss, loss, federation)  # what is lazy draws its first weights here
-    return model
-
-
-def _try_model(model: nn.Module, name: str, loss_name: str, loss: Loss, federation: Federation) -> None:
-    """Run two samples through the model and the loss, so that misfits are named before training starts."""
-    dtype = next(model.parameters()).dtype
-    x = federation.features(federation.train_x[:2])
-    x = x.to(dtype) if x.dtype.is_floating_point else x
-    y = federation.train_y[:2]
-    try:
-        with as_before(model), torch.no_grad():
-            outputs = model.eval()(x)
-            losses = loss(outputs, y)
-        model.train()
-    except Exception as error:
-        raise PlanError(
-            f"model '{name}' with loss '{loss_name}' does not fit samples of shape "
-            f"{federation.dataset.input_shape} with {federation.dataset.num_classes} classes: {error}; use a model for "
-            "such samples, or other data"
-        ) from error
-    if not isinstance(losses, Tensor) or losses.shape != (len(y),):
-        gave = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-        raise PlanError(
-            f"loss '{loss_name}' must give one number a sample, shape ({len(y)},), but gave {gave}: "
-            "reduce over everything but the first dimension"
-        )
-    classes = federation.dataset.num_classes
-    if loss_name == "cross_entropy" and outputs.shape[-1] < classes:
-        raise PlanError(
-            f"the model has {outputs.shape[-1]} outputs for {classes} classes: pass num_classes to the model"
-        )
-
-
-def fastest_layout(model: nn.Module, input_shape: tuple[int, ...]) -> torch.memory_format:
-    """Channels last where the model convolves images and takes them like that: this is faster on a processor.
-
-    A model may ask for views that only the usual layout allows, so it is tried: on numbers that are the same for
-    everybody, since all clients of a network must choose alike.
-    """
-    plain, last = torch.contiguous_format, torch.channels_last
-    convolves = any(isinstance(module, nn.Conv2d) for module in model.modules())
-    if not convolves or len(input_shape) != 3 or next(model.parameters()).dtype != torch.float32:
-        return plain
-    x = torch.rand((2, *input_shape), generator=torch.Generator().manual_seed(1))
-    try:
-        with as_before(model), torch.no_grad():
-            model.eval()
-            usual, other = model(x), model(x.to(memory_format=last))
-            same = bool((usual - other).abs().max() <= 1e-3 * usual.abs().max())
-    except (RuntimeError, TypeError):
-        same = False
-    return last if same else plain
-
-
-def _settle(local: Local, algorithm: Algorithm) -> Local:
-    """Fill in what the plan leaves open, or the algorithm fixes."""
-    fixed = dict(algorithm.local)
-    epochs = fixed.get("epochs", local.epochs or (None if local.steps else 1))
-    batch_size = fixed.get("batch_size", local.batch_size or 10)
-    steps = None if "epochs" in fixed else local.steps
-    return replace(local, epochs=epochs, steps=steps, batch_size=batch_size)  # type: ignore[arg-type]
-
-
-def _try_attack(job: Job) -> None:
-    """Let the attack change two samples, so that a class or data that it does not fit are refused before training."""
-    attack, federation = job.attack, job.federation
-    if attack is None or attack.data is None:
-        return
-    x, y = federation.features(federation.train_x[:2]), federation.train_y[:2]
-    known = Knowledge(job.first_D, federation.dataset.num_classes, 0, generator(job.seed, "attack rehearsal"))
-    attack.data(job.inputs(x), y, known)
-
-
-def _attackers(who: Attackers, federation: Federation, seed: int) -> frozenset[int]:
-    """The bad clients: named, picked by seed, or those who joined."""
-    if who.clients:
-        return frozenset(who.clients)
-    if who.added is not None:
-        return frozenset(federation.added)
-    num_clients = federation.num_clients
-    num = who.num if who.num is not None else round((who.fraction or 0.0) * num_clients)
-    return frozenset(generator(seed, "attackers").choice(num_clients, size=num, replace=False).tolist())
+def with_statistics(job: Job, update: Update, delta_M: Tensor) -> Update:
+    """Add to an update, or to a stack of them, by how much its model's statistics changed."""
+    if not job.spec.buffers:
+        return update
+    return update._replace(aux={**update.aux, STATISTICS: delta_M[..., job.spec.num_trainable :]})

@@ -19,12 +19,12 @@ from atoll.core.algorithm import Batch, LocalTask, Params
 from atoll.core.attack import Knowledge
 from atoll.core.client_work import Trained
 from atoll.core.errors import PlanError
-from atoll.core.messages import KEPT, STATISTICS, Broadcast, State, Task, Update
+from atoll.core.messages import KEPT, Broadcast, State, Task
 from atoll.core.seeds import derive, generator
 from atoll.train.attributes import Attributes
 from atoll.train.batches import client_batches
 from atoll.train.dropout import set_seed
-from atoll.train.job import Job
+from atoll.train.job import Job, with_statistics
 from atoll.train.private import noise_of, private_gradient, unprotected
 from atoll.train.seeded import seeded
 
@@ -125,7 +125,8 @@ def train_client(
     base = derive(job.seed, "dropout", task.attempt, task.client) >> 2
     with seeded(base):
         for number, indices in enumerate(batches):
-            set_seed(space.model, job.dropout_seeds, base + number)
+            if job.dropout_seeds:
+                set_seed(space.model, job.dropout_seeds, base + number)
             batch = load_batch(job, torch.from_numpy(indices), task, sent.params_D, number)
             order = _order(job, space, sent, state, lr, len(batches), batch, task, first_loss)
             if job.private is None:
@@ -153,13 +154,6 @@ def train_client(
         state={**after, **kept, **buffers},
         loss=float(torch.stack(losses).mean()),
     )
-
-
-def with_statistics(job: Job, update: Update, delta_M: Tensor) -> Update:
-    """Add to an update, or to a stack of them, by how much its model's statistics changed."""
-    if not job.spec.buffers:
-        return update
-    return update._replace(aux={**update.aux, STATISTICS: delta_M[..., job.spec.num_trainable :]})
 
 
 def load_batch(job: Job, indices: Tensor, task: Task, params_D: Tensor, step: int) -> Batch:

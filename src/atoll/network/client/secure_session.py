@@ -29,7 +29,7 @@ from atoll.secagg.client import Client
 from atoll.secagg.client_state import ClientState, Floors, Phase, Vector, config_of, limit
 from atoll.secagg.encoding import Encoding
 from atoll.secagg.saved import dump, load
-from atoll.train.layout import layout_of
+from atoll.train.job import layout_of
 from atoll.train.secure import Largest
 
 LEAST = Floors()

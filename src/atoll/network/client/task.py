@@ -33,10 +33,10 @@ from atoll.network.protocol.agreement import Floors, read_plan, refusal_reason
 from atoll.network.protocol.messages import Order, Ref, RunInfo
 from atoll.network.protocol.objects import ObjectError, manifest_of
 from atoll.privacy.accounting import spent
+from atoll.train.build import build_job
 from atoll.train.exchange import acceptable, decoded, encoded, protected, sent_by
 from atoll.train.federation import Federation
-from atoll.train.job import Job, build_job
-from atoll.train.layout import broadcast_of, first_server
+from atoll.train.job import Job, broadcast_of, first_server
 from atoll.train.trainer import Trainer
 
 Fetch = Callable[[Ref], Iterable[bytes]]

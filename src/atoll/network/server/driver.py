@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from atoll.commit.finish import abandon, end_reason, send_tasks
+from atoll.commit.finish import abandon, end_reason, is_spent, send_tasks
 from atoll.core.coordinator import (
     Abandon,
     Arrived,
@@ -217,7 +217,7 @@ class RunDriver:
     def _opening(self, run: Run, machine: CoordinatorState) -> Begin | Halt:
         """The event that begins the next attempt, or ends a run whose privacy does not pay for it."""
         assert run.parts is not None
-        return Halt(Reason.PRIVACY) if run.parts.is_spent(machine) else Begin(self.presence.may_be_asked(run))
+        return Halt(Reason.PRIVACY) if is_spent(run.parts, machine) else Begin(self.presence.may_be_asked(run))
 
     def _record_asked(self, transaction: Transaction, run: Run, state_file: str, measured: tuple[Event, ...]) -> None:
         assert run.parts is not None and run.state is not None

@@ -27,8 +27,7 @@ from atoll.network.protocol.objects import ObjectError
 from atoll.privacy.ledger import Ledger
 from atoll.train.exchange import Told, Work, acceptable, encoded, received
 from atoll.train.federation import Federation
-from atoll.train.job import Job
-from atoll.train.layout import layout_of
+from atoll.train.job import Job, layout_of
 from atoll.train.loop import Workspace, workspace
 from atoll.train.trainer import Trainer
 

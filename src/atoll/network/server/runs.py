@@ -45,8 +45,8 @@ from atoll.network.server.uploads import PackPosition, Uploads
 from atoll.privacy.ledger import NAME as PRIVACY_LEDGER
 from atoll.report.record import RunDirectory
 from atoll.report.writer import RunWriter, run_info
+from atoll.train.build import final_model
 from atoll.train.exchange import Report, Told, Work
-from atoll.train.job import final_model
 from atoll.train.works.sgd import shared_tensors
 
 FIRST = CoordinatorState()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from atoll.core.optimizer import Optimizer, spread
+from atoll.core.algorithm import Optimizer, spread
 from atoll.core.options import NotNegative, Positive, ShareBelowOne
 
 SMOOTH = {"eps": 1.0}

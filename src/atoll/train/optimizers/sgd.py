@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from atoll.core.algorithm import Optimizer, remember_nothing, spread
 from atoll.core.errors import PlanError
-from atoll.core.optimizer import Optimizer, remember_nothing, spread
 from atoll.core.options import NotNegative, ShareBelowOne
 
 
