@@ -130,7 +130,7 @@ class Versions:
             given = Given(own, gap_D, len(valid) if stands_for_many else None, share)
             state, work, more = self.next(state, work, given, fold if added is None else None)
             valid, told = valid_of(work), told | more
-        samples, loss = _seen(valid) if added is None else (added.samples, added.loss)
+        samples, loss = self._seen(valid) if added is None else (added.samples, added.loss)
         row: dict[str, Any] = {
             "clients": len(valid),
             "samples": samples,
@@ -140,12 +140,23 @@ class Versions:
             "samples_trained": state.samples,
             **told,
         }
-        if math.isnan(loss) and not self.job.work.uses_algorithm:
-            del row["train_loss"]  # this work has none
+        if math.isnan(loss) and not self.job.work.always_has_loss:
+            del row["train_loss"]
         wanted = self.coordinator.sampler.score
         scores = {report.client: float(getattr(report, wanted)) for report in valid} if wanted else {}
+        scores = {client: score for client, score in scores.items() if not math.isnan(score)}
         committed = Committed(len(valid), len(work.reports) - len(valid), scores)
         return state, row, committed, frozenset(report.client for report in valid)
+
+    def _seen(self, reports: Sequence[Report]) -> tuple[int, float]:
+        """Return how many samples some clients have, and the mean by samples of the training losses that there are."""
+        samples = sum(report.num_samples for report in reports)
+        if not self.job.work.always_has_loss:
+            reports = [report for report in reports if not math.isnan(report.loss)]
+            if not reports:
+                return samples, math.nan
+        weighed = sum(report.num_samples for report in reports)
+        return samples, sum(report.loss * report.num_samples for report in reports) / max(1, weighed)
 
     def _counted_up(self, state: RunState, tasks: Sequence[Task], work: Work, added: Added | None) -> RunState:
         """Add what a round took to what was taken before."""
@@ -334,9 +345,3 @@ def _is_finite(before: RunState, after: RunState) -> bool:
 def valid_of(work: Work) -> list[Report]:
     """Whose work counts."""
     return [report for report in work.reports if report.valid]
-
-
-def _seen(reports: list[Report]) -> tuple[int, float]:
-    """How many samples some clients have, and their mean training loss by samples."""
-    samples = sum(report.num_samples for report in reports)
-    return samples, sum(report.loss * report.num_samples for report in reports) / max(1, samples)

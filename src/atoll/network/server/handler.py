@@ -297,7 +297,8 @@ class RequestHandler:
     ) -> dict[str, Any]:
         """Check an update before it counts; return the report that is written of it."""
         assert run.parts is not None
-        if delivery.loss is None or not abs(delivery.loss) <= MAX_LOSS:
+        optional = not run.parts.job.work.always_has_loss
+        if not (optional if delivery.loss is None else abs(delivery.loss) <= MAX_LOSS):
             raise BadUpdate("the training loss is not a number: check the client's data and learning rate")
         model = run.models.get(task.version)
         if delivery.broadcast is not None and (model is None or delivery.broadcast != model.ref.name):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -306,7 +307,8 @@ class Run:
 
     def _delivered(self, parts: ServerParts, row: TaskRow) -> DeliveredUpdate:
         manifest = msgspec.msgpack.decode(bytes.fromhex(row.report["manifest"]), type=Manifest)
-        told = Told(row.report["samples"], row.report["loss"], manifest.num_bytes)
+        loss = math.nan if row.report["loss"] is None else row.report["loss"]
+        told = Told(row.report["samples"], loss, manifest.num_bytes)
         chunks = self.uploads.read(row.task, manifest, _position(row))
         return DeliveredUpdate(parts.decode_update(chunks, manifest.num_bytes, row.report["counts"]), told)
 
