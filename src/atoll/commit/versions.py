@@ -22,9 +22,10 @@ from atoll.core.coordinator import Committed, Coordinator
 from atoll.core.detection import Comparison, Detector, RoundView
 from atoll.core.downlink import DecodedBroadcast
 from atoll.core.errors import TrainingError
-from atoll.core.messages import SERVER, STATISTICS, Aggregate, State, Task, Update, stack
+from atoll.core.messages import SERVER, STATISTICS, Aggregate, Payload, State, Task, Update, stack
 from atoll.core.seeds import generator
 from atoll.core.transform import Encoding
+from atoll.core.wire import packed_size
 from atoll.train.exchange import Report, Work, finite
 from atoll.train.layout import broadcast_of
 from atoll.train.trainer import Trainer
@@ -84,6 +85,18 @@ class Versions:
             last_news=found.num_bytes,
         )
         return state, found
+
+    def count_down(self, state: RunState, clients: Sequence[int]) -> tuple[RunState, list[int]]:
+        """Count the bytes that the newest version takes on the way to these clients; return those of each.
+
+        A client that was sent earlier versions, where differences are sent, is sent what it missed, or the whole model.
+        """
+        costs = [state.last_news] * len(clients)
+        if self.job.downlink.by_difference:
+            whole, heard = packed_size(Payload(state.downlink["known"])), state.heard
+            costs = [min(whole, state.news - heard[client]) if client in heard else whole for client in clients]
+            state = state._replace(heard={**heard, **dict.fromkeys(clients, state.news)})
+        return state._replace(bytes_down=state.bytes_down + sum(costs)), costs
 
     def late_rows(self, state: RunState, updates: Iterable[tuple[Task, Update]]) -> State:
         """Updates of several versions as rows, each counted by how late it is; nothing if there are none."""

@@ -40,9 +40,8 @@ from atoll.core.devices import INSTANT, Devices, Load
 from atoll.core.eligibility import Eligibility
 from atoll.core.errors import TrainingError
 from atoll.core.events import ClientReported, Event, Reader, unread
-from atoll.core.messages import Payload, State, Task, Update
+from atoll.core.messages import State, Task, Update
 from atoll.core.seeds import generator
-from atoll.core.wire import packed_size
 from atoll.engine.base import Progress
 from atoll.simulation.secure_round import Sent, add_in_secret, counted, fates
 from atoll.train.exchange import Work, acceptable
@@ -156,7 +155,9 @@ class Simulation:
         machine = state.coordinator
         for event in send_tasks(self.parts, machine.attempt, tasks):
             read(event)
-        state, costs = self._broadcast(state, [task.client for task in tasks])
+        if machine.version not in state.sent:
+            state, _ = self.versions.broadcast(state)
+        state, costs = self.versions.count_down(state, [task.client for task in tasks])
         loads = [
             Load(task.client, self._passes(state, task), down, state.upload)
             for task, down in zip(tasks, costs, strict=True)
@@ -170,19 +171,7 @@ class Simulation:
         return state._replace(
             journeys=tuple(journeys),
             works={**state.works, **{task: trip.work for task, trip in pairs if trip.work != 1}},
-            bytes_down=state.bytes_down + sum(costs),
         )
-
-    def _broadcast(self, state: RunState, clients: list[int]) -> tuple[RunState, list[int]]:
-        """Send the newest version to clients; how many bytes that takes for each of them."""
-        job = self.job
-        if state.coordinator.version not in state.sent:
-            state, _ = self.versions.broadcast(state)
-        if not job.downlink.by_difference:
-            return state, [state.last_news] * len(clients)
-        whole = packed_size(Payload(state.downlink["known"]))
-        costs = [min(whole, state.news - state.heard[client]) if client in state.heard else whole for client in clients]
-        return state._replace(heard={**state.heard, **dict.fromkeys(clients, state.news)}), costs
 
     def _next(self, state: RunState, began: float) -> tuple[RunState, MachineEvent]:
         """What happens next: those tasks end that end first, or the attempt's time does.

@@ -134,8 +134,6 @@ class Run:
         """When the next attempt may begin, after one that came to nothing."""
         self.busy = False
         """Whether something is being made."""
-        self.bytes_down = 0
-        """Sent to clients since the last commit."""
         self.file_writer = RunWriter(self.files, [])
         self.files_stale = False
         """Whether the files for people are not as the store has them."""
@@ -234,6 +232,11 @@ class Run:
         )
         return changed
 
+    def count_down(self, tasks: Iterable[Task]) -> None:
+        """Count what clients are sent for these tasks of the newest version."""
+        assert self.parts is not None and self.state is not None
+        self.state, _ = self.parts.versions.count_down(self.state, [task.client for task in tasks])
+
     def _store_broadcast(self, number: int, heard: DecodedBroadcast) -> Model:
         """Store a broadcast whole, and as it is encoded; or the difference, for those who know the version before."""
         whole = self._store(heard.broadcast.plain())
@@ -267,8 +270,6 @@ class Run:
             self.lost_sum = False
             did = RoundWork((), None)
         else:
-            state = state._replace(bytes_down=state.bytes_down + self.bytes_down)
-            self.bytes_down = 0
             did = self._round_work(parts, state, rows, secret)
         outcome = commit_round(parts, state, did, lambda: took)
         measured = () if outcome.committed is not None else self.measure_last()
@@ -308,9 +309,9 @@ class Run:
     def _delivered(self, parts: ServerParts, row: TaskRow) -> DeliveredUpdate:
         manifest = msgspec.msgpack.decode(bytes.fromhex(row.report["manifest"]), type=Manifest)
         loss = math.nan if row.report["loss"] is None else row.report["loss"]
-        told = Told(row.report["samples"], loss, manifest.num_bytes)
         chunks = self.uploads.read(row.task, manifest, _position(row))
-        return DeliveredUpdate(parts.decode_update(chunks, manifest.num_bytes, row.report["counts"]), told)
+        update, bytes_up = parts.decode_update(chunks, manifest.num_bytes, row.report["counts"])
+        return DeliveredUpdate(update, Told(row.report["samples"], loss, bytes_up))
 
     def save_state(self, state: RunState) -> str:
         """Write the state to a file of its own; nothing refers to it until the store does."""
@@ -420,6 +421,9 @@ def restore_run(
                     run.uploads.restore(each.task, position)
         if run.status == RUNNING and run.machine.phase is not Phase.FINISHED:
             run.prepare_broadcast(run.machine)
+            assert run.state is not None
+            for attempt in range(run.state.coordinator.attempt, run.machine.attempt + 1):  # since it was saved
+                run.count_down(each.task for each in tables.tasks(row.id, attempt))
             run.lost_sum = run.parts.job.secure is not None and run.machine.phase is Phase.COMMITTING
     run.rewrite_files(tables.metrics_rows(row.id), lines)
     run.remove_stale_files(row.state)

@@ -116,7 +116,9 @@ def _session(job: Job, session: Session, context: SecureContext) -> Outcome:
             yield message
 
     try:
-        state, out = machine.open(job.secure.scheme.invite(session))
+        invite = job.secure.scheme.invite(session)
+        state, out = machine.open(invite)
+        down = len(session.clients) * wire.name_padding(invite)
         while state.phase is not Phase.DONE:
             for answer in context.mailbox.exchange(counted(out), context.seconds):
                 up += len(answer)
