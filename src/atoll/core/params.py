@@ -7,6 +7,7 @@ Frozen parameters and integer buffers never travel.
 
 from __future__ import annotations
 
+import hashlib
 from typing import NamedTuple
 
 import torch
@@ -62,6 +63,11 @@ class ParamSpec(NamedTuple):
         """Show the averaged buffers alone, which follow the parameters in the vector, as named tensors."""
         moved = [slot._replace(offset=slot.offset - self.num_trainable) for slot in self.buffers]
         return self._replace(slots=tuple(moved)).views(statistics_S)
+
+
+def params_hash(params_D: Tensor) -> bytes:
+    """Return the SHA-256 of parameters as they lie in memory, which names them."""
+    return hashlib.sha256(params_D.contiguous().numpy().data).digest()
 
 
 def spec_of(model: nn.Module, *, buffers: str = "average") -> ParamSpec:

@@ -21,7 +21,7 @@ from torch import Tensor
 from atoll.commit.finish import Outcome, RoundWork, commit_round, measured_again
 from atoll.commit.parts import open_ledger
 from atoll.commit.run_state import RunState, first_state
-from atoll.commit.secure_sum import Added, params_hash
+from atoll.commit.secure_sum import Added
 from atoll.commit.state_file import encode_state, read_state
 from atoll.commit.versions import valid_of
 from atoll.core.aggregator import rows_of
@@ -29,7 +29,7 @@ from atoll.core.coordinator import Arrived, CoordinatorState, Failed, Phase
 from atoll.core.downlink import DecodedBroadcast
 from atoll.core.events import Evaluated, Event, RunEnded, RunStarted
 from atoll.core.messages import Payload, State, Task
-from atoll.core.params import load
+from atoll.core.params import load, params_hash
 from atoll.core.plan import Plan
 from atoll.core.wire import packed_size, pieces
 from atoll.ledger import chain
@@ -116,7 +116,7 @@ class Run:
         self.objects, self.uploads = Objects(objects), Uploads(uploads)
         self.client_plan = plan_for_clients(plan)
         self.min_clients: int = plan.policy.build("rounds").min_clients
-        self.plan_hash = plan_hash(self.client_plan)
+        self.plan_hash, self._identity = plan_hash(self.client_plan), plan.identity()
         self.status = RUNNING
         self.parts: ServerParts | None = None
         self.sizes: tuple[int, ...] = ()
@@ -169,7 +169,7 @@ class Run:
             ledger.check(self.machine.attempt if self.machine.phase is Phase.READY else 0)
         parts, first_M = build_server_parts(self.plan, sizes, ledger)
         if state_file:
-            state = read_state(self.directory / state_file, self.plan.identity())
+            state = read_state(self.directory / state_file, self._identity)
         elif self.state is not None:  # others have joined since
             state = self.state
         else:
@@ -315,7 +315,7 @@ class Run:
 
     def save_state(self, state: RunState) -> str:
         """Write the state to a file of its own; nothing refers to it until the store does."""
-        parts, digest = list(encode_state(state, self.plan.identity())), hashlib.sha256()
+        parts, digest = list(encode_state(state, self._identity)), hashlib.sha256()
         for part in parts:
             digest.update(part)
         name = f"state-{state.coordinator.attempt}-{digest.hexdigest()[:16]}.safetensors"
