@@ -20,8 +20,8 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
-from atoll.commit.secure_sum import params_hash
 from atoll.core.messages import Broadcast, Payload, State, Task, Update, stack
+from atoll.core.params import params_hash
 from atoll.core.wire import pack, unpack
 from atoll.engine.base import InProcess
 from atoll.ledger import chain, signing

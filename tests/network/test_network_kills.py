@@ -103,7 +103,8 @@ def assert_undisturbed(made: Federation, plan: Plan, path: Path) -> None:
     assert acknowledged(made) <= set(counted)
     ours, theirs = made.rows(), rows(path)
     assert [row["round"] for row in ours] == list(range(1, plan.rounds + 1))
-    assert [row.get("test") for row in ours] == [row.get("test") for row in theirs]
+    for name in ("test", "bytes_up", "bytes_down"):
+        assert [row.get(name) for row in ours] == [row.get(name) for row in theirs]
     assert (made.directory() / "result.json").exists()
     assert not [path for path in (made.directory() / "uploads").rglob("*") if path.is_file()]
     assert len(list(made.directory().glob("*state-*"))) == 1

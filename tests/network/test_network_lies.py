@@ -164,8 +164,8 @@ def test_a_claim_counts_little_more_than_the_median_until_the_operator_agrees(ma
     torch.testing.assert_close(raw_clients[0].model(order), before_D + 5000 / 6500)
 
 
-@pytest.mark.parametrize("loss", [1.7e308, pytest.param(-1e31, marks=pytest.mark.slow)])
-def test_a_loss_that_no_sum_can_hold_is_no_loss(made: Federation, loss: float) -> None:
+@pytest.mark.parametrize("loss", [1.7e308, None, pytest.param(-1e31, marks=pytest.mark.slow)])
+def test_a_loss_that_no_sum_can_hold_is_no_loss(made: Federation, loss: float | None) -> None:
     honest, liar = joined(made, 2)
     assert honest.deliver(honest.order(), constant_update(1.0)).status == 200
     said = liar.deliver(liar.order(), constant_update(1.0), loss=loss)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import rows
 from network.federation import RUN, Federation, federation, simulated, until
 from network.fork_server import ForkServer
 
@@ -20,9 +21,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
+import atoll
 from atoll.core.aggregator import stacked
 from atoll.core.algorithm import Algorithm
 from atoll.data.catalog.digits import digits
@@ -60,6 +63,25 @@ def pulled(mu=0.5):
 
 def squared(outputs, targets):
     return (outputs - nn.functional.one_hot(targets, 10)).square().sum(1)
+
+
+def regression(lr, tells=False):
+    """One step of linear regression onto the classes; a client remembers how often it took part, and goes further."""
+
+    def first(dataset):
+        return {"weights": np.zeros((64, 10))}
+
+    def train(arrays, x, y, memory):
+        flat, times = x.reshape(len(x), -1), memory.get("times", np.zeros(1)) + 1
+        errors = flat @ arrays["weights"] - np.eye(10)[y]
+        loss = {"loss": np.square(errors).mean()} if tells else {}
+        new = {"weights": arrays["weights"] - lr * times * (flat.T @ errors) / len(x)}
+        return atoll.Fitted(new, len(x), memory={"times": times}, **loss)
+
+    def evaluate(arrays, x, y):
+        return {"right": ((x.reshape(len(x), -1) @ arrays["weights"]).argmax(1) == y).sum()}
+
+    return atoll.array_work(first=first, train=train, evaluate=evaluate)
 '''
 HOSPITAL = '''
 """Code of a client, which has learnt by other ways what the plan's names mean."""
@@ -67,9 +89,10 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from torch import nn
 
-from atoll import Plan
+from atoll import Fitted, Plan, array_work
 from atoll.core.algorithm import Algorithm
 from network.apps import NUMBER, PLAN, dealt
 
@@ -86,6 +109,19 @@ def square(outputs, targets):
     return (outputs - nn.functional.one_hot(targets, 10)).square().sum(1)
 
 
+def linear(lr, tells=False):
+    """Ours; it never measures anything, since the server does."""
+
+    def train(arrays, x, y, memory):
+        flat, times = x.reshape(len(x), -1), memory.get("times", np.zeros(1)) + 1
+        errors = flat @ arrays["weights"] - np.eye(10)[y]
+        loss = {"loss": np.square(errors).mean()} if tells else {}
+        new = {"weights": arrays["weights"] - lr * times * (flat.T @ errors) / len(x)}
+        return Fitted(new, len(x), memory={"times": times}, **loss)
+
+    return array_work(first=lambda dataset: {"weights": np.zeros((64, 10))}, train=train, evaluate=lambda *_: {})
+
+
 def plain():
     plan = Plan.from_toml(Path(os.environ[PLAN]).read_text())
     return dealt(plan.replace({"data": "digits"}), int(os.environ[NUMBER]))
@@ -93,7 +129,8 @@ def plain():
 
 def client():
     losses = {"operator_parts:squared": square}
-    return replace(plain(), models={"our_net": net}, algorithms={"pulled": pull}, losses=losses)
+    functions = {"models": {"our_net": net}, "algorithms": {"pulled": pull}, "works": {"regression": linear}}
+    return replace(plain(), losses=losses, **functions)
 '''
 PLAN = Plan(partition={"name": "iid", "num_clients": NUM}, local={"steps": 4, "batch_size": 16, "lr": 0.05}, rounds=3)
 SERVERS = {
@@ -106,6 +143,13 @@ CLIENTS = {
     "algorithm": {"name": "operator_parts:pulled", "mu": 2.0},
     "loss": "operator_parts:squared",
 }
+WORK = {"work": {"name": "operator_parts:regression", "lr": 0.02}}
+WORKS: dict[str, dict[str, object]] = {
+    "work": WORK,
+    "secure": {**WORK, "secagg": {}, "partition.num_clients": 3},
+    "codecs": {**WORK, "uplink": [{"name": "top_k", "fraction": 0.3}, "half"], "downlink": ["delta", "half"]},
+    "loss": {"work": {"name": "operator_parts:regression", "lr": 0.02, "tells": True}},
+}
 
 
 def write_modules(root: Path) -> None:
@@ -114,10 +158,10 @@ def write_modules(root: Path) -> None:
     (root / "hospital_parts.py").write_text(HOSPITAL)
 
 
-def run_to_end(made: Federation, app: str) -> None:
-    made.serve("--clients", str(NUM), "--once")
-    made.enrol(NUM)
-    for number in range(NUM):
+def run_to_end(made: Federation, app: str, num: int = NUM) -> None:
+    made.serve("--clients", str(num), "--once")
+    made.enrol(num)
+    for number in range(num):
         made.join(number, app=f"hospital_parts:{app}")
     made.wait(120)
 
@@ -144,6 +188,22 @@ def test_parts_of_ones_own_give_the_same_bits_as_in_a_simulation(
         assert model == simulated(plan, tmp_path / "alone")
         assert model != simulated(plan.replace({key: None for key in own if key != "model"}), tmp_path / "other")
     assert [row["round"] for row in rows] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("name", list(WORKS))
+def test_client_work_of_ones_own_gives_the_same_bits_as_in_a_simulation(
+    name: str, processes: ForkServer, certs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = PLAN.replace(WORKS[name])
+    write_modules(tmp_path / "f")
+    with federation(tmp_path / "f", processes, certs, plan) as made:
+        run_to_end(made, "client", plan.partition.options["num_clients"])
+        assert len({commit["model"] for commit in made.commits()}) == made.audited().rounds == 3
+        monkeypatch.syspath_prepend(made.root)
+        assert made.model() == simulated(plan, tmp_path / "alone")
+        ours, theirs = rows(made.directory()), rows(tmp_path / "alone")
+    assert ours == theirs
+    assert ["train_loss" in row for row in ours] == [name == "loss"] * 3
 
 
 @pytest.mark.parametrize("field", sorted(CLIENTS))

@@ -379,3 +379,13 @@ def test_cohorts_ascend() -> None:
         with pytest.raises(Abort) as abort:
             wire.read_cohort(msgspec.structs.replace(fed.invite, cohort=cohort))
         assert abort.value.reason is Reason.MALFORMED
+
+
+@pytest.mark.parametrize("num", [3, 11, 15, 19, 8000])  # the body's length takes one byte, two or four
+def test_what_is_counted_of_an_invitation_does_not_depend_on_the_name_of_the_run(num: int) -> None:
+    fed, cohort, sizes = federation(3), wire.cohort(list(range(num))), set[int]()
+    for name in ("a", "b" * 31, "c" * 32, "d" * 64):
+        invite = msgspec.structs.replace(fed.invite, run=name, cohort=cohort)
+        envelope = wire.sign(identity(0), wire.SERVER, wire.session_id(invite), invite)
+        sizes.add(len(wire.encode(envelope)) + wire.name_padding(invite))
+    assert sizes == {len(wire.encode(envelope))}  # of the longest name

@@ -16,7 +16,8 @@ from atoll.core.errors import PlanError, TrainingError
 from atoll.core.parts import members
 from atoll.data.catalog.digits import digits
 from atoll.testing import Case, cases
-from atoll.train.array_work import Fitted, array_work
+from atoll.train.array_work import Arrays, Fitted, array_work
+from atoll.train.federation import build_federation
 
 PLAN = Plan(
     work="own_works:centroids",
@@ -37,6 +38,26 @@ def test_the_mean_of_clients_centroids_is_that_of_all_samples() -> None:
     assert np.allclose(found, sums, atol=1e-5)
     assert result.reason == "all rounds done"
     assert result.accuracy > 0.85 and set(result.test) == {"accuracy", "loss"}
+
+
+@pytest.mark.parametrize("change", [{}, {"secagg": {}}], ids=str)
+def test_work_without_a_loss_has_no_training_loss_in_metrics(change: dict[str, Any]) -> None:
+    assert ["train_loss" in row for row in run(PLAN.replace(change)).history] == [False, False]
+
+
+def test_the_training_loss_is_the_mean_over_clients_that_have_one() -> None:
+    def sometimes() -> ClientWork:
+        def train(arrays: Arrays, x: np.ndarray, y: np.ndarray, memory: Arrays) -> Fitted:
+            return Fitted({"w": np.ones(1)}, len(x), **({"loss": float(len(x))} if len(x) % 2 else {}))
+
+        first, evaluate = (lambda dataset: {"w": np.zeros(1)}), (lambda arrays, x, y: {})
+        return array_work(first=first, train=train, evaluate=evaluate)
+
+    plan = Plan(**{**PLAN.to_dict(), "work": sometimes})
+    sizes = build_federation(plan).partition.sizes()
+    told = sizes[sizes % 2 == 1]
+    assert 0 < len(told) < len(sizes)
+    assert run(plan).history[0]["train_loss"] == pytest.approx((told * told).sum() / told.sum())
 
 
 @pytest.mark.parametrize("case", cases("train.works", *WORKS), ids=str)

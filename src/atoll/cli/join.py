@@ -113,8 +113,13 @@ def _warn(text: str) -> None:
 
 
 def _printable(text: str) -> str:
-    """Return a text of a server as one line without control characters, which a terminal would obey."""
-    return "".join(letter if letter.isprintable() else " " for letter in text[:1000])
+    """Return a text of a server as one line without control characters, which a terminal would obey.
+
+    >>> _printable("round 1:\\x1b[2J 5 kB\\n")
+    'round 1: [2J 5 kB '
+    """
+    line = text[:1000]
+    return line if line.isprintable() else "".join(letter if letter.isprintable() else " " for letter in line)
 
 
 def _app(path: str) -> ClientApp:

@@ -42,7 +42,9 @@ class RunState(NamedTuple):
     clients: Mapping[int, State] = NOTHING
     coordinator: CoordinatorState = CoordinatorState()
     bytes_up: int = 0
+    """Bytes of updates, or of messages of secure aggregation, as they are packed: nothing of the transport counts."""
     bytes_down: int = 0
+    """Bytes of broadcasts likewise, for each client that was asked, and of messages of secure aggregation."""
     samples: int = 0
     """Samples trained on, every pass counted."""
     seconds: float = 0.0

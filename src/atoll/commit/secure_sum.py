@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from atoll.core.aggregator import as_rows
 from atoll.core.errors import AtollError
@@ -38,17 +38,13 @@ class Added(NamedTuple):
     """Whose updates are in them."""
     samples: float
     loss: float
+    """Mean training loss by samples; NaN if no client has one. Clients without one count as 0 beside others."""
     bytes_up: int
     bytes_down: int
     upload: int
     """What one client sent, on average."""
     row: dict[str, Any]
     """What the metrics say of it."""
-
-
-def params_hash(params_D: Tensor) -> bytes:
-    """A name for parameters."""
-    return hashlib.sha256(params_D.contiguous().numpy().data).digest()
 
 
 def session_of(
@@ -116,6 +112,8 @@ def vector_of(
         return grid_integers(update, encoding)
     if job.mechanism is not None:  # nothing but the update is protected
         samples, loss = largest.samples, 0.0
+    if math.isnan(loss) and not job.work.always_has_loss:
+        loss = 0.0
     return to_integers(update, samples, loss, largest, encoding, rounding_of(job.seed, attempt, client))
 
 
@@ -150,6 +148,9 @@ def told(job: Job, rounds: list[tuple[Session, Outcome, Update]], largest: Large
     if sums and len(sums) >= job.aggregator.min_updates:
         folded = as_rows(stack([each.update for each in sums]))
     samples = sum(each.samples for each in sums)
+    loss = sum(each.loss * each.samples for each in sums) / max(1.0, samples)
+    if loss == 0 and not job.work.always_has_loss:  # zeros are added exactly: nobody had a loss
+        loss = math.nan
     failures = sum(1 for _, outcome, _ in rounds if outcome.why)
     row = {
         "asked": num_asked,
@@ -161,7 +162,7 @@ def told(job: Job, rounds: list[tuple[Session, Outcome, Update]], largest: Large
         folded=folded,
         clients=frozenset(clients),
         samples=samples,
-        loss=sum(each.loss * each.samples for each in sums) / max(1.0, samples),
+        loss=loss,
         bytes_up=bytes_up,
         bytes_down=sum(outcome.bytes_down for _, outcome, _ in rounds),
         upload=bytes_up // num_asked,

@@ -22,9 +22,10 @@ from atoll.core.coordinator import Committed, Coordinator
 from atoll.core.detection import Comparison, Detector, RoundView
 from atoll.core.downlink import DecodedBroadcast
 from atoll.core.errors import TrainingError
-from atoll.core.messages import SERVER, STATISTICS, Aggregate, State, Task, Update, stack
+from atoll.core.messages import SERVER, STATISTICS, Aggregate, Payload, State, Task, Update, stack
 from atoll.core.seeds import generator
 from atoll.core.transform import Encoding
+from atoll.core.wire import packed_size
 from atoll.train.exchange import Report, Work, finite
 from atoll.train.job import broadcast_of
 from atoll.train.trainer import Trainer
@@ -85,6 +86,18 @@ class Versions:
         )
         return state, found
 
+    def count_down(self, state: RunState, clients: Sequence[int]) -> tuple[RunState, list[int]]:
+        """Count the bytes that the newest version takes on the way to these clients; return those of each.
+
+        A client that was sent earlier versions, where differences are sent, is sent what it missed, or the whole model.
+        """
+        costs = [state.last_news] * len(clients)
+        if self.job.downlink.by_difference:
+            whole, heard = packed_size(Payload(state.downlink["known"])), state.heard
+            costs = [min(whole, state.news - heard[client]) if client in heard else whole for client in clients]
+            state = state._replace(heard={**heard, **dict.fromkeys(clients, state.news)})
+        return state._replace(bytes_down=state.bytes_down + sum(costs)), costs
+
     def late_rows(self, state: RunState, updates: Iterable[tuple[Task, Update]]) -> State:
         """Updates of several versions as rows, each counted by how late it is; nothing if there are none."""
         pairs = list(updates)
@@ -130,7 +143,7 @@ class Versions:
             given = Given(own, gap_D, len(valid) if stands_for_many else None, share)
             state, work, more = self.next(state, work, given, fold if added is None else None)
             valid, told = valid_of(work), told | more
-        samples, loss = _seen(valid) if added is None else (added.samples, added.loss)
+        samples, loss = self._seen(valid) if added is None else (added.samples, added.loss)
         row: dict[str, Any] = {
             "clients": len(valid),
             "samples": samples,
@@ -140,12 +153,23 @@ class Versions:
             "samples_trained": state.samples,
             **told,
         }
-        if math.isnan(loss) and not self.job.work.uses_algorithm:
-            del row["train_loss"]  # this work has none
+        if math.isnan(loss) and not self.job.work.always_has_loss:
+            del row["train_loss"]
         wanted = self.coordinator.sampler.score
         scores = {report.client: float(getattr(report, wanted)) for report in valid} if wanted else {}
+        scores = {client: score for client, score in scores.items() if not math.isnan(score)}
         committed = Committed(len(valid), len(work.reports) - len(valid), scores)
         return state, row, committed, frozenset(report.client for report in valid)
+
+    def _seen(self, reports: Sequence[Report]) -> tuple[int, float]:
+        """Return how many samples some clients have, and the mean by samples of the training losses that there are."""
+        samples = sum(report.num_samples for report in reports)
+        if not self.job.work.always_has_loss:
+            reports = [report for report in reports if not math.isnan(report.loss)]
+            if not reports:
+                return samples, math.nan
+        weighed = sum(report.num_samples for report in reports)
+        return samples, sum(report.loss * report.num_samples for report in reports) / max(1, weighed)
 
     def _counted_up(self, state: RunState, tasks: Sequence[Task], work: Work, added: Added | None) -> RunState:
         """Add what a round took to what was taken before."""
@@ -334,9 +358,3 @@ def _is_finite(before: RunState, after: RunState) -> bool:
 def valid_of(work: Work) -> list[Report]:
     """Whose work counts."""
     return [report for report in work.reports if report.valid]
-
-
-def _seen(reports: list[Report]) -> tuple[int, float]:
-    """How many samples some clients have, and their mean training loss by samples."""
-    samples = sum(report.num_samples for report in reports)
-    return samples, sum(report.loss * report.num_samples for report in reports) / max(1, samples)

@@ -90,6 +90,11 @@ class ClientWork(NamedTuple):
         """Whether each client has a model of its own, and there is none that all share."""
         return self.own_model is not None
 
+    @property
+    def always_has_loss(self) -> bool:
+        """Whether every client reports a training loss; those of other works may have none."""
+        return self.uses_algorithm
+
 
 def accuracy_and_loss(sums: Sums) -> tuple[float, float]:
     """Return the share of right answers and the mean loss; NaN for what was not measured.

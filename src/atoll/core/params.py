@@ -7,6 +7,7 @@ running statistics of batch norm). Frozen parameters and integer buffers never t
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -75,6 +76,11 @@ class ParamSpec(NamedTuple):
         """Show the averaged buffers alone, which follow the parameters in the vector, as named tensors."""
         moved = [slot._replace(offset=slot.offset - self.num_trainable) for slot in self.buffers]
         return self._replace(slots=tuple(moved)).views(statistics_S)
+
+
+def params_hash(params_D: Tensor) -> bytes:
+    """Return the SHA-256 of parameters as they lie in memory, which names them."""
+    return hashlib.sha256(params_D.contiguous().numpy().data).digest()
 
 
 def _views(slots: Iterable[Slot], vector: Tensor) -> dict[str, Tensor]:

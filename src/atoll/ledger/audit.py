@@ -44,6 +44,7 @@ class Counted(msgspec.Struct, frozen=True):
     attempt: Number
     num_samples: Number | None = None
     loss: float | None = None
+    """Mean training loss; None if the plan's client work has none."""
     weight: float | None = None
     object: Hash | None = None
     signature: Annotated[str, Meta(pattern=r"^[0-9a-f]{128}\Z")] | None = None
@@ -293,7 +294,7 @@ def _counted_problem(history: History, commit: Commit, update: Counted) -> str |
         return "with a single update, although its plan uses secure aggregation" if single else None
     if update.object is None or update.signature is None:
         return "without its signature"
-    if update.num_samples is None or update.loss is None or update.weight is None:
+    if update.num_samples is None or update.weight is None:  # the loss may be null, which is signed too
         return "without all signed fields"
     if history.checked_before:
         return None

@@ -26,6 +26,8 @@ MAX_LENGTH = 1 << 32
 SEALED = 2 * SHARE + 16
 """Number of bytes of an encrypted pair of shares, with its authentication tag."""
 HASH = 32
+NAME_LENGTH = 64
+"""Maximum length of a run's name over a network, and the length of a plan's identity."""
 SIGNATURE = 64
 RECORD = struct.Struct("<Q32s32s32s64s")
 """Layout of an advert for other clients: client, mask key, channel key, commitment, signature."""
@@ -171,6 +173,16 @@ def encode(message: AnyMessage | Envelope) -> bytes:
 def session_id(invite: Invite) -> bytes:
     """Return the hash of run, round, attempt, configuration, model and cohort, which identifies a session."""
     return hashlib.sha256(b"atoll secagg 1 session" + encode(invite)).digest()
+
+
+def name_padding(invite: Invite) -> int:
+    """Return the bytes that are added to an invitation's, so that they do not depend on what a run is called.
+
+    They are counted as if the run's name had NAME_LENGTH characters, as the one of a simulated run has.
+    """
+    padded = msgspec.structs.replace(invite, run=invite.run.ljust(NAME_LENGTH))
+    long, short = (len(msgspec.msgpack.encode(encode(each))) for each in (padded, invite))
+    return long - short
 
 
 def cohort(clients: list[int] | tuple[int, ...]) -> bytes:

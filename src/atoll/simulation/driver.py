@@ -50,9 +50,8 @@ from atoll.core.devices import INSTANT, Devices, Load, Trip
 from atoll.core.eligibility import Eligibility
 from atoll.core.errors import TrainingError
 from atoll.core.events import ClientReported, Event, Reader, unread
-from atoll.core.messages import Payload, State, Task, Update
+from atoll.core.messages import State, Task, Update
 from atoll.core.seeds import generator
-from atoll.core.wire import packed_size
 from atoll.engine.base import Progress
 from atoll.simulation.secure_round import Sent, add_in_secret, counted, fates
 from atoll.train.exchange import Work, acceptable
@@ -166,7 +165,9 @@ class Simulation:
         machine = state.coordinator
         for event in send_tasks(self.parts, machine.attempt, tasks):
             read(event)
-        state, costs = self._broadcast(state, [task.client for task in tasks])
+        if machine.version not in state.sent:
+            state, _ = self.versions.broadcast(state)
+        state, costs = self.versions.count_down(state, [task.client for task in tasks])
         pairs = list(zip(tasks, self._trips(state, tasks, costs), strict=True))
         journeys = list(state.journeys)
         for task, trip in pairs:
@@ -174,7 +175,6 @@ class Simulation:
         return state._replace(
             journeys=tuple(journeys),
             works={**state.works, **{task: trip.work for task, trip in pairs if trip.work != 1}},
-            bytes_down=state.bytes_down + sum(costs),
         )
 
     def _trips(self, state: RunState, tasks: tuple[Task, ...], costs: list[int]) -> list[Trip]:
@@ -188,17 +188,6 @@ class Simulation:
         attempt = state.coordinator.attempt
         seeded = generator(self.plan.seed, "trips", attempt)
         return self.devices.trips(loads, self.guard.rng("trips", attempt) if self.guard else seeded)
-
-    def _broadcast(self, state: RunState, clients: list[int]) -> tuple[RunState, list[int]]:
-        """Send the newest version to clients; how many bytes that takes for each of them."""
-        job = self.job
-        if state.coordinator.version not in state.sent:
-            state, _ = self.versions.broadcast(state)
-        if not job.downlink.by_difference:
-            return state, [state.last_news] * len(clients)
-        whole = packed_size(Payload(state.downlink["known"]))
-        costs = [min(whole, state.news - state.heard[client]) if client in state.heard else whole for client in clients]
-        return state._replace(heard={**state.heard, **dict.fromkeys(clients, state.news)}), costs
 
     def _next(self, state: RunState, began: float) -> tuple[RunState, MachineEvent]:
         """What happens next: those tasks end that end first, or the attempt's time does.

@@ -27,6 +27,7 @@ class Fitted(NamedTuple):
     num_samples: int
     """The weight of this client in the mean."""
     loss: float = float("nan")
+    """Mean training loss; NaN if there is none."""
     memory: Mapping[str, Any] = NO_ARRAYS
     """What the client remembers for its next task; it is never sent."""
 

@@ -51,7 +51,7 @@ class Told(NamedTuple):
 
     num_samples: int
     loss: float
-    """Mean training loss over the steps."""
+    """Mean training loss over the steps; NaN if the work has none."""
     bytes_up: int
 
 

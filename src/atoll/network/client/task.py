@@ -55,7 +55,8 @@ class TrainedUpdate(NamedTuple):
     data: list[bytes | memoryview]
     """The payload in parts; under secure aggregation, before it is masked."""
     num_samples: int
-    loss: float
+    loss: float | None
+    """None if the work has none."""
     weight: float
     state: State
 
@@ -142,7 +143,7 @@ class AgreedRun:
         payload, memory = encoded(job, task, update.rows(0), before)
         if job.secure is not None:
             payload = self._secure_addend(task, update.rows(0), payload)
-        samples, loss = job.federation.num_samples(self.number), trained.loss
+        samples, loss = job.federation.num_samples(self.number), None if math.isnan(trained.loss) else trained.loss
         if job.mechanism is not None:  # nothing but the update is protected
             samples, loss = samples if job.mechanism.at_client is None else 1, 0.0
         return TrainedUpdate(
@@ -157,7 +158,8 @@ class AgreedRun:
         """Return whether an update may be sent; under privacy a decision by values would reveal them."""
         mechanism = self.job.mechanism
         if mechanism is None:
-            return bool(acceptable(self.job, [task], update).all()) and math.isfinite(loss)
+            sound = math.isfinite(loss) or (math.isnan(loss) and not self.job.work.always_has_loss)
+            return sound and bool(acceptable(self.job, [task], update).all())
         counts_as_none = self.job.secure is not None and mechanism.on_grid is not None  # see _secure_addend
         return counts_as_none or bool(acceptable(self.job, [task], update).all())
 

@@ -204,7 +204,7 @@ class Delivery(Message, frozen=True):
     manifest: bytes
     num_samples: Annotated[int, Meta(ge=1, le=1 << 53)]
     loss: float | None
-    """None if it is not finite, which JSON cannot express."""
+    """Mean training loss; None if the plan's client work has none."""
     weight: float
     signature: Signature
     broadcast: ObjectName | None = None

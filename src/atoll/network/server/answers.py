@@ -71,16 +71,13 @@ class Answers:
     def manifest(self, request: Request, body: None) -> bytes:
         """Send the manifest of an object."""
         name = request.parameters["name"]
-        _, objects = self._handler.readable_objects(request.client, request.run, name)
-        return msgspec.msgpack.encode(objects.manifest(name))
+        return msgspec.msgpack.encode(self._handler.readable_objects(request.client, request.run, name).manifest(name))
 
     def get_chunk(self, request: Request, body: None) -> bytes:
         """Send a chunk of an object."""
         name = request.parameters["name"]
-        run, objects = self._handler.readable_objects(request.client, request.run, name)
-        data = objects.part(name, request.number("index"))
-        self._handler.count_sent(run, len(data))
-        return data
+        objects = self._handler.readable_objects(request.client, request.run, name)
+        return objects.part(name, request.number("index"))
 
     def missing(self, request: Request, body: Answer) -> Missing:
         """List the chunks that are missing of an object."""

@@ -243,6 +243,7 @@ class RunDriver:
             if isinstance(command, Send):
                 self._publish(transaction, run, send_tasks(run.parts, machine.attempt, command.tasks))
                 transaction.tables.add_tasks(run.name, command.tasks)
+                transaction.after_commit(partial(run.count_down, command.tasks))
                 self._announce(transaction, run, machine.version)
                 numbers = {task.client for task in command.tasks}
                 log("asked", run=run.name, round=machine.version + 1, clients=len(numbers))

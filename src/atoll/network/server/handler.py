@@ -52,7 +52,7 @@ class RequestHandler:
         self._driver, self._metrics, self._max_samples = driver, metrics, max_samples
         self._writer, self._runs, self._store = driver.writer, driver.runs, driver.store
         self._now = driver.now
-        self._counting, self._large_lock = threading.Lock(), threading.Lock()
+        self._large_lock = threading.Lock()
         self.informed_of_end: set[int] = set()
         """Clients that know that all runs have ended, and have read their ledgers."""
 
@@ -99,7 +99,7 @@ class RequestHandler:
         with self._store.read() as tables:
             return tables.ledger_lines(run_name, start, most)
 
-    def readable_objects(self, client: ClientRow, run_name: str, name: str) -> tuple[Run, Objects]:
+    def readable_objects(self, client: ClientRow, run_name: str, name: str) -> Objects:
         """Return the objects that hold this name, if the client may read it: a version, or a message to it."""
         run = self.run(run_name)
         self._driver.presence.note_request(client.number)
@@ -110,12 +110,7 @@ class RequestHandler:
         known |= {ref.name for ref in (mine, run.final_model) if ref is not None}
         if name not in known:
             raise Refused(HTTPStatus.GONE, "there is no such object any more: poll again")
-        return run, run.objects
-
-    def count_sent(self, run: Run, num_bytes: int) -> None:
-        """Count bytes that were sent to a client."""
-        with self._counting:
-            run.bytes_down += num_bytes
+        return run.objects
 
     def missing(self, client: ClientRow, run_name: str, attempt: int, manifest: bytes) -> Missing:
         """Return the missing chunks of an announced update."""
@@ -297,7 +292,8 @@ class RequestHandler:
     ) -> dict[str, Any]:
         """Check an update before it counts; return the report that is written of it."""
         assert run.parts is not None
-        if delivery.loss is None or not abs(delivery.loss) <= MAX_LOSS:
+        optional = not run.parts.job.work.always_has_loss
+        if not (optional if delivery.loss is None else abs(delivery.loss) <= MAX_LOSS):
             raise BadUpdate("the training loss is not a number: check the client's data and learning rate")
         model = run.models.get(task.version)
         if delivery.broadcast is not None and (model is None or delivery.broadcast != model.ref.name):
@@ -314,7 +310,8 @@ class RequestHandler:
         weight = min(delivery.weight, run.parts.max_weight(most))
         chunks = run.uploads.complete_chunks(task, manifest) if data is None else [data]
         with self._large_lock if manifest.num_bytes > LARGE_UPDATE else contextlib.nullcontext():
-            run.parts.check_acceptable(task, run.parts.decode_update(chunks, manifest.num_bytes, weight))
+            update, _ = run.parts.decode_update(chunks, manifest.num_bytes, weight)
+            run.parts.check_acceptable(task, update)
         # the client signed its own numbers; what counts is capped by the samples that it is credited with
         signed: dict[str, Any] = {"num_samples": delivery.num_samples, "loss": delivery.loss, "weight": delivery.weight}
         signed |= {} if delivery.broadcast is None else {"broadcast": delivery.broadcast}

@@ -108,12 +108,13 @@ class ServerParts(RunParts):
     kinds: Kinds
     """Names and types of a payload of that."""
 
-    def decode_update(self, chunks: Iterable[bytes], num_bytes: int, weight: float) -> Update:
-        """Read a delivered update; one that is not what is due raises BadUpdate."""
+    def decode_update(self, chunks: Iterable[bytes], num_bytes: int, weight: float) -> tuple[Update, int]:
+        """Return a delivered update, and its bytes without compression; one that is not due raises BadUpdate."""
         try:
             payload = unpack_parts(chunks, num_bytes, max_bytes=self.max_bytes)
             if _kinds(payload) != self.kinds:
                 raise BadUpdate("the update's tensors have other names or types than the plan's uplink makes")
+            size = packed_size(payload)
             payload, exact = payload.split(self.layout.exact())
             vector_V = self.job.uplink.decode(payload)
         except (BadUpdate, ObjectError, OSError, RunError):
@@ -130,7 +131,7 @@ class ServerParts(RunParts):
             if not (bool(values.sum().isfinite()) or bool(values.isfinite().all())):  # a finite sum is enough
                 raise BadUpdate("the update holds NaN or Inf: check the client's data and learning rate")
         update = self.layout.rebuilt(vector_V, exact)
-        return update._replace(weight=torch.tensor(weight, dtype=self.layout.weight.dtype))
+        return update._replace(weight=torch.tensor(weight, dtype=self.layout.weight.dtype)), size
 
     def check_acceptable(self, task: Task, update: Update) -> None:
         """Raise BadUpdate for an update that would be left out of its version."""

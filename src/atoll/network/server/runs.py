@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -20,7 +21,7 @@ from torch import Tensor
 from atoll.commit.finish import Outcome, RoundWork, commit_round, measured_again
 from atoll.commit.parts import open_ledger
 from atoll.commit.run_state import RunState, first_state
-from atoll.commit.secure_sum import Added, params_hash
+from atoll.commit.secure_sum import Added
 from atoll.commit.state_file import encode_state, read_state
 from atoll.commit.versions import valid_of
 from atoll.core.aggregator import rows_of
@@ -28,7 +29,7 @@ from atoll.core.coordinator import Arrived, CoordinatorState, Failed, Phase
 from atoll.core.downlink import DecodedBroadcast
 from atoll.core.events import Evaluated, Event, RunEnded, RunStarted
 from atoll.core.messages import Payload, State, Task
-from atoll.core.params import load
+from atoll.core.params import load, params_hash
 from atoll.core.plan import Plan
 from atoll.core.wire import packed_size, pieces
 from atoll.ledger import chain
@@ -116,7 +117,7 @@ class Run:
         self.objects, self.uploads = Objects(objects), Uploads(uploads)
         self.client_plan = plan_for_clients(plan)
         self.min_clients: int = plan.policy.build("rounds").min_clients
-        self.plan_hash = plan_hash(self.client_plan)
+        self.plan_hash, self._identity = plan_hash(self.client_plan), plan.identity()
         self.status = RUNNING
         self.parts: ServerParts | None = None
         self.sizes: tuple[int, ...] = ()
@@ -134,8 +135,6 @@ class Run:
         """When the next attempt may begin, after one that came to nothing."""
         self.busy = False
         """Whether something is being made."""
-        self.bytes_down = 0
-        """Sent to clients since the last commit."""
         self.file_writer = RunWriter(self.files, [])
         self.files_stale = False
         """Whether the files for people are not as the store has them."""
@@ -171,7 +170,7 @@ class Run:
             ledger.check(self.machine.attempt if self.machine.phase is Phase.READY else 0)
         parts, first_M = build_server_parts(self.plan, sizes, ledger)
         if state_file:
-            state = read_state(self.directory / state_file, self.plan.identity())
+            state = read_state(self.directory / state_file, self._identity)
         elif self.state is not None:  # others have joined since
             state = self.state
         else:
@@ -234,6 +233,11 @@ class Run:
         )
         return changed
 
+    def count_down(self, tasks: Iterable[Task]) -> None:
+        """Count what clients are sent for these tasks of the newest version."""
+        assert self.parts is not None and self.state is not None
+        self.state, _ = self.parts.versions.count_down(self.state, [task.client for task in tasks])
+
     def _store_broadcast(self, number: int, heard: DecodedBroadcast) -> Model:
         """Store a broadcast whole, and as it is encoded; or the difference, for those who know the version before."""
         whole = self._store(heard.broadcast.plain())
@@ -267,8 +271,6 @@ class Run:
             self.lost_sum = False
             did = RoundWork((), None)
         else:
-            state = state._replace(bytes_down=state.bytes_down + self.bytes_down)
-            self.bytes_down = 0
             did = self._round_work(parts, state, rows, secret)
         outcome = commit_round(parts, state, did, lambda: took)
         measured = () if outcome.committed is not None else self.measure_last()
@@ -307,13 +309,14 @@ class Run:
 
     def _delivered(self, parts: ServerParts, row: TaskRow) -> DeliveredUpdate:
         manifest = msgspec.msgpack.decode(bytes.fromhex(row.report["manifest"]), type=Manifest)
-        told = Told(row.report["samples"], row.report["loss"], manifest.num_bytes)
+        loss = math.nan if row.report["loss"] is None else row.report["loss"]
         chunks = self.uploads.read(row.task, manifest, _position(row))
-        return DeliveredUpdate(parts.decode_update(chunks, manifest.num_bytes, row.report["counts"]), told)
+        update, bytes_up = parts.decode_update(chunks, manifest.num_bytes, row.report["counts"])
+        return DeliveredUpdate(update, Told(row.report["samples"], loss, bytes_up))
 
     def save_state(self, state: RunState) -> str:
         """Write the state to a file of its own; nothing refers to it until the store does."""
-        parts, digest = list(encode_state(state, self.plan.identity())), hashlib.sha256()
+        parts, digest = list(encode_state(state, self._identity)), hashlib.sha256()
         for part in parts:
             digest.update(part)
         name = f"state-{state.coordinator.attempt}-{digest.hexdigest()[:16]}.safetensors"
@@ -419,6 +422,9 @@ def restore_run(
                     run.uploads.restore(each.task, position)
         if run.status == RUNNING and run.machine.phase is not Phase.FINISHED:
             run.prepare_broadcast(run.machine)
+            assert run.state is not None
+            for attempt in range(run.state.coordinator.attempt, run.machine.attempt + 1):  # since it was saved
+                run.count_down(each.task for each in tables.tasks(row.id, attempt))
             run.lost_sum = run.parts.job.secure is not None and run.machine.phase is Phase.COMMITTING
     run.rewrite_files(tables.metrics_rows(row.id), lines)
     run.remove_stale_files(row.state)
