@@ -10,7 +10,7 @@ from threading import Event
 
 import pytest
 from network.federation import until
-from network.in_process_server import enrol
+from network.in_process_server import built_run, enrol
 
 from atoll import Plan
 from atoll.network.protocol.messages import Poll
@@ -62,7 +62,7 @@ class ScriptedFederation:
         return order.seconds
 
     def _seen(self) -> tuple[list[int], str]:
-        machine = self.operations.driver.runs[RUN].machine
+        machine = built_run(self.operations, RUN).machine
         return [task.attempt for task in machine.in_flight.values()], str(machine.phase)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from atoll.core.messages import Task
 from atoll.network.server.auth import Authenticator
 from atoll.network.server.logs import log
 from atoll.network.server.presence import Presence
-from atoll.network.server.runs import Run
+from atoll.network.server.runs import Run, WaitingRun
 from atoll.network.server.tables import ClientRow, Stage, Status, TaskRow
 from atoll.network.server.writer import Transaction
 
@@ -23,7 +24,7 @@ class Offences:
 
     def __init__(
         self,
-        runs: Mapping[str, Run],
+        runs: Mapping[str, WaitingRun | Run],
         presence: Presence,
         authenticator: Authenticator,
         fail: Callable[[Transaction, Run, list[Task], str], None],
@@ -64,7 +65,6 @@ class Offences:
         Where no client did it, such as on a model that has diverged, it was not the clients' fault. Where rounds
         overlap, an attempt may be of one client, whose refusal is no offence.
         """
-        assert run.parts is not None
         done = any(row.stage in (Stage.ARRIVED, Stage.COUNTED) for row in rows)
         if done and not run.parts.coordinator.policy.overlaps_rounds:
             leaves = {row.client for row in transaction.tables.refusals(run.name) if row.whole_run}
@@ -74,7 +74,7 @@ class Offences:
     def exclude(self, transaction: Transaction, client: ClientRow, status: Status) -> None:
         """Exclude a client; its tasks are not waited for."""
         epoch = transaction.tables.revoke(client.id, status)
-        for run in self._runs.values():
+        for run in self._built_runs():
             task = transaction.machine(run)[0].in_flight.get(client.number) if client.number is not None else None
             if task is not None:
                 self._fail(transaction, run, [task], f"client {status}")
@@ -89,10 +89,14 @@ class Offences:
         if samples is not None:
             for client in clients:
                 transaction.tables.set_agreed_samples(client.id, samples)
-        for run in self._runs.values():
-            transaction.after_commit(lambda run=run: run.clear_refusals(numbers))  # type: ignore[misc]
+        for run in self._built_runs():
+            transaction.after_commit(partial(run.clear_refusals, numbers))
         self.refresh_clients(transaction)
         return numbers
+
+    def _built_runs(self) -> list[Run]:
+        """Return the runs that may have asked clients."""
+        return [run for run in list(self._runs.values()) if isinstance(run, Run)]
 
     def refresh_clients(self, transaction: Transaction) -> None:
         """Reload clients from the store, since approvals have changed."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from atoll.core.eligibility import Eligibility
+from atoll.core.plan import Plan
 from atoll.network.server.runs import Run
 from atoll.network.server.tables import ClientRow, Status
 
@@ -66,20 +67,20 @@ class Presence:
         """Return the public keys of clients."""
         return {number: client.key for number, client in self.clients.items()}
 
-    def sizes(self, run: Run) -> tuple[int, ...]:
-        """Return the number of samples of each client: as the run has it, then of new clients.
+    def sizes(self, plan: Plan, known: Sequence[int] = ()) -> tuple[int, ...]:
+        """Return the number of samples of each client: the sizes that a run of the plan knows, then of new clients.
 
         New clients get what `credited_samples` allows; but in a private run what they state, as its accounting must
         not underestimate a client. There only the weight is bounded.
         """
-        num = max([len(run.sizes) - 1, *self.clients]) + 1
+        num = max([len(known) - 1, *self.clients]) + 1
         stated = {number: max(1, client.num_samples) for number, client in self.clients.items()}
-        credited = stated if run.plan.privacy is not None else credited_samples(stated, self.agreed_samples)
-        return (*run.sizes, *(credited.get(number, 1) for number in range(len(run.sizes), num)))
+        credited = stated if plan.privacy is not None else credited_samples(stated, self.agreed_samples)
+        return (*known, *(credited.get(number, 1) for number in range(len(known), num)))
 
-    def capped_samples(self, run: Run) -> dict[int, tuple[int, int]]:
-        """Return what new clients of a run state and what counts, where that is less."""
-        new = {number: each.num_samples for number, each in self.clients.items() if number >= len(run.sizes)}
+    def capped_samples(self, known: Sequence[int] = ()) -> dict[int, tuple[int, int]]:
+        """Return what clients state whose sizes are not known yet, and what counts, where that is less."""
+        new = {number: each.num_samples for number, each in self.clients.items() if number >= len(known)}
         counts = credited_samples(
             {number: max(1, each.num_samples) for number, each in self.clients.items()}, self.agreed_samples
         )
@@ -91,7 +92,6 @@ class Presence:
 
     def may_be_asked(self, run: Run) -> Callable[[int], bool]:
         """Return which clients may be asked: with a deadline those that are online, else all."""
-        assert run.parts is not None and run.state is not None
         deadline, rule = run.parts.coordinator.policy.deadline, run.plan.eligibility
         shut_out, online = set(run.state.quarantined), self.online()
 
