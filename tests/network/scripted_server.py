@@ -20,8 +20,8 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
-from atoll.commit.secure_sum import params_hash
 from atoll.core.messages import Broadcast, Payload, State, Task, Update, stack
+from atoll.core.params import params_hash
 from atoll.core.wire import pack, unpack
 from atoll.engine.base import InProcess
 from atoll.ledger import chain, signing
@@ -54,8 +54,7 @@ from atoll.network.protocol.messages import (
     update_text,
 )
 from atoll.network.protocol.objects import Objects, read_manifest
-from atoll.network.server.auth import Authenticator, Refused
-from atoll.network.server.clock import Clock
+from atoll.network.server.auth import Authenticator, Clock, Refused
 from atoll.network.server.store import Store
 from atoll.network.server.web import content_length, read_body, web_server
 from atoll.train.exchange import Told, Work, decoded, received

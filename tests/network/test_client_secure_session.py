@@ -14,9 +14,10 @@ from network.scripted_federation import RUN, SMALL, RandomCrashes, ScriptedFeder
 
 from atoll.commit.coordinator import build_coordinator
 from atoll.commit.guard import guarded
-from atoll.commit.secure_sum import largest_of, params_hash, session_of, vector_of
+from atoll.commit.secure_sum import largest_of, session_of, vector_of
 from atoll.core.errors import RunError
 from atoll.core.messages import Broadcast, Task, stack
+from atoll.core.params import params_hash
 from atoll.core.plan import Plan
 from atoll.core.wire import pack
 from atoll.network.protocol.agreement import Floors

@@ -14,8 +14,7 @@ from network.in_process_server import built_run, enrol
 
 from atoll import Plan
 from atoll.network.protocol.messages import Poll
-from atoll.network.server.auth import Refused
-from atoll.network.server.clock import Clock
+from atoll.network.server.auth import Clock, Refused
 from atoll.network.server.operations import Operations
 from atoll.network.server.presence import ONLINE_SECONDS
 from atoll.network.server.store import Store

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from atoll.core.aggregator import as_rows
 from atoll.core.errors import AtollError
@@ -44,11 +43,6 @@ class Added(NamedTuple):
     """What one client sent, on average."""
     row: dict[str, Any]
     """What the metrics say of it."""
-
-
-def params_hash(params_D: Tensor) -> bytes:
-    """A name for parameters."""
-    return hashlib.sha256(params_D.contiguous().numpy().data).digest()
 
 
 def session_of(

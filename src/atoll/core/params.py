@@ -7,6 +7,7 @@ Frozen parameters and integer buffers never travel.
 
 from __future__ import annotations
 
+import hashlib
 from typing import NamedTuple
 
 import torch
@@ -106,3 +107,8 @@ def load(model: nn.Module, spec: ParamSpec, params_D: Tensor) -> nn.Module:
         for name, value in spec.views(params_D).items():
             tensors[name].copy_(value)
     return model
+
+
+def params_hash(params_D: Tensor) -> bytes:
+    """Return the SHA-256 of parameters as they lie in memory, which names them in ledgers and secure sums."""
+    return hashlib.sha256(params_D.contiguous().numpy().data).digest()

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from atoll.commit.secure_sum import Added, groups_of, largest_of, params_hash, session_of, told, vector_of
+from atoll.commit.secure_sum import Added, groups_of, largest_of, session_of, told, vector_of
 from atoll.core.messages import Task, Update
+from atoll.core.params import params_hash
 from atoll.core.seeds import generator
 from atoll.secagg.encoding import Encoding
 from atoll.secagg.scheme import Outcome, Session

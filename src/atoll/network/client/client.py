@@ -10,9 +10,8 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from atoll.commit.secure_sum import params_hash
 from atoll.core.errors import AtollError, DiskFull, RunError
-from atoll.core.params import load
+from atoll.core.params import load, params_hash
 from atoll.ledger import chain
 from atoll.network.client.app import ClientApp
 from atoll.network.client.connection import Connection, Declined

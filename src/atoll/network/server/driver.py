@@ -15,11 +15,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from atoll.core.coordinator import Finish, Phase
 from atoll.core.errors import AtollError
 from atoll.network.protocol.blobs import MakeBlobs, write_file
-from atoll.network.server.auth import Authenticator, Refused
-from atoll.network.server.clock import Clock
+from atoll.network.server.auth import Authenticator, Clock, Refused
 from atoll.network.server.journal import Journal
-from atoll.network.server.logs import log
-from atoll.network.server.metrics import Metrics
+from atoll.network.server.monitoring import Metrics, log
 from atoll.network.server.presence import Presence
 from atoll.network.server.runs import RUNNING, Run, WaitingRun, restore_run
 from atoll.network.server.secure_session import STEP_SECONDS, SecureContext

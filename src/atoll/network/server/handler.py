@@ -26,10 +26,9 @@ from atoll.network.protocol.messages import (
 from atoll.network.protocol.objects import Manifest, ObjectError, Objects, read_manifest
 from atoll.network.server.auth import Refused, check_approved
 from atoll.network.server.driver import RunDriver
-from atoll.network.server.logs import log
-from atoll.network.server.metrics import Metrics
-from atoll.network.server.offences import REFUSED
+from atoll.network.server.monitoring import Metrics, log
 from atoll.network.server.parts import BadUpdate
+from atoll.network.server.presence import REFUSED
 from atoll.network.server.runs import RUNNING, Run, WaitingRun
 from atoll.network.server.tables import ClientRow, Stage
 from atoll.network.server.uploads import UploadTooLarge

@@ -34,13 +34,10 @@ from atoll.core.coordinator import (
 from atoll.core.events import Event, RoundCommitted, RunEnded
 from atoll.core.messages import Task
 from atoll.ledger import chain
-from atoll.network.server.auth import Authenticator
-from atoll.network.server.clock import Clock
+from atoll.network.server.auth import Authenticator, Clock
 from atoll.network.server.ledger_records import cohort_entries, public_participants, rejected_entries
-from atoll.network.server.logs import log
-from atoll.network.server.metrics import Metrics
-from atoll.network.server.offences import Offences
-from atoll.network.server.presence import Presence
+from atoll.network.server.monitoring import Metrics, log
+from atoll.network.server.presence import Offences, Presence
 from atoll.network.server.runs import FIRST, CommitResult, Run, WaitingRun, hash_of
 from atoll.network.server.tables import RunRow, Stage, TaskRow
 from atoll.network.server.writer import Transaction

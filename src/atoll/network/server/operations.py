@@ -14,12 +14,10 @@ from atoll.network.protocol.blobs import blobs_at
 from atoll.network.protocol.identity import load_key, make_key, public_bytes, token_hash
 from atoll.network.protocol.messages import is_run_name
 from atoll.network.protocol.operator_endpoints import ClientStatus, Overview, RunStatus, ServerStatus
-from atoll.network.server.auth import SYSTEM, Authenticator
-from atoll.network.server.clock import Clock
+from atoll.network.server.auth import SYSTEM, Authenticator, Clock
 from atoll.network.server.driver import RunDriver
 from atoll.network.server.handler import RequestHandler
-from atoll.network.server.logs import log
-from atoll.network.server.metrics import Metrics
+from atoll.network.server.monitoring import Metrics, log
 from atoll.network.server.parts import dry_run_for
 from atoll.network.server.presence import ONLINE_SECONDS
 from atoll.network.server.runs import FIRST, RUNNING, Run, WaitingRun

@@ -18,13 +18,14 @@ from torch import Tensor
 from atoll.commit.finish import Outcome, RoundWork, commit_round, measured_again
 from atoll.commit.parts import open_ledger
 from atoll.commit.run_state import RunState, first_state
-from atoll.commit.secure_sum import Added, params_hash
+from atoll.commit.secure_sum import Added
 from atoll.commit.versions import valid_of
 from atoll.core.aggregator import rows_of
 from atoll.core.coordinator import Arrived, CoordinatorState, Failed, Phase
 from atoll.core.downlink import DecodedBroadcast
 from atoll.core.events import Event
 from atoll.core.messages import Payload, State, Task
+from atoll.core.params import params_hash
 from atoll.core.plan import Plan
 from atoll.core.wire import packed_size, pieces
 from atoll.ledger import chain

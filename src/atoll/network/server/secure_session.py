@@ -15,9 +15,10 @@ from typing import NamedTuple
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
-from atoll.commit.secure_sum import Added, groups_of, largest_of, params_hash, session_of, told
+from atoll.commit.secure_sum import Added, groups_of, largest_of, session_of, told
 from atoll.core.errors import PlanError
 from atoll.core.messages import Task, Update
+from atoll.core.params import params_hash
 from atoll.network.protocol.messages import Ref
 from atoll.network.protocol.objects import Objects
 from atoll.secagg import wire
