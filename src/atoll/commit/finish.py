@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from atoll.commit.measure import measured
 from atoll.commit.parts import RunParts
 from atoll.commit.run_state import RunState, forget
 from atoll.commit.secure_sum import Added
@@ -19,8 +18,11 @@ from atoll.commit.versions import Fold
 from atoll.core.coordinator import Abandon, Command, Committed, Reason
 from atoll.core.events import AttemptAbandoned, BudgetCharged, Evaluated, Event, RoundCommitted, TasksSent
 from atoll.core.messages import Task, Update
-from atoll.core.plan import Stop
+from atoll.core.plan import Plan, Stop
+from atoll.core.seeds import generator
+from atoll.engine.base import Engine
 from atoll.train.exchange import Work
+from atoll.train.metrics import Metrics, spread
 
 MEASURES = ("train_loss", "test", "models_test", "clients_test")
 """The parts of a metrics row that say how good the model is."""
@@ -111,7 +113,7 @@ def _finished(
     reason = why_stop(plan.stop, {**row, "seconds": state.seconds + elapsed()})
     last = machine.version >= parts.coordinator.rounds or reason is not None
     last = last or (guard is not None and not guard.allows(machine.attempt))
-    evaluated = measured(plan, parts.engine, machine.version, state, last=last)
+    evaluated = _measured(plan, parts.engine, machine.version, state, last=last)
     took = elapsed()
     state = state._replace(seconds=state.seconds + took)
     times = {"round_seconds": round(took, 6), "seconds": round(state.seconds, 6)}
@@ -171,7 +173,7 @@ def measured_again(parts: RunParts, state: RunState, row: Mapping[str, Any] | No
     """Measure the last round if its row says that it has not been; the row with what was found comes last."""
     if row is None or "test" in row:
         return ()
-    evaluated = measured(parts.plan, parts.engine, row["round"], state, last=True)
+    evaluated = _measured(parts.plan, parts.engine, row["round"], state, last=True)
     return (evaluated, RoundCommitted(row=without_nan({**row, **evaluated.metrics}), again=True))
 
 
@@ -213,3 +215,48 @@ def _is_finite(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(map(_is_finite, value))
     return value is not None and (not isinstance(value, float) or math.isfinite(value))
+
+
+def _measured(plan: Plan, engine: Engine, version: int, state: RunState, *, last: bool) -> Evaluated:
+    """Measure what the plan asks for after this round; the last round is always measured.
+
+    Where clients keep models of their own, those are measured of the clients that have taken part.
+    """
+    ask, job = plan.evaluation, engine.job
+    metrics: dict[str, Metrics] = {}
+    confusion_KK = scores_C2 = None
+    asked = last or (ask.every > 0 and version % ask.every == 0)
+    at_home = ask.clients_every > 0 and (last or version % ask.clients_every == 0)
+    chosen = _chosen(plan, engine, state) if at_home or (asked and job.work.personal) else []
+    own = {client: state.clients[client] for client in chosen} if chosen and job.work.personal else {}
+    if asked:
+        if own:
+            metrics["test"], confusion_KK, models_C2 = engine.evaluate_own(own)
+            metrics["models_test"] = spread(models_C2[:, 0], models_C2[:, 1])
+        else:
+            metrics["test"], confusion_KK = engine.evaluate(state.params_D)
+    if at_home:
+        scores_C2 = engine.evaluate_clients(state.params_D, chosen, own)
+        metrics["clients_test"] = spread(scores_C2[:, 0], scores_C2[:, 1])
+    return Evaluated(
+        version=version,
+        metrics=metrics,
+        confusion_KK=confusion_KK,
+        clients=tuple(chosen) if at_home else (),
+        scores_C2=scores_C2,
+    )
+
+
+def _chosen(plan: Plan, engine: Engine, state: RunState) -> list[int]:
+    """Return the clients to measure: all but those who joined to attack, or as many as the plan allows, by seed."""
+    added = engine.job.federation.added  # the last clients
+    have_models = (
+        sorted(client for client in state.clients if client not in added)
+        if engine.job.work.personal
+        else range(added.start)
+    )
+    most = plan.evaluation.max_clients
+    if len(have_models) <= most:
+        return list(have_models)
+    picked = generator(plan.seed, "evaluated clients").choice(len(have_models), size=most, replace=False)
+    return [have_models[place] for place in sorted(picked.tolist())]

@@ -102,7 +102,7 @@ class RequestHandler:
         """Return the objects that hold this name, if the client may read it: a version, or a message to it."""
         run = self._built_run(run_name)
         self._driver.presence.note_request(client.number)
-        mine = run.mailbox.waiting(client.number) if client.number is not None else None
+        mine = run.mail(client.number) if client.number is not None else None
         with self._writer.lock:
             known = {name for model in run.models.values() for name in model.names()}
             known |= {news.object.name for news in run.news}
@@ -226,7 +226,7 @@ class RequestHandler:
         return self._writer.submit(checked)
 
     def _order(self, run: Run, number: int) -> Order | None:
-        task, mail = run.machine.in_flight.get(number), run.mailbox.waiting(number)
+        task, mail = run.machine.in_flight.get(number), run.mail(number)
         if mail is not None:
             task = next((each for each in run.machine.committing if each.client == number), None)
         if run.status != RUNNING or task is None:
@@ -284,7 +284,7 @@ class RequestHandler:
         number = -1 if client.number is None else client.number
         with self._writer.lock:
             task = run.machine.in_flight.get(number)
-            if task is None and run.mailbox.waiting(number) is not None:
+            if task is None and run.mail(number) is not None:
                 task = next((each for each in run.machine.committing if each.client == number), None)
         if task is None or task.attempt != attempt:
             raise Refused(HTTPStatus.GONE, "nobody waits for this any more: poll for work")

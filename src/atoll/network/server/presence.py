@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from atoll.core.eligibility import Eligibility
+from atoll.core.eligibility import ANYBODY
 from atoll.core.messages import Task
 from atoll.core.plan import Plan
 from atoll.network.server.auth import Authenticator
@@ -17,7 +17,6 @@ from atoll.network.server.writer import Transaction
 
 ONLINE_SECONDS = 90.0
 """Seconds after its last request until a client counts as offline."""
-ANYBODY = Eligibility()
 CLAIM_FACTOR = 2
 """A number of samples to which the operator has not agreed counts up to this multiple of the median."""
 MAX_OFFENCES = 3

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.commit.finish import measured_again
-from atoll.commit.run_state import RunState
-from atoll.commit.state_file import encode_state, read_state
+from atoll.commit.run_state import RunState, encode_state, read_state
 from atoll.core.events import Evaluated, Event, RunEnded, RunStarted
 from atoll.core.params import load
 from atoll.core.plan import Plan

@@ -164,6 +164,10 @@ class Run:
         self.missing: set[int] = set()
         """Clients without which it cannot go on, as far as the log has said so."""
 
+    def mail(self, client: int) -> Ref | None:
+        """Return the message of secure aggregation that waits for a client's answer."""
+        return None if self.parts.job.secure is None else self.mailbox.waiting(client)
+
     def may_ask(self, client: int) -> bool:
         """Whether a client that has refused work may be asked again."""
         known = self.refusals.get(client)
