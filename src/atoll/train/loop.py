@@ -106,7 +106,8 @@ def train_client(
     base = derive(job.seed, "dropout", task.attempt, task.client) >> 2
     with seeded(base):
         for number, indices in enumerate(batches):
-            set_seed(space.model, job.dropout_seeds, base + number)
+            if job.dropout_seeds:
+                set_seed(space.model, job.dropout_seeds, base + number)
             batch = load_batch(job, torch.from_numpy(indices), task, sent.params_D, number)
             order = _order(job, space, sent, state, lr, len(batches), batch, task, first_loss)
             if job.private is None:
