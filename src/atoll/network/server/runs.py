@@ -47,9 +47,9 @@ FIRST = CoordinatorState()
 RUNNING = "running"
 """The status of a run that is not over."""
 NEVER = -1
-"""Stands for a version that there never was."""
+"""The number of no version."""
 NEWS = 20
-"""So many differences are kept for clients that missed some."""
+"""Number of differences that are kept for clients that missed some."""
 
 
 FIRST_REFUSAL, LONGEST_REFUSAL = 10.0, 3600.0
@@ -57,7 +57,7 @@ FIRST_REFUSAL, LONGEST_REFUSAL = 10.0, 3600.0
 
 
 class RefusalState(NamedTuple):
-    """What came of a client's refusals."""
+    """How long a client that has refused work is not asked."""
 
     whole_run: bool
     """Whether it takes no part in the run at all."""
@@ -66,7 +66,7 @@ class RefusalState(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A version as clients can have it."""
+    """The objects of a version that clients may download."""
 
     ref: Ref
     """The broadcast itself, which the ledger names."""
@@ -79,12 +79,12 @@ class Model(NamedTuple):
 
 
 class CommitResult(NamedTuple):
-    """What came of a commit, before anybody is told."""
+    """The result of a commit, before it is recorded."""
 
     outcome: Outcome
     state_file: str
     measured: tuple[Event, ...] = ()
-    """What was measured of the version before, if that is the last and was not measured yet."""
+    """Events of measuring the version before, if that is the last and was not measured yet."""
 
 
 class WaitingRun:
@@ -169,17 +169,17 @@ class Run:
         return None if self.parts.job.secure is None else self.mailbox.waiting(client)
 
     def may_ask(self, client: int) -> bool:
-        """Whether a client that has refused work may be asked again."""
+        """Return whether a client may be asked, with regard to its refusals."""
         known = self.refusals.get(client)
         return known is None or (not known.whole_run and time.monotonic() >= known.until)
 
     def clear_refusals(self, clients: Iterable[int]) -> None:
-        """Ask clients again, whatever they refused."""
+        """Forget the refusals of clients."""
         for client in clients:
             self.refusals.pop(client, None)
 
     def set_refusals(self, rows: Iterable[RefusalRow]) -> None:
-        """Leave clients out that have refused, from now on, and the longer the more often they did."""
+        """Set refusals: each one of a client doubles the time for which it is not asked."""
         for row in rows:
             pause = min(LONGEST_REFUSAL, FIRST_REFUSAL * 2.0 ** min(row.times - 1, 30))
             self.refusals[row.client] = RefusalState(row.whole_run, time.monotonic() + pause)
@@ -210,7 +210,7 @@ class Run:
         )
 
     def _last_model(self) -> Ref | None:
-        """The parameters of a run that is over, for all who took part; what it sent before is not needed any more."""
+        """Return the parameters of a run that has ended, for all clients; earlier objects are deleted."""
         if self.status == RUNNING or self.machine.phase is not Phase.FINISHED:
             return None
         with self._lock:
@@ -260,7 +260,7 @@ class Run:
     def commit(
         self, machine: CoordinatorState, rows: Mapping[Task, TaskRow], now: float, secret: SecureContext | None
     ) -> CommitResult:
-        """Make the next version of what was delivered."""
+        """Commit the next version from delivered updates."""
         parts, state = self.parts, self.state._replace(coordinator=machine)
         took = max(0.0, now - self.began)
         if self.lost_sum:
@@ -281,7 +281,7 @@ class Run:
     def _round_work(
         self, parts: ServerParts, state: RunState, rows: Mapping[Task, TaskRow], secret: SecureContext | None
     ) -> RoundWork:
-        """Return what clients did for the round that is committed."""
+        """Return the work of clients for the round that is committed."""
         tasks, policy = state.coordinator.committing, parts.coordinator.policy
         own = parts.versions.own_update(state)
         by_client = {task.client: task for task in tasks}
@@ -311,12 +311,12 @@ class Run:
         return DeliveredUpdate(parts.decode_update(chunks, manifest.num_bytes, row.report["counts"]), told)
 
     def drop_tasks(self, tasks: tuple[Task, ...], state_file: str) -> None:
-        """Remove what nobody needs any more: updates of these tasks and what else there is."""
+        """Delete the updates of these tasks, and other files that are not needed any more."""
         self.uploads.drop_tasks(tasks)
         self.remove_stale_files(state_file)
 
     def remove_stale_files(self, state_file: str) -> None:
-        """Remove what was sent for attempts that nobody waits for any more, and all states but one."""
+        """Delete uploads of attempts that have ended, and all states but one."""
         self.files.remove_other_states(state_file)
         now = self.machine
         self.uploads.drop_other_attempts(
@@ -389,5 +389,5 @@ def _position(row: TaskRow) -> PackPosition | None:
 
 
 def hash_of(params_D: Tensor) -> str:
-    """The name of a model in the ledger: SHA-256 of its parameters as they lie in memory."""
+    """Return the name of a model in the ledger: the SHA-256 of its parameters in hexadecimal."""
     return params_hash(params_D).hex()
