@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -12,16 +13,20 @@ from typing import TypeVar
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from atoll.core.coordinator import Finish, Phase
+from atoll.core.coordinator import Arrived, CoordinatorState, Failed, Finish, Phase
 from atoll.core.errors import AtollError
+from atoll.core.plan import Plan
+from atoll.ledger import chain
 from atoll.network.protocol.blobs import MakeBlobs, write_file
 from atoll.network.server.auth import Authenticator, Clock, Refused
 from atoll.network.server.journal import Journal
 from atoll.network.server.monitoring import Metrics, log
 from atoll.network.server.presence import Presence
-from atoll.network.server.runs import RUNNING, Run, WaitingRun, restore_run
+from atoll.network.server.queries import Tables
+from atoll.network.server.runs import NEVER, RUNNING, Run, WaitingRun, built_runs, position_of
 from atoll.network.server.secure_session import STEP_SECONDS, SecureContext
 from atoll.network.server.store import Store
+from atoll.network.server.tables import RunRow, Stage
 from atoll.network.server.writer import Transaction, Writer
 
 PROBE = 1 << 16
@@ -59,7 +64,7 @@ class RunDriver:
             self.presence = Presence(tables.clients(), self.now)
             self.presence.set_clients(tables.clients(), tables.agreed_samples())
             for row in tables.runs():
-                run = self.runs[row.id] = restore_run(tables, row, home, make_blobs, self.notify)
+                run = self.runs[row.id] = _restore_run(tables, row, home, make_blobs, self.notify)
                 if isinstance(run, Run):
                     run.began = self.now()  # how long no server was running is not known: the deadline begins anew
                 metrics.at_round(row.id, run.machine.version if isinstance(run, Run) else 0)
@@ -73,7 +78,7 @@ class RunDriver:
 
     def built_runs(self) -> list[Run]:
         """Return the runs whose plan is built."""
-        return [run for run in list(self.runs.values()) if isinstance(run, Run)]
+        return built_runs(self.runs)
 
     def close(self) -> None:
         """Finish what the workers do, write everything, and close all files."""
@@ -258,3 +263,42 @@ def _log_capped(run: WaitingRun | Run, capped: Mapping[int, tuple[int, int]]) ->
     for client, (stated, counts) in capped.items():
         why = f"says {stated} samples, counts as {counts}: atoll clients approve NAME --samples N agrees to more"
         log("cut", run=run.name, client=client, why=why)
+
+
+def _restore_run(
+    tables: Tables, row: RunRow, home: Path, make_blobs: MakeBlobs, wake: Callable[[set[int]], None]
+) -> WaitingRun | Run:
+    """Restore a run as it was when the process before this one ended, however it did."""
+    waiting = WaitingRun(row.id, Plan.from_toml(row.plan), home, make_blobs, wake, row.status)
+    if not row.sizes:  # no client was asked
+        return waiting
+    run = waiting.build(row.sizes, CoordinatorState.from_plain(json.loads(row.machine)), row.seq, row.state)
+    run.counted = tables.last_counted(row.id)
+    lines = tables.ledger_lines(row.id)
+    run.announced = _announced(lines)
+    run.set_refusals(tables.refusals(row.id))
+    for event in tables.task_events(row.id, row.seq):
+        kind = Arrived if event.stage in (Stage.ARRIVED, Stage.COUNTED) else Failed
+        run.machine, _ = run.parts.coordinator.step(run.machine, kind((event.task,)))
+        run.seq = event.seq
+    needed = {*run.machine.arrived, *run.machine.committing}
+    for attempt in {task.attempt for task in needed}:
+        for each in tables.tasks(row.id, attempt):
+            position = position_of(each)
+            if each.task in needed and position is not None:
+                run.uploads.restore(each.task, position)
+    if run.status == RUNNING and run.machine.phase is not Phase.FINISHED:
+        run.prepare_broadcast(run.machine)
+        run.lost_sum = run.parts.job.secure is not None and run.machine.phase is Phase.COMMITTING
+    run.rewrite_files(tables.metrics_rows(row.id), lines)
+    run.remove_stale_files(row.state)
+    return run
+
+
+def _announced(lines: Sequence[str]) -> int:
+    """Return the newest version of which a ledger says what was sent."""
+    for line in reversed(lines):
+        record, _ = chain.read(line)
+        if record.kind == chain.BROADCAST:
+            return int(record.body["version"])
+    return NEVER

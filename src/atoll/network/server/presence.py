@@ -11,7 +11,7 @@ from atoll.core.messages import Task
 from atoll.core.plan import Plan
 from atoll.network.server.auth import Authenticator
 from atoll.network.server.monitoring import log
-from atoll.network.server.runs import Run, WaitingRun
+from atoll.network.server.runs import Run, WaitingRun, built_runs
 from atoll.network.server.tables import ClientRow, Stage, Status, TaskRow
 from atoll.network.server.writer import Transaction
 
@@ -185,7 +185,7 @@ class Offences:
     def exclude(self, transaction: Transaction, client: ClientRow, status: Status) -> None:
         """Exclude a client; its tasks are not waited for."""
         epoch = transaction.tables.revoke(client.id, status)
-        for run in self._built_runs():
+        for run in built_runs(self._runs):
             task = transaction.machine(run)[0].in_flight.get(client.number) if client.number is not None else None
             if task is not None:
                 self._fail(transaction, run, [task], f"client {status}")
@@ -200,14 +200,10 @@ class Offences:
         if samples is not None:
             for client in clients:
                 transaction.tables.set_agreed_samples(client.id, samples)
-        for run in self._built_runs():
+        for run in built_runs(self._runs):
             transaction.after_commit(partial(run.clear_refusals, numbers))
         self.refresh_clients(transaction)
         return numbers
-
-    def _built_runs(self) -> list[Run]:
-        """Return the runs that may have asked clients."""
-        return [run for run in list(self._runs.values()) if isinstance(run, Run)]
 
     def refresh_clients(self, transaction: Transaction) -> None:
         """Reload clients from the store, since approvals have changed."""

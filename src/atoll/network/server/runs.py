@@ -5,7 +5,6 @@ The driver decides when a waiting run is built, when clients are asked and when 
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -21,24 +20,22 @@ from atoll.commit.run_state import RunState, first_state
 from atoll.commit.secure_sum import Added
 from atoll.commit.versions import valid_of
 from atoll.core.aggregator import rows_of
-from atoll.core.coordinator import Arrived, CoordinatorState, Failed, Phase
+from atoll.core.coordinator import CoordinatorState, Phase
 from atoll.core.downlink import DecodedBroadcast
 from atoll.core.events import Event
 from atoll.core.messages import Payload, State, Task
 from atoll.core.params import params_hash
 from atoll.core.plan import Plan
 from atoll.core.wire import packed_size, pieces
-from atoll.ledger import chain
 from atoll.ledger.signing import plan_hash
 from atoll.network.protocol.agreement import plan_for_clients
 from atoll.network.protocol.blobs import MakeBlobs
 from atoll.network.protocol.messages import News, Ref, RunInfo
 from atoll.network.protocol.objects import Manifest, Objects
 from atoll.network.server.parts import DeliveredUpdate, ServerParts, build_server_parts
-from atoll.network.server.queries import Tables
 from atoll.network.server.run_files import RunFiles
 from atoll.network.server.secure_session import Mailbox, SecureContext, sum_with_clients
-from atoll.network.server.tables import RefusalRow, RunRow, Stage, TaskRow
+from atoll.network.server.tables import RefusalRow, TaskRow
 from atoll.network.server.uploads import PackPosition, Uploads
 from atoll.privacy.ledger import NAME as PRIVACY_LEDGER
 from atoll.train.exchange import Report, Told, Work
@@ -307,7 +304,7 @@ class Run:
     def _delivered(self, parts: ServerParts, row: TaskRow) -> DeliveredUpdate:
         manifest = msgspec.msgpack.decode(bytes.fromhex(row.report["manifest"]), type=Manifest)
         told = Told(row.report["samples"], row.report["loss"], manifest.num_bytes)
-        chunks = self.uploads.read(row.task, manifest, _position(row))
+        chunks = self.uploads.read(row.task, manifest, position_of(row))
         return DeliveredUpdate(parts.decode_update(chunks, manifest.num_bytes, row.report["counts"]), told)
 
     def drop_tasks(self, tasks: tuple[Task, ...], state_file: str) -> None:
@@ -345,49 +342,16 @@ def without_numbers(client: int) -> Report:
     return Report(client=client, num_samples=0, num_steps=0, loss=0.0, norm=0.0, bytes_up=0, valid=True)
 
 
-def restore_run(
-    tables: Tables, row: RunRow, home: Path, make_blobs: MakeBlobs, wake: Callable[[set[int]], None]
-) -> WaitingRun | Run:
-    """Restore a run as it was when the process before this one ended, however it did."""
-    waiting = WaitingRun(row.id, Plan.from_toml(row.plan), home, make_blobs, wake, row.status)
-    if not row.sizes:  # no client was asked
-        return waiting
-    run = waiting.build(row.sizes, CoordinatorState.from_plain(json.loads(row.machine)), row.seq, row.state)
-    run.counted = tables.last_counted(row.id)
-    lines = tables.ledger_lines(row.id)
-    run.announced = _announced(lines)
-    run.set_refusals(tables.refusals(row.id))
-    for event in tables.task_events(row.id, row.seq):
-        kind = Arrived if event.stage in (Stage.ARRIVED, Stage.COUNTED) else Failed
-        run.machine, _ = run.parts.coordinator.step(run.machine, kind((event.task,)))
-        run.seq = event.seq
-    needed = {*run.machine.arrived, *run.machine.committing}
-    for attempt in {task.attempt for task in needed}:
-        for each in tables.tasks(row.id, attempt):
-            position = _position(each)
-            if each.task in needed and position is not None:
-                run.uploads.restore(each.task, position)
-    if run.status == RUNNING and run.machine.phase is not Phase.FINISHED:
-        run.prepare_broadcast(run.machine)
-        run.lost_sum = run.parts.job.secure is not None and run.machine.phase is Phase.COMMITTING
-    run.rewrite_files(tables.metrics_rows(row.id), lines)
-    run.remove_stale_files(row.state)
-    return run
-
-
-def _announced(lines: Sequence[str]) -> int:
-    """Return the newest version of which a ledger says what was sent."""
-    for line in reversed(lines):
-        record, _ = chain.read(line)
-        if record.kind == chain.BROADCAST:
-            return int(record.body["version"])
-    return NEVER
-
-
-def _position(row: TaskRow) -> PackPosition | None:
+def position_of(row: TaskRow) -> PackPosition | None:
+    """Return where an update lies in a pack of small updates; None if it was sent in chunks."""
     return PackPosition(*row.report["spot"]) if "spot" in row.report else None
 
 
 def hash_of(params_D: Tensor) -> str:
     """Return the name of a model in the ledger: the SHA-256 of its parameters in hexadecimal."""
     return params_hash(params_D).hex()
+
+
+def built_runs(runs: Mapping[str, WaitingRun | Run]) -> list[Run]:
+    """Return the runs whose plan is built: only they may have asked clients."""
+    return [run for run in list(runs.values()) if isinstance(run, Run)]
