@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from atoll.cli.ledger import verify
-from atoll.commit import state_file
+from atoll.commit import run_state
 from atoll.commit.run_state import RunState
 from atoll.core.errors import RunError
 from atoll.core.plan import Plan
@@ -151,7 +151,7 @@ def test_the_wire_format_is_that_of_its_page() -> None:
 def test_the_page_names_the_numbers_that_are_in_force() -> None:
     page = PAGE.read_text()
     assert f"version {VERSION}" in page and re.search(rf"store \| layout {SCHEMA} ", page)
-    assert re.search(rf"checkpoint.safetensors.* \| layout {state_file.SCHEMA},", page)
+    assert re.search(rf"checkpoint.safetensors.* \| layout {run_state.SCHEMA},", page)
     paths = json.loads((PAGE.parent / "openapi.json").read_text())["paths"]
     assert paths and all(path.startswith(f"/v{VERSION}/") for path in paths)
 

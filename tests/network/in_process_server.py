@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from network.federation import until
 
 from atoll.network.client.app import ClientApp
 from atoll.network.client.client import Client, OwnerOutput
@@ -20,6 +21,7 @@ from atoll.network.protocol.identity import enrolment, public_bytes
 from atoll.network.server.admin import open_admin
 from atoll.network.server.http import ClientApi
 from atoll.network.server.operations import Operations
+from atoll.network.server.runs import Run
 from atoll.network.server.store import Store
 from atoll.network.server.web import listening_socket, web_server
 
@@ -83,3 +85,9 @@ def client_of(operations: Operations, url: str, path: Path, app: ClientApp) -> t
         home.close()
 
     return threading.Thread(target=work)
+
+
+def built_run(operations: Operations, name: str) -> Run:
+    """Wait until a run is built, and return it."""
+    run: Run = until(lambda: next((run for run in operations.driver.built_runs() if run.name == name), None), 60, name)
+    return run

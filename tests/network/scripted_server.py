@@ -54,8 +54,7 @@ from atoll.network.protocol.messages import (
     update_text,
 )
 from atoll.network.protocol.objects import Objects, read_manifest
-from atoll.network.server.auth import Authenticator, Refused
-from atoll.network.server.clock import Clock
+from atoll.network.server.auth import Authenticator, Clock, Refused
 from atoll.network.server.store import Store
 from atoll.network.server.web import content_length, read_body, web_server
 from atoll.train.exchange import Told, Work, decoded, received

@@ -20,8 +20,7 @@ from atoll.network.protocol.identity import (
     sign,
     token_hash,
 )
-from atoll.network.server.auth import NONCE_SECONDS, SESSION_SECONDS, SESSIONS, Authenticator, Refused
-from atoll.network.server.clock import Clock
+from atoll.network.server.auth import NONCE_SECONDS, SESSION_SECONDS, SESSIONS, Authenticator, Clock, Refused
 from atoll.network.server.queries import Tables
 from atoll.network.server.store import Store
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from atoll.network.server.auth import Refused
-from atoll.network.server.body_limits import MAX_BODIES_PER_CLIENT, UNCOUNTED_BYTES, BodyLimits
+from atoll.network.server.limits import MAX_BODIES_PER_CLIENT, UNCOUNTED_BYTES, BodyLimits
 
 BODY = 2 * UNCOUNTED_BYTES
 

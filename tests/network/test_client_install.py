@@ -76,10 +76,21 @@ def test_a_simulation_runs(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "report.html").exists()
 
 
-@pytest.mark.parametrize("command", ["join", "enrol", "serve"])
-def test_commands_say_how_they_are_used(tmp_path: Path, command: str) -> None:
-    done = client(tmp_path, COMMAND, command, "--help")
-    assert done.returncode == 0 and "--home" in done.stdout, done.stderr
+def test_a_script_simulates(tmp_path: Path) -> None:
+    code = f"import atoll\nprint(len(atoll.run(atoll.Plan.from_toml({PLAN.to_toml()!r})).history))"
+    done = client(tmp_path, code)
+    assert (done.returncode, done.stdout.strip()) == (0, "2"), done.stderr
+
+
+@pytest.mark.parametrize("command", [[], ["join"], ["enrol"], ["serve"]], ids=" ".join)
+def test_commands_say_how_they_are_used(tmp_path: Path, command: list[str]) -> None:
+    done = client(tmp_path, COMMAND, *command, "--help")
+    assert done.returncode == 0 and ("--home" if command else "serve") in done.stdout, done.stderr
+
+
+def test_certificates_are_made(tmp_path: Path) -> None:
+    done = client(tmp_path, COMMAND, "certs", "certs", "--host", "localhost")
+    assert done.returncode == 0 and (tmp_path / "certs" / "server.pem").exists(), done.stderr
 
 
 def test_a_client_enrols_and_works_to_the_end(tmp_path: Path) -> None:

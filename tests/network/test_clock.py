@@ -10,12 +10,11 @@ from threading import Event
 
 import pytest
 from network.federation import until
-from network.in_process_server import enrol
+from network.in_process_server import built_run, enrol
 
 from atoll import Plan
 from atoll.network.protocol.messages import Poll
-from atoll.network.server.auth import Refused
-from atoll.network.server.clock import Clock
+from atoll.network.server.auth import Clock, Refused
 from atoll.network.server.operations import Operations
 from atoll.network.server.presence import ONLINE_SECONDS
 from atoll.network.server.store import Store
@@ -62,7 +61,7 @@ class ScriptedFederation:
         return order.seconds
 
     def _seen(self) -> tuple[list[int], str]:
-        machine = self.operations.driver.runs[RUN].machine
+        machine = built_run(self.operations, RUN).machine
         return [task.attempt for task in machine.in_flight.values()], str(machine.phase)
 
 

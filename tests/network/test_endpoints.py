@@ -15,7 +15,7 @@ from network.in_process_server import operated, serving
 from network.scripted_federation import SMALL, ScriptedFederation
 
 from atoll.network.protocol import endpoints, operator_endpoints
-from atoll.network.protocol.endpoint import Endpoint
+from atoll.network.protocol.endpoints import Endpoint
 from atoll.network.server.admin import admin_app
 from atoll.network.server.http import ClientApi
 

@@ -12,7 +12,7 @@ from network.fork_server import ForkServer
 from safetensors.torch import load_file
 
 from atoll import Plan
-from atoll.commit.state_file import read_state
+from atoll.commit.run_state import read_state
 from atoll.core.messages import KEPT
 from atoll.network.client.home import RunHome
 

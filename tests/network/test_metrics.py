@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from atoll.network.server.logs import MAX_TEXT, RateLimitedLog, log
-from atoll.network.server.metrics import Metrics
+from atoll.network.server.monitoring import MAX_TEXT, Metrics, RateLimitedLog, log
 
 
 def values(metrics: Metrics) -> dict[tuple[str, ...], float]:

@@ -14,7 +14,7 @@ from helpers import rows
 from network.apps import dealt
 from network.federation import federation, simulated, until
 from network.fork_server import ForkServer
-from network.in_process_server import client_of, operated, serving
+from network.in_process_server import built_run, client_of, operated, serving
 
 from atoll import Plan
 from atoll.core.coordinator import Phase, Reason
@@ -107,7 +107,7 @@ def test_a_run_waits_for_clients_without_turning(tmp_path: Path, monkeypatch: py
         operations.add_run("waits", plan)
         for thread in threads:
             thread.start()
-        run = operations.handler.run("waits")
+        run = built_run(operations, "waits")
         until(lambda: run.machine.phase is Phase.READY and len(run.machine.arrived) == 1, 180, "half a buffer")
         attempt = run.machine.attempt
         with monkeypatch.context() as later:
@@ -140,7 +140,7 @@ def test_nobody_is_asked_as_fast_as_they_can_refuse(tmp_path: Path) -> None:
         operations.add_run("refused", plan)
         for thread in threads:
             thread.start()
-        run = operations.handler.run("refused")
+        run = built_run(operations, "refused")
         until(lambda: len(run.refusals) == 2 and not run.machine.in_flight, 180, "both refusals")
         assert run.status == RUNNING
         assert run.machine.lost_in_a_row <= 4

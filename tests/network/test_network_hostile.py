@@ -25,8 +25,7 @@ from network.raw_client import NUM_PARAMS, TASK, RawClient, RawConnection, appro
 from atoll import Plan
 from atoll.core.messages import Payload
 from atoll.core.wire import HEADER, MAGIC, ZSTD, pack
-from atoll.network.protocol.endpoint import MAX_CONTROL
-from atoll.network.protocol.endpoints import ENDPOINTS
+from atoll.network.protocol.endpoints import ENDPOINTS, MAX_CONTROL
 from atoll.network.protocol.messages import Delivery, Enrol, Poll, Refusal
 from atoll.network.protocol.objects import manifest_of
 

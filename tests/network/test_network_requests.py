@@ -24,7 +24,7 @@ from atoll.network.protocol.endpoints import ENDPOINTS
 from atoll.network.protocol.identity import Stamp
 from atoll.network.protocol.messages import Answer, Message, Poll
 from atoll.network.protocol.objects import CHUNK, manifest_of
-from atoll.network.server.body_limits import MAX_BODIES_PER_CLIENT
+from atoll.network.server.limits import MAX_BODIES_PER_CLIENT
 from atoll.network.server.uploads import MAX_SHORT_CHUNKS
 
 MANY = Plan(rounds=1_000_000, policy={"name": "cohort"}, evaluation={"every": 0})

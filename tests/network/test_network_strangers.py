@@ -17,7 +17,7 @@ from network.raw_client import TASK, RawClient, RawConnection, approved_raw_clie
 
 from atoll import Plan
 from atoll.network.protocol.identity import Stamp
-from atoll.network.server.body_limits import UNCOUNTED_BYTES
+from atoll.network.server.limits import UNCOUNTED_BYTES
 
 MANY = Plan(
     rounds=1_000_000,

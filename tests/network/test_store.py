@@ -63,7 +63,7 @@ def test_a_name_and_a_key_enrol_once(store: Store) -> None:
 
 
 def test_a_database_has_one_server(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atoll.network.server.claim.CLAIM_SECONDS", 0.2)
+    monkeypatch.setattr("atoll.network.server.store.CLAIM_SECONDS", 0.2)
     first, second = Store(store_url), Store(store_url)
     first.claim()
     with pytest.raises(RunError, match=r"another server uses the store .*: stop that one"):
@@ -114,7 +114,7 @@ def test_a_server_has_its_database_again_after_an_outage(store_url: str, monkeyp
     from sqlalchemy import create_engine, text
     from sqlalchemy.exc import DBAPIError
 
-    monkeypatch.setattr("atoll.network.server.claim.CLAIM_SECONDS", 0.2)
+    monkeypatch.setattr("atoll.network.server.store.CLAIM_SECONDS", 0.2)
     first, second = Store(store_url), Store(store_url)
     first.claim()
     engine = create_engine(store_url.replace("postgresql://", "postgresql+psycopg://"))

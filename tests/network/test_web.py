@@ -17,7 +17,7 @@ import pytest
 
 from atoll.core.errors import RunError
 from atoll.network.server.certs import make_certificates
-from atoll.network.server.connections import Limits
+from atoll.network.server.limits import Limits
 from atoll.network.server.web import (
     CONNECTION,
     LIMITS,

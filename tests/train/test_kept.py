@@ -12,7 +12,7 @@ from helpers import timeless
 from torch import Tensor, nn
 
 from atoll import Plan, run
-from atoll.commit.state_file import read_state
+from atoll.commit.run_state import read_state
 from atoll.core.errors import PlanError
 from atoll.core.messages import KEPT, Task
 from atoll.core.params import kept_names, spec_of

@@ -10,7 +10,7 @@ import pytest
 from own_works import REMEMBERED
 
 from atoll import Plan, run
-from atoll.commit.state_file import read_state
+from atoll.commit.run_state import read_state
 from atoll.core.client_work import ClientWork
 from atoll.core.errors import PlanError, TrainingError
 from atoll.core.parts import members

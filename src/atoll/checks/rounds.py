@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from atoll.checks.rule import Rule, Values, first, said
 from atoll.checks.views import Parts, Round, Simulated
-from atoll.core.eligibility import Eligibility
+from atoll.core.eligibility import ANYBODY
 
 LATE = {"policy": {"name": "buffered", "concurrency": 4, "size": 2}}
 DISTILLED = {"algorithm": "feddf", "public": {"name": "held_out", "fraction": 0.1}}
@@ -59,7 +59,7 @@ SIMULATED: tuple[Rule[Simulated], ...] = (
         reason="eligibility is a rule on devices{use|}",
         way_out="set devices, e.g. to fleet",
         finding=lambda view: (
-            view.plan.devices is None and first({", but the plan has none": view.plan.eligibility != Eligibility()})
+            view.plan.devices is None and first({", but the plan has none": view.plan.eligibility != ANYBODY})
         ),
         refused=[{"eligibility.charging": False}],
         mended={"devices": "fleet"},

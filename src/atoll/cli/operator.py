@@ -14,7 +14,7 @@ from atoll.cli.plans import PlanArgument, SetOption, read_plan, read_settings
 from atoll.core.errors import RunError
 
 if TYPE_CHECKING:
-    from atoll.network.protocol.endpoint import Body, Endpoint, Reply
+    from atoll.network.protocol.endpoints import Body, Endpoint, Reply
     from atoll.network.protocol.operator import Address
 
 STOP_SECONDS = 120.0

@@ -50,3 +50,7 @@ class Eligibility(Section, key="eligibility"):
             if not isinstance(value, bool) and not stated >= value:  # NaN is refused too
                 return f"{name} is {stated:g}, the rule asks for at least {value:g}"
         return None
+
+
+ANYBODY = Eligibility()
+"""The rule that every device meets."""

@@ -15,8 +15,7 @@ from typing import IO, Any
 import numpy as np
 
 from atoll.commit.finish import without_nan
-from atoll.commit.run_state import RunState
-from atoll.commit.state_file import encode_state, read_state
+from atoll.commit.run_state import RunState, encode_state, read_state
 from atoll.core.errors import DiskFull, RunError
 from atoll.core.messages import State
 from atoll.core.plan import Plan

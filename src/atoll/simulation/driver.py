@@ -47,7 +47,7 @@ from atoll.core.coordinator import (
 )
 from atoll.core.coordinator import Event as MachineEvent
 from atoll.core.devices import INSTANT, Devices, Load, Trip
-from atoll.core.eligibility import Eligibility
+from atoll.core.eligibility import ANYBODY
 from atoll.core.errors import TrainingError
 from atoll.core.events import ClientReported, Event, Reader, unread
 from atoll.core.messages import State, Task, Update
@@ -79,7 +79,7 @@ class Simulation:
         self.parts, self.devices = parts, devices
         self.plan, self.job, self.engine = parts.plan, parts.job, parts.engine
         self.coordinator, self.guard, self.versions = parts.coordinator, parts.guard, parts.versions
-        self._all_eligible = parts.plan.eligibility == Eligibility()
+        self._all_eligible = parts.plan.eligibility == ANYBODY
         self.state = state or first_state(parts.job, parts.guard)
         self.last_row = last_row
         """The metrics row of the last round; whoever gives a state gives this too."""

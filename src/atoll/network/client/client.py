@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
+from atoll.core.eligibility import ANYBODY
 from atoll.core.errors import AtollError, DiskFull, RunError
 from atoll.core.params import params_hash
 from atoll.ledger import chain
@@ -91,7 +92,8 @@ class Client:
 
     def step(self) -> bool:
         """Poll once and execute the orders; return whether all runs have ended."""
-        if not is_working_hour(self._floors.hours, time.localtime().tm_hour):
+        hours = self._floors.hours
+        if hours and not is_working_hour(hours, time.localtime().tm_hour):
             self._warn_once("", "resting: outside the hours of the floors")
             self._sleep(SHORT_REST)
             return False
@@ -187,7 +189,8 @@ class Client:
     def _deliver(self, agreed: AgreedRun, order: Order) -> None:
         """Train, unless a pending update exists, and deliver until the server acknowledges the update."""
         home = agreed.home
-        reason = agreed.plan.eligibility.why_not(self._app.current_attributes())
+        rule = agreed.plan.eligibility
+        reason = None if rule == ANYBODY else rule.why_not(self._app.current_attributes())
         if reason is not None:
             raise WorkRefused(f"this device may not be asked now: {reason}")
         self._check_ledger(agreed, order)

@@ -19,8 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.core.errors import AtollError, RunError
 from atoll.network.protocol import endpoints
-from atoll.network.protocol.endpoint import MAX_CONTROL, Body, Endpoint, Reply
-from atoll.network.protocol.endpoints import METADATA_HEADER
+from atoll.network.protocol.endpoints import MAX_CONTROL, METADATA_HEADER, Body, Endpoint, Reply
 from atoll.network.protocol.identity import Stamp, client_id, enrolment, public_bytes, session_request, sign
 from atoll.network.protocol.messages import (
     VERSION,

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import re
 from types import NoneType
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from atoll.network.protocol.endpoint import MAX_CONTROL, Body, Endpoint
 from atoll.network.protocol.messages import (
     VERSION,
     About,
@@ -36,14 +35,51 @@ from atoll.network.protocol.messages import (
 )
 from atoll.network.protocol.objects import CHUNK, MAX_MANIFEST
 
+MAX_CONTROL = 1 << 20
+"""Bytes of the largest control message."""
+Body = TypeVar("Body")
+Reply = TypeVar("Reply")
 METADATA_HEADER = "atoll-told"
 """Carries a message as JSON beside a body of bytes."""
 MAX_PUBLIC = 1 << 14
 """Bytes of the largest body of a request that anybody may make."""
 OPENAPI_PATH = "/v1/openapi.json"
 """Where a server publishes this table as OpenAPI."""
-
 T = TypeVar("T")
+_RUN = "/v1/runs/{run}"
+_TASK = f"{_RUN}/tasks/{{attempt}}"
+
+
+class Endpoint(NamedTuple, Generic[Body, Reply]):
+    """One request: of the protocol, or of the operator's address."""
+
+    method: str
+    path: str
+    """With the names of its parameters in braces."""
+    summary: str
+    body: type[Body]
+    answer: type[Reply]
+    public: bool = False
+    """Whether anybody may make it, without a client's signature or the operator's token."""
+    max_body: int = MAX_CONTROL
+    """Bytes of the largest body that a server reads."""
+    max_answer: int = MAX_CONTROL
+    """Bytes of the largest answer that a client reads."""
+    metadata: type[Any] | None = None
+    """The message in a header that describes a body of bytes."""
+
+    @property
+    def parameters(self) -> list[str]:
+        """Return the names of the parameters in the path."""
+        return re.findall(r"{(\w+)}", self.path)
+
+    def url(self, **parameters: str | int) -> str:
+        """Fill in the parameters of the path.
+
+        >>> Endpoint(method="GET", path="/runs/{run}", summary="", body=bytes, answer=bytes).url(run="mnist")
+        '/runs/mnist'
+        """
+        return self.path.format(**parameters)
 
 
 def _get(
@@ -79,12 +115,10 @@ ENROL = _post("/v1/enrol", Enrol, Enrolled, "Become known", public=True)
 CHALLENGE = _post("/v1/challenge", Challenge, Nonce, "Ask for something to sign", public=True)
 SESSION = _post("/v1/session", Hello, Welcome, "Begin a session; the one before ends", public=True)
 POLL = _post("/v1/poll", Poll, Orders, "Ask for work")
-_RUN = "/v1/runs/{run}"
 RUN = _get(_RUN, RunInfo, "What a run is")
 LEDGER = _get(f"{_RUN}/ledger/{{start}}", Lines, "The ledger from a record on")
 MANIFEST = _get(f"{_RUN}/objects/{{name}}", bytes, "The manifest of an object, as msgpack", max_answer=MAX_MANIFEST)
 GET_CHUNK = _get(f"{_RUN}/objects/{{name}}/{{index}}", bytes, "One chunk of an object")
-_TASK = f"{_RUN}/tasks/{{attempt}}"
 MISSING = _post(f"{_TASK}/missing", Answer, Missing, "Announce an object; which chunks to send")
 PUT_CHUNK = _put(f"{_TASK}/chunks/{{digest}}", Done, "Send a chunk")
 UPDATE = _post(f"{_TASK}/update", Delivery, Delivered, "Deliver an update that was sent in chunks")

@@ -12,7 +12,7 @@ import httpx2
 import msgspec
 
 from atoll.core.errors import RunError
-from atoll.network.protocol.endpoint import Body, Endpoint, Reply
+from atoll.network.protocol.endpoints import Body, Endpoint, Reply
 from atoll.network.protocol.identity import check_private, write_secret
 from atoll.network.protocol.operator_endpoints import HEALTH
 

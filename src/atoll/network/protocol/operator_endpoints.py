@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypedDict
 import msgspec
 from msgspec import Meta
 
-from atoll.network.protocol.endpoint import Endpoint
+from atoll.network.protocol.endpoints import Endpoint
 
 MAX_TOKEN_SECONDS = 30 * 86400
 

@@ -27,7 +27,7 @@ from atoll.core.errors import AtollError, RunError
 from atoll.core.plan import Plan
 from atoll.network.protocol import operator_endpoints as endpoints
 from atoll.network.protocol.agreement import check_names_no_code
-from atoll.network.protocol.endpoint import Body, Endpoint, Reply
+from atoll.network.protocol.endpoints import Body, Endpoint, Reply
 from atoll.network.protocol.operator import TOKEN, operator_token, write_address
 from atoll.network.protocol.operator_endpoints import (
     Clients,
@@ -41,7 +41,7 @@ from atoll.network.protocol.operator_endpoints import (
     Token,
 )
 from atoll.network.server.auth import Refused
-from atoll.network.server.metrics import Metrics
+from atoll.network.server.monitoring import Metrics
 from atoll.network.server.operations import Operations
 from atoll.network.server.web import TooLarge, content_length, listening_socket, read_body, web_server
 

@@ -1,13 +1,20 @@
-"""What each endpoint answers, as a function of the request and its parsed body; all but polls run in threads."""
+"""What each endpoint answers to a request whose head was checked; polls in the event loop, all others in threads."""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import re
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from typing import Any
+from http import HTTPStatus
+from types import NoneType
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from atoll.network.protocol.endpoint import MAX_CONTROL
+from atoll.network.protocol.endpoints import MAX_CONTROL, POLL, Endpoint
+from atoll.network.protocol.identity import BODY_HEADER
 from atoll.network.protocol.messages import (
     MAX_LINES,
     VERSION,
@@ -21,15 +28,87 @@ from atoll.network.protocol.messages import (
     Enrolled,
     Hello,
     Lines,
+    Message,
     Missing,
     Nonce,
+    Orders,
+    Poll,
     Refusal,
     RunInfo,
     Welcome,
+    read_message,
 )
-from atoll.network.server.logs import log
+from atoll.network.server.auth import Refused
+from atoll.network.server.limits import TrackedConnection
+from atoll.network.server.monitoring import log
 from atoll.network.server.operations import Operations
-from atoll.network.server.request import Request
+from atoll.network.server.tables import ClientRow
+
+Body = TypeVar("Body")
+M = TypeVar("M", bound=Message)
+InThread = Callable[[Callable[[], Orders]], Awaitable[Orders]]
+"""Runs a function that may wait for the disk outside of the event loop."""
+
+
+class Request(NamedTuple):
+    """A request whose head was checked."""
+
+    sender: ClientRow | None
+    """The client that signed it; None for public endpoints."""
+    parameters: dict[str, str]
+    """What the path names."""
+    body: bytes
+    body_hash: str
+    """SHA-256 of the body in hexadecimal, as the signed head says; `check_body` compares."""
+    metadata: str
+    """The message in the header, as JSON; "" if there is none."""
+    connection: TrackedConnection
+
+    @property
+    def client(self) -> ClientRow:
+        """Return the client that signed the request."""
+        assert self.sender is not None
+        return self.sender
+
+    @property
+    def run(self) -> str:
+        """Return the run in the path."""
+        return self.parameters["run"]
+
+    @property
+    def attempt(self) -> int:
+        """Return the attempt in the path."""
+        return self.number("attempt")
+
+    def number(self, name: str) -> int:
+        """Return a parameter of the path that is a number."""
+        text = self.parameters[name]
+        if not re.fullmatch(r"[0-9]{1,15}", text):
+            raise Refused(HTTPStatus.NOT_FOUND, "there is nothing of this name")
+        return int(text)
+
+    def check_body(self) -> None:
+        """Refuse a body that is not the one that was signed."""
+        if self.sender is not None and hashlib.sha256(self.body).hexdigest() != self.body_hash:
+            raise Refused(HTTPStatus.BAD_REQUEST, f"the body is not the one that {BODY_HEADER} names: send that one")
+
+    def parse(self, endpoint: Endpoint[Body, Any]) -> Body:
+        """Read the body as the endpoint's type."""
+        kind: Any = endpoint.body
+        body: Any = None if kind is NoneType else self.body if kind is bytes else _read(self.body, kind)
+        parsed: Body = body
+        return parsed
+
+    def parse_metadata(self, kind: type[M]) -> M:
+        """Read the message in the header."""
+        return _read(self.metadata.encode(), kind)
+
+
+def _read(data: bytes, kind: type[M]) -> M:
+    try:
+        return read_message(data, kind)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise Refused(HTTPStatus.BAD_REQUEST, f"the request is not understood ({error}): see the protocol") from error
 
 
 class Answers:
@@ -124,3 +203,67 @@ def _fitting(lines: list[str]) -> tuple[str, ...]:
             break
         kept.append(line)
     return tuple(kept)
+
+
+class WaitingPolls:
+    """The polls of one event loop; a client has one at a time."""
+
+    def __init__(self, operations: Operations, in_thread: InThread) -> None:
+        self._operations, self._handler, self._in_thread = operations, operations.handler, in_thread
+        self._events: dict[int, asyncio.Event] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ending = False
+
+    def end(self) -> None:
+        """Answer all polls, so that the process can end."""
+        self._ending = True
+        for event in self._events.values():
+            event.set()
+
+    def wake(self, numbers: set[int]) -> None:
+        """Let the polls of these clients look for work again; may be called from any thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._set_events, numbers)
+
+    def _set_events(self, numbers: set[int]) -> None:
+        for number in numbers:
+            event = self._events.get(number)
+            if event is not None:
+                event.set()
+
+    async def answer(self, request: Request) -> Orders:
+        """Return the client's orders as soon as there are some, in the event loop as long as memory is enough."""
+        request.check_body()
+        poll, number = request.parse(POLL), request.client.number
+        assert number is not None
+        self._loop = asyncio.get_running_loop()
+        event = asyncio.Event()
+        before, self._events[number] = self._events.get(number), event
+        if before is not None:
+            before.set()
+        try:
+            written = self._handler.note_poll(request.client, poll)
+            if written is not None:
+                await asyncio.wrap_future(written)
+            orders = await self._orders(request.client, poll)
+            if not orders.orders and set(orders.ended) <= set(poll.ended) and poll.wait and not self._ending:
+                with self._operations.metrics.waiting():
+                    try:
+                        await asyncio.wait_for(event.wait(), poll.wait)
+                    except TimeoutError:
+                        return orders
+                orders = await self._orders(request.client, poll)
+        finally:
+            if self._events.get(number) is event:
+                del self._events[number]
+        return orders
+
+    async def _orders(self, client: ClientRow, poll: Poll) -> Orders:
+        """Look for work; in a thread while the writer holds the lock, which may take as long as files are written."""
+        lock = self._operations.driver.writer.lock
+        if not lock.acquire(blocking=False):
+            return await self._in_thread(lambda: self._handler.orders(client, poll))
+        try:
+            return self._handler.orders(client, poll)
+        finally:
+            lock.release()

@@ -1,4 +1,4 @@
-"""Enrolment, sessions and authentication of clients, with protection against replay."""
+"""Enrolment, sessions and authentication of clients, with protection against replay; and the clocks of a server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import hmac
 import re
 import secrets
 import threading
+import time
+from collections.abc import Callable
 from http import HTTPStatus
+from typing import NamedTuple
 
 from atoll.core.errors import AtollError
 from atoll.network.protocol.identity import (
@@ -20,7 +23,6 @@ from atoll.network.protocol.identity import (
     signed_by,
     token_hash,
 )
-from atoll.network.server.clock import Clock
 from atoll.network.server.store import Store
 from atoll.network.server.tables import ClientRow, Status
 
@@ -31,8 +33,23 @@ SESSIONS, SESSION_SECONDS = 20, 1.0
 MAX_NAME = 100
 APPROVAL_SECONDS = 10.0
 """Seconds after which a client that waits for approval asks again."""
-
 SHUT_OUT = "this client was shut out: ask the operator why"
+
+
+class Clock(NamedTuple):
+    """A wall clock and a monotonic clock."""
+
+    wall: Callable[[], float] = time.time
+    """Seconds since 1970: for display, and for times that outlive a restart. It may be set at any moment."""
+    monotonic: Callable[[], float] = time.monotonic
+    """Seconds since some moment: for pauses, deadlines and ages. It is never set, and never stored."""
+
+    def steady(self) -> Callable[[], float]:
+        """Return a clock that starts at the wall clock's time and is never set."""
+        start = self.wall() - self.monotonic()
+        return lambda: start + self.monotonic()
+
+
 SYSTEM = Clock()
 
 

@@ -26,11 +26,10 @@ from atoll.network.protocol.messages import (
 from atoll.network.protocol.objects import Manifest, ObjectError, Objects, read_manifest
 from atoll.network.server.auth import Refused, check_approved
 from atoll.network.server.driver import RunDriver
-from atoll.network.server.logs import log
-from atoll.network.server.metrics import Metrics
-from atoll.network.server.offences import REFUSED
+from atoll.network.server.monitoring import Metrics, log
 from atoll.network.server.parts import BadUpdate
-from atoll.network.server.runs import RUNNING, Run
+from atoll.network.server.presence import REFUSED
+from atoll.network.server.runs import RUNNING, Run, WaitingRun
 from atoll.network.server.tables import ClientRow, Stage
 from atoll.network.server.uploads import UploadTooLarge
 from atoll.network.server.writer import RETRY, Change, Transaction
@@ -78,7 +77,7 @@ class RequestHandler:
         with self._writer.lock:
             orders = [
                 order
-                for run in self._runs.values()
+                for run in self._driver.built_runs()
                 if (order := self._order(run, number)) is not None and (run.name, order.attempt) not in poll.busy
             ]
             ended = tuple(run.name for run in self._runs.values() if run.status != RUNNING)
@@ -89,7 +88,7 @@ class RequestHandler:
     def run_info(self, run_name: str) -> RunInfo:
         """Describe a run to clients."""
         run = self.run(run_name)
-        if run.parts is None:
+        if isinstance(run, WaitingRun):
             raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "the run has not begun yet", RETRY)
         return run.info(self._driver.presence.keys())
 
@@ -101,9 +100,9 @@ class RequestHandler:
 
     def readable_objects(self, client: ClientRow, run_name: str, name: str) -> Objects:
         """Return the objects that hold this name, if the client may read it: a version, or a message to it."""
-        run = self.run(run_name)
+        run = self._built_run(run_name)
         self._driver.presence.note_request(client.number)
-        mine = run.mailbox.waiting(client.number) if client.number is not None else None
+        mine = run.mail(client.number) if client.number is not None else None
         with self._writer.lock:
             known = {name for model in run.models.values() for name in model.names()}
             known |= {news.object.name for news in run.news}
@@ -125,7 +124,6 @@ class RequestHandler:
         run, task = self._awaited_task(client, run_name, attempt)
         if digest != body_hash:
             raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "a chunk is named by its SHA-256, and this one is not")
-        assert run.parts is not None
         put = partial(run.uploads.put_chunk, task, bytes.fromhex(digest), data, 2 * run.parts.max_bytes)
         try:
             put()
@@ -147,9 +145,9 @@ class RequestHandler:
         body_hash: str = "",
     ) -> Future[Delivered | Refused] | Delivered:
         """Take an update from stored chunks, or from `data` of a known hash; the future ends when it is committed."""
-        run, number = self.run(run_name), _number(client)
+        run, number = self._built_run(run_name), _number(client)
         manifest = self._manifest(run, delivery.manifest)
-        if run.parts is None or run.parts.job.secure is not None:
+        if run.parts.job.secure is not None:
             raise Refused(HTTPStatus.CONFLICT, "updates of this run are added in secret: do not send one", RETRY)
         if data is not None and manifest != Manifest(len(data), (bytes.fromhex(body_hash),)):
             raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "the body is not the object that the manifest names")
@@ -168,7 +166,7 @@ class RequestHandler:
             raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from error
 
         def change(transaction: Transaction) -> Delivered | Refused:
-            late = self._driver.arrived(transaction, run, task, name, report, delivery.signature, data)
+            late = self._driver.journal.arrived(transaction, run, task, name, report, delivery.signature, data)
             transaction.after_commit(self._metrics.late if late else self._metrics.arrived)
             return Refused(HTTPStatus.GONE, late) if late else Delivered(name)
 
@@ -176,15 +174,15 @@ class RequestHandler:
 
     def ready(self, client: ClientRow, run_name: str, attempt: int) -> None:
         """Note that a client has trained, and waits for secure aggregation."""
-        run = self.run(run_name)
-        if run.parts is None or run.parts.job.secure is None:
+        run = self._built_run(run_name)
+        if run.parts.job.secure is None:
             raise Refused(HTTPStatus.CONFLICT, "nothing is added in secret in this run: deliver the update")
         number = _number(client)
         task = self._in_flight(run, attempt, number)
         if task is None:
             return self._check_already_arrived(run_name, attempt, number, "")
         late = self._submit(
-            client, lambda transaction: self._driver.arrived(transaction, run, task, "", {}, b"")
+            client, lambda transaction: self._driver.journal.arrived(transaction, run, task, "", {}, b"")
         ).result()
         if late:
             raise Refused(HTTPStatus.GONE, late)
@@ -208,7 +206,8 @@ class RequestHandler:
         run.mailbox.answer(task.client, b"")  # the secure sum goes on without it
 
         def change(transaction: Transaction) -> None:
-            self._driver.offences.record_refusal(transaction, run, task, refusal.reason, whole_run=refusal.whole_run)
+            offences = self._driver.journal.offences
+            offences.record_refusal(transaction, run, task, refusal.reason, whole_run=refusal.whole_run)
 
         self._submit(client, change).result()
 
@@ -222,10 +221,10 @@ class RequestHandler:
         return self._writer.submit(checked)
 
     def _order(self, run: Run, number: int) -> Order | None:
-        task, mail = run.machine.in_flight.get(number), run.mailbox.waiting(number)
+        task, mail = run.machine.in_flight.get(number), run.mail(number)
         if mail is not None:
             task = next((each for each in run.machine.committing if each.client == number), None)
-        if run.status != RUNNING or task is None or run.parts is None or run.state is None:
+        if run.status != RUNNING or task is None:
             return None
         model = run.models.get(task.version)
         if model is None:
@@ -246,11 +245,18 @@ class RequestHandler:
             secure=mail,
         )
 
-    def run(self, name: str) -> Run:
+    def run(self, name: str) -> WaitingRun | Run:
         """Return a run by its name."""
         run = self._runs.get(name)
         if run is None:
             raise Refused(HTTPStatus.NOT_FOUND, "there is no such run here: poll for work")
+        return run
+
+    def _built_run(self, name: str) -> Run:
+        """Return a run that may have asked clients."""
+        run = self.run(name)
+        if isinstance(run, WaitingRun):
+            raise Refused(HTTPStatus.GONE, "the run has not begun, and waits for nothing: poll for work")
         return run
 
     def _in_flight(self, run: Run, attempt: int, number: int) -> Task | None:
@@ -269,19 +275,17 @@ class RequestHandler:
 
     def _awaited_task(self, client: ClientRow, run_name: str, attempt: int) -> tuple[Run, Task]:
         """Return the task of a client, if it is still waited for."""
-        run = self.run(run_name)
+        run = self._built_run(run_name)
         number = -1 if client.number is None else client.number
         with self._writer.lock:
             task = run.machine.in_flight.get(number)
-            if task is None and run.mailbox.waiting(number) is not None:
+            if task is None and run.mail(number) is not None:
                 task = next((each for each in run.machine.committing if each.client == number), None)
-        if task is None or task.attempt != attempt or run.parts is None:
+        if task is None or task.attempt != attempt:
             raise Refused(HTTPStatus.GONE, "nobody waits for this any more: poll for work")
         return run, task
 
     def _manifest(self, run: Run, data: bytes) -> Manifest:
-        if run.parts is None:
-            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "the run is being taken up", RETRY)
         try:
             return read_manifest(data, run.parts.max_bytes)
         except ObjectError as error:
@@ -291,7 +295,6 @@ class RequestHandler:
         self, run: Run, task: Task, manifest: Manifest, delivery: Delivery, data: bytes | None
     ) -> dict[str, Any]:
         """Check an update before it counts; return the report that is written of it."""
-        assert run.parts is not None
         optional = not run.parts.job.work.always_has_loss
         if not (optional if delivery.loss is None else abs(delivery.loss) <= MAX_LOSS):
             raise BadUpdate("the training loss is not a number: check the client's data and learning rate")
@@ -324,8 +327,8 @@ class RequestHandler:
         log("rejected", run=run.name, client=client.name, why=why)
 
         def change(transaction: Transaction) -> None:
-            self._driver.fail(transaction, run, [task], why)
-            self._driver.offences.count_offences(transaction, [task.client])
+            self._driver.journal.fail(transaction, run, [task], why)
+            self._driver.journal.offences.count_offences(transaction, [task.client])
 
         self._submit(client, change).result()
 

@@ -17,19 +17,15 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from atoll.network.protocol import endpoints
-from atoll.network.protocol.endpoint import Body, Endpoint, Reply
-from atoll.network.protocol.endpoints import METADATA_HEADER, OPENAPI_PATH, openapi
+from atoll.network.protocol.endpoints import METADATA_HEADER, OPENAPI_PATH, Body, Endpoint, Reply, openapi
 from atoll.network.protocol.identity import BODY_HEADER, read_stamp
 from atoll.network.protocol.messages import VERSION, VERSION_HEADER, Problem
 from atoll.network.protocol.objects import ObjectError
-from atoll.network.server.answers import Answers
+from atoll.network.server.answers import Answers, Request, WaitingPolls
 from atoll.network.server.auth import Refused
-from atoll.network.server.body_limits import BodyLimits, UnauthenticatedPool
-from atoll.network.server.connections import TrackedConnection
-from atoll.network.server.logs import log
+from atoll.network.server.limits import BodyLimits, TrackedConnection, UnauthenticatedPool
+from atoll.network.server.monitoring import log
 from atoll.network.server.operations import Operations
-from atoll.network.server.polling import WaitingPolls
-from atoll.network.server.request import Request
 from atoll.network.server.tables import ClientRow
 from atoll.network.server.web import CONNECTION, BadRequest, TooLarge, content_length, read_body, read_headers
 from atoll.network.server.writer import RETRY

@@ -7,22 +7,20 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-from atoll.core.coordinator import Command, Finish, Halt, Phase, Policy, Reason
+from atoll.core.coordinator import Phase, Policy
 from atoll.core.errors import PlanError, RunError
 from atoll.core.plan import Plan
 from atoll.network.protocol.blobs import blobs_at
 from atoll.network.protocol.identity import load_key, make_key, public_bytes, token_hash
 from atoll.network.protocol.messages import is_run_name
 from atoll.network.protocol.operator_endpoints import ClientStatus, Overview, RunStatus, ServerStatus
-from atoll.network.server.auth import SYSTEM, Authenticator
-from atoll.network.server.clock import Clock
+from atoll.network.server.auth import SYSTEM, Authenticator, Clock
 from atoll.network.server.driver import RunDriver
 from atoll.network.server.handler import RequestHandler
-from atoll.network.server.logs import log
-from atoll.network.server.metrics import Metrics
+from atoll.network.server.monitoring import Metrics, log
 from atoll.network.server.parts import dry_run_for
 from atoll.network.server.presence import ONLINE_SECONDS
-from atoll.network.server.runs import RUNNING, Run
+from atoll.network.server.runs import FIRST, RUNNING, Run, WaitingRun
 from atoll.network.server.store import Store
 from atoll.network.server.tables import ClientRow, Status
 from atoll.network.server.writer import Transaction
@@ -127,7 +125,7 @@ class Operations:
 
         def change(transaction: Transaction) -> list[int]:
             known = transaction.tables.clients()
-            return self.driver.offences.approve(transaction, [_called(known, name) for name in names], samples)
+            return self.driver.journal.offences.approve(transaction, [_called(known, name) for name in names], samples)
 
         numbers: list[int] = self._writer.write(change)
         return numbers
@@ -136,7 +134,8 @@ class Operations:
         """Revoke a client; its tasks are not waited for."""
 
         def change(transaction: Transaction) -> None:
-            self.driver.offences.exclude(transaction, _called(transaction.tables.clients(), name), Status.REVOKED)
+            client = _called(transaction.tables.clients(), name)
+            self.driver.journal.offences.exclude(transaction, client, Status.REVOKED)
 
         self._writer.write(change)
 
@@ -156,7 +155,7 @@ class Operations:
         if known is None:
             new = self._new_run(run, plan)
             with self._store.write() as tables:
-                tables.add_run(run, plan.to_toml(), json.dumps(new.machine.to_plain()))
+                tables.add_run(run, plan.to_toml(), json.dumps(FIRST.to_plain()))
             self._runs[run] = new
 
     def add_run(self, run: str, plan: Plan) -> None:
@@ -169,12 +168,12 @@ class Operations:
         def change(transaction: Transaction) -> None:
             if run in self._runs:  # another request was faster
                 raise RunError(taken)
-            transaction.tables.add_run(run, plan.to_toml(), json.dumps(new.machine.to_plain()))
+            transaction.tables.add_run(run, plan.to_toml(), json.dumps(FIRST.to_plain()))
             transaction.after_commit(lambda: self._runs.update({run: new}))
 
         self._writer.write(change)
 
-    def _new_run(self, run: str, plan: Plan) -> Run:
+    def _new_run(self, run: str, plan: Plan) -> WaitingRun:
         if not is_run_name(run):
             raise RunError(f"a run is called by small letters, digits and hyphens, at most 64 of them: got {run!r}")
         policy: Policy = plan.policy.build("rounds")
@@ -186,7 +185,7 @@ class Operations:
                 f"--set policy.{'concurrency' if policy.overlaps_rounds else 'size'}={num}"
             )
         dry_run_for(plan, num)  # refuse early what is wrong
-        return Run(run, plan, self.driver.home, self.driver.make_blobs, self.driver.notify)
+        return WaitingRun(run, plan, self.driver.home, self.driver.make_blobs, self.driver.notify)
 
     def ledger_lines(self, run: str) -> list[str]:
         """Return the ledger of a run."""
@@ -194,20 +193,12 @@ class Operations:
 
     def stop_run(self, run: str) -> None:
         """End a run with its newest version."""
-        found = self.handler.run(run)
+        self.handler.run(run)
 
         def change(transaction: Transaction) -> None:
-            machine, seq = transaction.machine(found)
-            if found.status != RUNNING:
-                return
-            commands: list[Command] = [Finish(Reason.INTERRUPTED)]
-            machine = machine._replace(phase=Phase.FINISHED)
-            if found.parts is not None:
-                machine, commands = found.parts.coordinator.step(
-                    transaction.machine(found)[0], Halt(Reason.INTERRUPTED)
-                )
-            transaction.set_machine(found, machine, seq)
-            self.driver.execute(transaction, found, commands)
+            known = self.handler.run(run)  # a waiting run may have been built since
+            if known.status == RUNNING:
+                self.driver.journal.stop(transaction, known)
 
         self._writer.write(change)
 
@@ -221,12 +212,19 @@ class Operations:
             if (
                 self._now() - self._started < ONLINE_SECONDS
             ):  # who worked for the server before this one may be on the way back
-                worked = {number for run in self._runs.values() for number in run.counted}
+                worked = {number for run in self.driver.built_runs() for number in run.counted}
                 there |= worked & presence.clients.keys()
             return over and there <= self.handler.informed_of_end
 
-    def _status_of(self, run: Run) -> RunStatus:
-        machine, row = run.machine, run.last_row or {}
+    def _status_of(self, run: WaitingRun | Run) -> RunStatus:
+        if isinstance(run, Run):
+            machine, row, began = run.machine, run.files.last_row or {}, run.began
+        else:
+            machine, row, began = (
+                FIRST._replace(phase=Phase.READY if run.status == RUNNING else Phase.FINISHED),
+                {},
+                0.0,
+            )
         arrived = len(machine.arrived) + len(machine.committing)
         return {
             "run": run.name,
@@ -239,7 +237,7 @@ class Operations:
             "arrived": arrived,
             "accuracy": row.get("test", {}).get("accuracy"),
             "epsilon": row.get("privacy", {}).get("epsilon"),
-            "seconds_waiting": round(self._now() - run.began, 1) if run.began and run.status == RUNNING else 0.0,
+            "seconds_waiting": round(self._now() - began, 1) if began and run.status == RUNNING else 0.0,
         }
 
 

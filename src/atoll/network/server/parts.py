@@ -1,4 +1,4 @@
-"""A plan as the server of a network builds it: clients say how much they have, and updates are delivered, not trained.
+"""A plan as a network server builds it: clients state their numbers of samples, and updates are delivered.
 
 Shapes: C clients, V packed values of an update.
 """
@@ -39,52 +39,52 @@ Kinds = list[list[tuple[str, torch.dtype]]]
 
 
 class BadUpdate(AtollError):
-    """An update that is not one: it is left out, and its sender is blamed."""
+    """An invalid update: it is left out, and counts as an offence of its sender."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class DeclaredPartition(Partition):
-    """Samples that lie with their clients: only how many there are is known."""
+    """A partition whose samples lie with the clients; the server knows their numbers only."""
 
     sizes_C: Array
 
     def indices(self, client: int) -> Array:
-        """Nobody here can see them."""
+        """Raise PlanError: a server has no samples of clients."""
         raise PlanError(f"the samples of client {client} are not here: over a network only the client sees them")
 
     def size(self, client: int) -> int:
-        """How many it says it has."""
+        """Return the number of samples with which a client is credited."""
         self._check(client)
         return int(self.sizes_C[client])
 
     def sizes(self) -> Array:
-        """How many each says it has."""
+        """Return the number of samples with which each client is credited."""
         return self.sizes_C
 
 
 class DeliveredUpdate(NamedTuple):
-    """A delivered update, and what its client told of it."""
+    """A delivered update, and what its client states of its training."""
 
     update: Update
     told: Told
 
 
 class DeliveryEngine(InProcess):
-    """The engine of a network: what clients have delivered stands in place of their training."""
+    """The engine of a network server: reads delivered updates instead of training clients."""
 
     def __init__(self, job: Job, space: Workspace | None) -> None:
         super().__init__(job, Trainer(job, space=space))
         self.read: Callable[[Task], DeliveredUpdate] = _nothing
 
     def describe(self) -> dict[str, object]:
-        """Name and settings."""
+        """Return the engine's name, for `run.json`."""
         return {"name": "network"}
 
     def works(
         self, groups: list[list[Task]], sent: Mapping[int, Broadcast], states: Mapping[int, State]
     ) -> Iterable[Work]:
-        """Fold what was delivered, one update at a time, so that memory does not grow with the cohort."""
+        """Fold delivered updates one at a time, so that memory does not grow with the cohort."""
         yield from (self._received(task) for [task] in groups)
 
     def _received(self, task: Task) -> Work:
@@ -98,18 +98,18 @@ def _nothing(task: Task) -> DeliveredUpdate:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerParts(RunParts):
-    """What a run is driven with on a server, where updates are delivered."""
+    """The parts of a run on a server."""
 
     engine: DeliveryEngine
     layout: Update
-    """The shape of every update that is due, without values."""
+    """The shape of an update, without values."""
     max_bytes: int
-    """Bytes of the largest update that is read."""
+    """Maximum bytes of a delivered update."""
     kinds: Kinds
-    """Names and types of a payload of that."""
+    """Names and types of the tensors of an encoded update."""
 
     def decode_update(self, chunks: Iterable[bytes], num_bytes: int, weight: float) -> tuple[Update, int]:
-        """Return a delivered update, and its bytes without compression; one that is not due raises BadUpdate."""
+        """Decode an update, and count its bytes without compression; raise BadUpdate if it is not one of the plan."""
         try:
             payload = unpack_parts(chunks, num_bytes, max_bytes=self.max_bytes)
             if _kinds(payload) != self.kinds:
@@ -145,7 +145,7 @@ class ServerParts(RunParts):
             )
 
     def max_weight(self, num_samples: float) -> float:
-        """The largest weight of an update that was trained on so many samples."""
+        """Return the maximum weight of an update that was trained on so many samples."""
         mechanism = self.job.mechanism
         alike = mechanism is not None and mechanism.at_client is not None
         return 1.0 if alike else self.job.algorithm.max_weight(num_samples)
@@ -207,6 +207,6 @@ def _without_values(update: Update) -> Update:
 
 
 def _kinds(payload: Payload) -> Kinds:
-    """Names and types of a payload's tensors."""
+    """Return the names and types of a payload's tensors."""
     sides = [[(name, side[name].dtype) for name in sorted(side)] for side in payload.sides]
     return [[("", payload.carrier.dtype)], *sides]

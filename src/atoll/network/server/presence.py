@@ -1,21 +1,28 @@
-"""Which clients are approved, which of them are online, and which may be asked for work."""
+"""Which clients are approved, which of them are online and may be asked for work, and which have offended."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
-from atoll.core.eligibility import Eligibility
-from atoll.network.server.runs import Run
-from atoll.network.server.tables import ClientRow, Status
+from atoll.core.eligibility import ANYBODY
+from atoll.core.messages import Task
+from atoll.core.plan import Plan
+from atoll.network.server.auth import Authenticator
+from atoll.network.server.monitoring import log
+from atoll.network.server.runs import Run, WaitingRun, built_runs
+from atoll.network.server.tables import ClientRow, Stage, Status, TaskRow
+from atoll.network.server.writer import Transaction
 
 ONLINE_SECONDS = 90.0
 """Seconds after its last request until a client counts as offline."""
-ANYBODY = Eligibility()
-
-
 CLAIM_FACTOR = 2
 """A number of samples to which the operator has not agreed counts up to this multiple of the median."""
+MAX_OFFENCES = 3
+"""Offences after which a client is excluded until the operator approves it again."""
+REFUSED = "refused: "
+"""Prefix of the reason of a task that its client refused."""
 
 
 class LastPoll(NamedTuple):
@@ -66,20 +73,20 @@ class Presence:
         """Return the public keys of clients."""
         return {number: client.key for number, client in self.clients.items()}
 
-    def sizes(self, run: Run) -> tuple[int, ...]:
-        """Return the number of samples of each client: as the run has it, then of new clients.
+    def sizes(self, plan: Plan, known: Sequence[int] = ()) -> tuple[int, ...]:
+        """Return the number of samples of each client: the sizes that a run of the plan knows, then of new clients.
 
         New clients get what `credited_samples` allows; but in a private run what they state, as its accounting must
         not underestimate a client. There only the weight is bounded.
         """
-        num = max([len(run.sizes) - 1, *self.clients]) + 1
+        num = max([len(known) - 1, *self.clients]) + 1
         stated = {number: max(1, client.num_samples) for number, client in self.clients.items()}
-        credited = stated if run.plan.privacy is not None else credited_samples(stated, self.agreed_samples)
-        return (*run.sizes, *(credited.get(number, 1) for number in range(len(run.sizes), num)))
+        credited = stated if plan.privacy is not None else credited_samples(stated, self.agreed_samples)
+        return (*known, *(credited.get(number, 1) for number in range(len(known), num)))
 
-    def capped_samples(self, run: Run) -> dict[int, tuple[int, int]]:
-        """Return what new clients of a run state and what counts, where that is less."""
-        new = {number: each.num_samples for number, each in self.clients.items() if number >= len(run.sizes)}
+    def capped_samples(self, known: Sequence[int] = ()) -> dict[int, tuple[int, int]]:
+        """Return what clients state whose sizes are not known yet, and what counts, where that is less."""
+        new = {number: each.num_samples for number, each in self.clients.items() if number >= len(known)}
         counts = credited_samples(
             {number: max(1, each.num_samples) for number, each in self.clients.items()}, self.agreed_samples
         )
@@ -91,7 +98,6 @@ class Presence:
 
     def may_be_asked(self, run: Run) -> Callable[[int], bool]:
         """Return which clients may be asked: with a deadline those that are online, else all."""
-        assert run.parts is not None and run.state is not None
         deadline, rule = run.parts.coordinator.policy.deadline, run.plan.eligibility
         shut_out, online = set(run.state.quarantined), self.online()
 
@@ -122,3 +128,85 @@ def credited_samples(stated: Mapping[int, int], agreed: Mapping[int, int]) -> di
     ordered = sorted(known.values())
     median = ordered[max(0, min(len(ordered) // 2, len(ordered) - 2))] if ordered else 1
     return {number: size if number in agreed else min(size, CLAIM_FACTOR * median) for number, size in known.items()}
+
+
+class Offences:
+    """Counts offences and excludes clients; `fail` records that tasks failed, `wake` ends polls."""
+
+    def __init__(
+        self,
+        runs: Mapping[str, WaitingRun | Run],
+        presence: Presence,
+        authenticator: Authenticator,
+        fail: Callable[[Transaction, Run, list[Task], str], None],
+        wake: Callable[[set[int]], None],
+    ) -> None:
+        self._runs, self._presence, self._authenticator, self._fail, self._wake = (
+            runs,
+            presence,
+            authenticator,
+            fail,
+            wake,
+        )
+
+    def record_refusal(self, transaction: Transaction, run: Run, task: Task, why: str, *, whole_run: bool) -> None:
+        """Record that a client refuses a task: it is not asked for a while, or never again in this run."""
+        row = transaction.tables.count_refusal(run.name, task.client, whole_run=whole_run)
+        transaction.after_commit(lambda: run.set_refusals([row]))
+        self._fail(transaction, run, [task], REFUSED + why)
+
+    def clear_refusals(self, transaction: Transaction, run: Run, counted: Iterable[int]) -> None:
+        """Clear the refusals of clients whose updates count now; their offences remain."""
+        back = [client for client in counted if client in run.refusals and not run.refusals[client].whole_run]
+        for client in back:
+            transaction.tables.clear_refusals(client, run.name)
+        transaction.after_commit(lambda: run.clear_refusals(back))
+
+    def count_offences(self, transaction: Transaction, numbers: Iterable[int]) -> None:
+        """Count an offence of each client; exclude those with too many."""
+        wanted = set(numbers)
+        for client in [each for each in transaction.tables.clients() if each.number in wanted] if wanted else []:
+            if transaction.tables.count_offence(client.id) >= MAX_OFFENCES and client.status is Status.APPROVED:
+                log("rejected", client=client.name, why="quarantined after repeated offences")
+                self.exclude(transaction, client, Status.QUARANTINED)
+
+    def count_refusal_offences(self, transaction: Transaction, run: Run, rows: Sequence[TaskRow]) -> None:
+        """Count an offence of clients that refused a task which others of the same attempt did.
+
+        Where no client did it, such as on a model that has diverged, it was not the clients' fault. Where rounds
+        overlap, an attempt may be of one client, whose refusal is no offence.
+        """
+        done = any(row.stage in (Stage.ARRIVED, Stage.COUNTED) for row in rows)
+        if done and not run.parts.coordinator.policy.overlaps_rounds:
+            leaves = {row.client for row in transaction.tables.refusals(run.name) if row.whole_run}
+            refused = [row.task.client for row in rows if str(row.report.get("why", "")).startswith(REFUSED)]
+            self.count_offences(transaction, [client for client in refused if client not in leaves])
+
+    def exclude(self, transaction: Transaction, client: ClientRow, status: Status) -> None:
+        """Exclude a client; its tasks are not waited for."""
+        epoch = transaction.tables.revoke(client.id, status)
+        for run in built_runs(self._runs):
+            task = transaction.machine(run)[0].in_flight.get(client.number) if client.number is not None else None
+            if task is not None:
+                self._fail(transaction, run, [task], f"client {status}")
+        transaction.after_commit(lambda: self._authenticator.end_session(client.id, epoch))
+        self.refresh_clients(transaction)
+        numbers = set() if client.number is None else {client.number}
+        transaction.after_commit(lambda: self._wake(numbers))  # a waiting poll is answered now
+
+    def approve(self, transaction: Transaction, clients: Sequence[ClientRow], samples: int | None) -> list[int]:
+        """Approve clients, and set the samples to which the operator agreed; their refusals are cleared."""
+        numbers = [transaction.tables.approve(client.id) for client in clients]
+        if samples is not None:
+            for client in clients:
+                transaction.tables.set_agreed_samples(client.id, samples)
+        for run in built_runs(self._runs):
+            transaction.after_commit(partial(run.clear_refusals, numbers))
+        self.refresh_clients(transaction)
+        return numbers
+
+    def refresh_clients(self, transaction: Transaction) -> None:
+        """Reload clients from the store, since approvals have changed."""
+        known, agreed = transaction.tables.clients(), transaction.tables.agreed_samples()
+        transaction.after_commit(lambda: self._presence.set_clients(known, agreed))
+        transaction.after_commit(self._authenticator.clear_cache)

@@ -21,16 +21,13 @@ from atoll.network.server.tables import (
     TaskRow,
     agreed_table,
     all_tables,
-    client_of,
     clients_table,
     is_task,
     ledger_table,
     meta_table,
     refusals_table,
     rounds_table,
-    run_of,
     runs_table,
-    task_of,
     tasks_table,
     tokens_table,
 )
@@ -107,11 +104,11 @@ class Tables:
     def client(self, id: str) -> ClientRow | None:
         """Return a client by its id; None if it does not exist."""
         row = self._db.execute(select(clients_table).where(clients_table.c.id == id)).one_or_none()
-        return None if row is None else client_of(row)
+        return None if row is None else _client_of(row)
 
     def clients(self) -> list[ClientRow]:
         """Return all clients, ordered by name."""
-        return [client_of(row) for row in self._db.execute(select(clients_table).order_by(clients_table.c.name))]
+        return [_client_of(row) for row in self._db.execute(select(clients_table).order_by(clients_table.c.name))]
 
     def approve(self, id: str) -> int:
         """Approve a client; return its number, the next one if it has none. Its refusals are cleared."""
@@ -203,11 +200,11 @@ class Tables:
     def run(self, id: str) -> RunRow | None:
         """Return a run by its name; None if it does not exist."""
         row = self._db.execute(select(runs_table).where(runs_table.c.id == id)).one_or_none()
-        return None if row is None else run_of(row)
+        return None if row is None else _run_of(row)
 
     def runs(self) -> list[RunRow]:
         """Return all runs, ordered by name."""
-        return [run_of(row) for row in self._db.execute(select(runs_table).order_by(runs_table.c.id))]
+        return [_run_of(row) for row in self._db.execute(select(runs_table).order_by(runs_table.c.id))]
 
     def set_run(self, id: str, **values: object) -> None:
         """Change `status`, `machine`, `seq`, `state`, `sizes` (as JSON) or `began` of a run."""
@@ -234,7 +231,7 @@ class Tables:
     def task(self, run: str, attempt: int, client: int) -> TaskRow | None:
         """Return a task; None if it does not exist."""
         row = self._db.execute(select(tasks_table).where(*is_task(run, attempt, client))).one_or_none()
-        return None if row is None else task_of(row)
+        return None if row is None else _task_of(row)
 
     def tasks(self, run: str, attempt: int) -> list[TaskRow]:
         """Return the tasks of an attempt, ordered by client."""
@@ -243,7 +240,7 @@ class Tables:
             .where(tasks_table.c.run == run, tasks_table.c.attempt == attempt)
             .order_by(tasks_table.c.client)
         )
-        return [task_of(row) for row in self._db.execute(wanted)]
+        return [_task_of(row) for row in self._db.execute(wanted)]
 
     def set_arrived(
         self, run: str, task: Task, update_: str, report: Mapping[str, Any], signature: bytes, seq: int
@@ -260,7 +257,7 @@ class Tables:
         wanted = (
             select(tasks_table).where(tasks_table.c.run == run, tasks_table.c.seq > after).order_by(tasks_table.c.seq)
         )
-        return [task_of(row) for row in self._db.execute(wanted)]
+        return [_task_of(row) for row in self._db.execute(wanted)]
 
     def close_open_tasks(self, run: str) -> None:
         """Close tasks whose updates have not arrived."""
@@ -306,3 +303,44 @@ class Tables:
         """Return the metrics rows of a run."""
         wanted = select(rounds_table.c.row).where(rounds_table.c.run == run).order_by(rounds_table.c.number)
         return [json.loads(row) for row in self._db.execute(wanted).scalars()]
+
+
+def _client_of(row: Any) -> ClientRow:
+    """Convert a row of the clients table."""
+    return ClientRow(
+        id=row.id,
+        name=row.name,
+        key=bytes(row.key),
+        status=Status(row.status),
+        number=row.number,
+        epoch=row.epoch,
+        offences=row.offences,
+        num_samples=row.num_samples,
+    )
+
+
+def _run_of(row: Any) -> RunRow:
+    """Convert a row of the runs table."""
+    return RunRow(
+        id=row.id,
+        plan=row.plan,
+        status=row.status,
+        machine=row.machine,
+        seq=row.seq,
+        state=row.state,
+        sizes=tuple(json.loads(row.sizes)),
+        began=row.began,
+        head=Head(row.head_length, row.head_hash),
+    )
+
+
+def _task_of(row: Any) -> TaskRow:
+    """Convert a row of the tasks table."""
+    return TaskRow(
+        task=Task(client=row.client, version=row.version, attempt=row.attempt, share=row.share, work=row.work),
+        stage=Stage(row.stage),
+        update=row.update,
+        report=msgspec.json.decode(row.report),
+        signature=bytes(row.signature),
+        seq=row.seq,
+    )

@@ -15,9 +15,9 @@ from typing import Any
 
 from atoll.core.errors import RunError
 from atoll.network.server.admin import open_admin
-from atoll.network.server.connections import connection_limits, raise_file_limit
 from atoll.network.server.http import ClientApi
-from atoll.network.server.logs import RateLimitedLog, log_errors_of
+from atoll.network.server.limits import connection_limits, raise_file_limit
+from atoll.network.server.monitoring import RateLimitedLog, log_errors_of
 from atoll.network.server.operations import Operations
 from atoll.network.server.web import listening_socket, web_server
 

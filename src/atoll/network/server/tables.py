@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-import msgspec
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -244,44 +242,3 @@ def check_layout(connection: Connection, store: str) -> None:
 def is_task(run: Any, attempt: Any, client: Any) -> tuple[Any, Any, Any]:
     """Return the conditions that select a task."""
     return tasks_table.c.run == run, tasks_table.c.attempt == attempt, tasks_table.c.client == client
-
-
-def client_of(row: Any) -> ClientRow:
-    """Convert a row of the clients table."""
-    return ClientRow(
-        id=row.id,
-        name=row.name,
-        key=bytes(row.key),
-        status=Status(row.status),
-        number=row.number,
-        epoch=row.epoch,
-        offences=row.offences,
-        num_samples=row.num_samples,
-    )
-
-
-def run_of(row: Any) -> RunRow:
-    """Convert a row of the runs table."""
-    return RunRow(
-        id=row.id,
-        plan=row.plan,
-        status=row.status,
-        machine=row.machine,
-        seq=row.seq,
-        state=row.state,
-        sizes=tuple(json.loads(row.sizes)),
-        began=row.began,
-        head=Head(row.head_length, row.head_hash),
-    )
-
-
-def task_of(row: Any) -> TaskRow:
-    """Convert a row of the tasks table."""
-    return TaskRow(
-        task=Task(client=row.client, version=row.version, attempt=row.attempt, share=row.share, work=row.work),
-        stage=Stage(row.stage),
-        update=row.update,
-        report=msgspec.json.decode(row.report),
-        signature=bytes(row.signature),
-        seq=row.seq,
-    )

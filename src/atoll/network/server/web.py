@@ -15,7 +15,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from atoll.core.errors import RunError
-from atoll.network.server.connections import BACKLOG, ConnectionTracker, Limits, Listener, TrackedConnection
+from atoll.network.server.limits import BACKLOG, ConnectionTracker, Limits, Listener, TrackedConnection
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 

@@ -20,7 +20,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from atoll.core.coordinator import CoordinatorState
 from atoll.core.errors import DiskFull
 from atoll.network.server.auth import Refused
-from atoll.network.server.logs import log
+from atoll.network.server.monitoring import log
 from atoll.network.server.queries import Tables
 from atoll.network.server.runs import Run
 from atoll.network.server.store import Store, StoreTaken
