@@ -316,7 +316,7 @@ def _where_it_stands(
 def partition_counts(federation: Federation, most: int = SHOWN_CLIENTS) -> dict[str, Any] | None:
     """How many samples of each class the first clients hold; None where samples have no single label."""
     dataset = federation.dataset
-    if dataset.train_y.ndim != 1:
+    if dataset.train_y.ndim != 1 or not dataset.has_classes:
         return None
     clients = list(range(min(most, federation.num_clients)))
     counts_CK = label_counts(federation.partition, dataset.train_y, dataset.num_classes, clients)

@@ -177,7 +177,7 @@ def test_a_plan_cannot_fill_the_memory(tmp_path: Path) -> None:
         ({"data": "digits"}, "not for clients"),
         ({"models": ["os:getcwd"]}, "not for clients"),
         ({"public": "os:getcwd"}, "not for clients"),
-        ({"loss": ["cross_entropy"]}, "must be text"),
+        ({"loss": ["cross_entropy"]}, "must be a name"),
         ({"sampler": "os:getcwd", "privacy": PRIVATE}, "no code is sent"),
         ({"policy": {"name": "cohort", "size": "os:getcwd"}, "privacy": PRIVATE}, "numbers and names"),
         ({"unheard_of": 1}, "unknown key"),

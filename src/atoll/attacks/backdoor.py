@@ -45,6 +45,7 @@ def backdoor(
         knows="its own data and update; to replace the model, the size of a cohort",
         trigger=lambda x: with_trigger(x, size, value),
         target=target,
+        needs_classes=True,
     )
 
 

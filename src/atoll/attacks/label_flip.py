@@ -34,7 +34,7 @@ def label_flip(source: Class | None = None, target: Class | None = None) -> Atta
         check_class("label_flip: attack.target", target, known)
         return x, torch.where(y == source, target, y)
 
-    return Attack(data=data, knows="its own data, and the number of classes")
+    return Attack(data=data, knows="its own data, and the number of classes", needs_classes=True)
 
 
 def check_class(name: str, value: int, known: Knowledge) -> None:

@@ -69,6 +69,10 @@ class Parts:
     public: Public | None
     mixer: str | None
     """What in the model mixes samples or remembers them, by name."""
+    kind: str
+    """What is learnt, by the kind of its targets."""
+    classes: bool
+    """Whether each target is one of several classes, and the model has an output for each."""
     keeps: bool
     """Whether clients keep parameters of the model."""
 

@@ -266,7 +266,7 @@ def data_show(
     )
     counts = partition_counts(federation)
     if counts is None:
-        print("samples are sequences with a label at every position: there is no picture of classes to draw")
+        print("samples have no single class: there is no picture of classes to draw")
         return
     counts_CK = np.array(counts["counts"])
     classes = (counts_CK > 0).sum(1)

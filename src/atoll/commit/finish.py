@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from atoll.commit.parts import RunParts
 from atoll.commit.run_state import RunState
 from atoll.commit.secure_sum import Added
@@ -24,7 +26,7 @@ from atoll.engine.base import Engine
 from atoll.train.exchange import Work
 from atoll.train.metrics import Metrics, spread
 
-MEASURES = ("train_loss", "test", "models_test", "clients_test")
+MEASURES = ("test", "models_test", "clients_test")
 """The parts of a metrics row that say how good the model is."""
 
 
@@ -129,7 +131,8 @@ def measured(plan: Plan, engine: Engine, version: int, state: RunState, *, last:
     """
     ask, job = plan.evaluation, engine.job
     metrics: dict[str, Metrics] = {}
-    confusion_KK = scores_C2 = None
+    charts: Mapping[str, Any] = {}
+    scores_C2 = None
     covered = not job.personal or job.mechanism is None or job.mechanism.test_noise
     asked = covered and (last or (ask.every > 0 and version % ask.every == 0))
     at_home = ask.clients_every > 0 and (last or version % ask.clients_every == 0)
@@ -137,20 +140,24 @@ def measured(plan: Plan, engine: Engine, version: int, state: RunState, *, last:
     own = {client: state.clients[client] for client in chosen} if job.personal else {}
     if asked:
         if own:
-            metrics["test"], confusion_KK, models_C2 = engine.evaluate_own(state.params_D, own)
-            metrics["models_test"] = spread(models_C2[:, 0], models_C2[:, 1])
+            metrics["test"], charts, models_C2 = engine.evaluate_own(state.params_D, own)
+            metrics["models_test"] = _spread(engine, models_C2)
         elif not job.personal:
-            metrics["test"], confusion_KK = engine.evaluate(state.params_D)
+            metrics["test"], charts = engine.evaluate(state.params_D)
     if at_home and chosen:
         scores_C2 = engine.evaluate_clients(state.params_D, chosen, own)
-        metrics["clients_test"] = spread(scores_C2[:, 0], scores_C2[:, 1])
+        metrics["clients_test"] = _spread(engine, scores_C2)
     return Evaluated(
         version=version,
         metrics=metrics,
-        confusion_KK=confusion_KK,
+        charts=charts,
         clients=tuple(chosen) if at_home else (),
         scores_C2=scores_C2,
     )
+
+
+def _spread(engine: Engine, scores_C2: np.ndarray) -> Metrics:
+    return spread(scores_C2[:, 0], scores_C2[:, 1], larger_is_better=engine.job.measures.larger_is_better)
 
 
 def _chosen(plan: Plan, engine: Engine, state: RunState) -> list[int]:
@@ -235,7 +242,9 @@ def end_reason(reason: Reason, row: Mapping[str, Any] | None) -> Reason:
     """Return why a run ends whose last row is this: a model that cannot be measured has diverged, whatever ended it."""
     if row is None or reason is Reason.INTERRUPTED:
         return reason
-    return reason if _is_finite([row[name] for name in MEASURES if name in row]) else Reason.DIVERGED
+    losses = [row[name]["loss"] for name in MEASURES if "loss" in row.get(name, {})]
+    losses += [row["train_loss"]] if "train_loss" in row else []
+    return reason if _is_finite(losses) else Reason.DIVERGED
 
 
 def measured_again(parts: RunParts, state: RunState, row: Mapping[str, Any] | None) -> tuple[Event, ...]:

@@ -44,5 +44,7 @@ class Attack(NamedTuple):
     """(features after scaling) -> features with the trigger painted on, for backdoor attacks."""
     target: int | None = None
     """Class that the trigger should cause."""
+    needs_classes: bool = False
+    """Whether it changes samples of a class, or makes them look like one."""
     finite: bool = True
     """Whether it never sends NaN or infinity."""

@@ -11,14 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from atoll.core.messages import Broadcast, State, Task, Update
 from atoll.core.params import ParamSpec
 
 Sums = dict[str, Tensor]
-"""Named sums that add up over clients and slices: `count` of samples, `loss`, and `confusion` or `right`."""
+"""What was measured of some samples: their `count`, the sum of their `loss`, and the parts of the plan's metrics as
+`metric/name`, or for work of a user's own any sums, such as of `right` answers."""
 
 
 class Trained(NamedTuple):
@@ -59,11 +59,6 @@ class Worker(ABC):
     def evaluate(self, params_D: Tensor, memory: State, samples: Samples) -> Sums:
         """Measure the shared values, or what a client has made of them, on some samples."""
 
-    def score(self, params_D: Tensor, memories: Sequence[State], samples: Sequence[Samples]) -> Tensor:
-        """Return accuracy and mean loss for each of several clients, (C, 2)."""
-        rows = [accuracy_and_loss(self.evaluate(params_D, *each)) for each in zip(memories, samples, strict=True)]
-        return torch.tensor(rows, dtype=torch.float64)
-
 
 class ClientWork(NamedTuple):
     """A member of the family: pure functions of the job that a plan was built into."""
@@ -94,16 +89,3 @@ class ClientWork(NamedTuple):
     def always_has_loss(self) -> bool:
         """Whether every client reports a training loss; those of other works may have none."""
         return self.uses_algorithm
-
-
-def accuracy_and_loss(sums: Sums) -> tuple[float, float]:
-    """Return the share of right answers and the mean loss; NaN for what was not measured.
-
-    >>> accuracy_and_loss({"count": torch.tensor(4), "right": torch.tensor(3), "loss": torch.tensor(2.0)})
-    (0.75, 0.5)
-    """
-    count = float(sums["count"])
-    loss = float(sums["loss"]) / count if "loss" in sums else float("nan")
-    if "confusion" in sums:
-        return float(sums["confusion"].double().trace() / sums["confusion"].sum()), loss
-    return float(sums["right"]) / count if "right" in sums else float("nan"), loss

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -68,11 +68,12 @@ class Evaluated:
     version: int
     metrics: Mapping[str, Mapping[str, float | None]]
     """As in a metrics row: `test`, `models_test`, `clients_test`."""
-    confusion_KK: np.ndarray | None = None
+    charts: Mapping[str, Any] = field(default_factory=dict)
+    """What the report draws, by metric: `confusion` holds the matrix of a classifier."""
     clients: tuple[int, ...] = ()
     """The clients of `scores_C2`."""
     scores_C2: np.ndarray | None = None
-    """Accuracy and loss of each of these clients on its own samples."""
+    """Main figure (accuracy of a classifier) and loss of each of these clients on its own samples."""
 
 
 @dataclass(frozen=True, kw_only=True)

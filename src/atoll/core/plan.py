@@ -83,6 +83,8 @@ class Evaluation(Section, key="evaluation"):
     """Rounds between evaluations on every client's own data."""
     max_clients: Count = 1000
     """At most so many clients are evaluated, picked by seed."""
+    metrics: tuple[Part, ...] | None = None
+    """What is measured; the metrics of the problem if left out."""
     holdout: ShareBelowOne = 0.0
     """Share of each client's samples that it does not train on but is evaluated on; at 0 its training data serve."""
 
@@ -143,7 +145,10 @@ class Plan(Section):
     model: Part = field(default_factory=lambda: Part("logistic"))
     models: tuple[Part, ...] | None = None
     """Models that are dealt out to clients in turn, where each keeps its own, instead of one `model` for all."""
-    loss: str = "cross_entropy"
+    problem: Part | None = None
+    """What is learnt: `classification`, `regression` and others; what the targets look like if left out."""
+    loss: Part | None = None
+    """What clients minimise; that of the problem if left out."""
     algorithm: Part = field(default_factory=lambda: Part("fedavg"))
     share: tuple[str, ...] | None = None
     """What travels of the model, by patterns such as "body.*"; clients train the rest too, and keep it."""
@@ -211,6 +216,8 @@ class Plan(Section):
         plain = self.to_dict()
         for key in ("engine", "name", "stop", *(() if self._solves_for_rounds else ("rounds",))):
             plain.pop(key, None)
+        loss = plain.pop("loss", {"name": "cross_entropy"})
+        plain["loss"] = loss["name"] if len(loss) == 1 else loss
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
     @property

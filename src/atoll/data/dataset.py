@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from atoll.core.errors import DataError
-from atoll.data.targets import Array, checked_targets, inferred_kind, num_outputs
+from atoll.data.targets import BINARY, CLASSIFICATION, TOKENS, Array, checked_targets, inferred_kind, num_outputs
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -49,7 +49,7 @@ class Dataset:
     """Source and licence of the data, in one line."""
 
     def __post_init__(self) -> None:
-        kind = self.problem or inferred_kind(self.train_y, self.num_classes, self.tokens)
+        kind = self.problem or inferred_kind(self.train_y, self.num_classes)
         object.__setattr__(self, "problem", kind)
         for part in ("train", "test"):
             x = _features(getattr(self, f"{part}_x"), self.tokens, f"{self.name}: {part}_x")
@@ -97,6 +97,20 @@ class Dataset:
     def num_outputs(self) -> int:
         """The number of outputs of a model for these targets."""
         return num_outputs(self.problem, self.train_y, self.num_classes)
+
+    def for_problem(self, kind: str) -> Dataset:
+        """Return these samples with targets of another kind of problem, if theirs can be taken as such."""
+        if kind == self.problem:
+            return self
+        classes = kind in (CLASSIFICATION, TOKENS)
+        if classes and not self.num_classes:
+            raise DataError(f"{self.name}: {self.problem} targets are no classes: leave the plan's problem out")
+        if not classes and self.train_y.dtype.kind == "i" and self.num_classes > 2 and kind == BINARY:
+            raise DataError(
+                f"{self.name}: a binary problem has two classes: got {self.num_classes}; use classification"
+            )
+        num_classes, names = (self.num_classes, self.class_names) if classes else (0, ())
+        return replace(self, problem=kind, num_classes=num_classes, class_names=names)
 
     @property
     def has_classes(self) -> bool:

@@ -197,7 +197,12 @@ def drawable(dataset: Dataset, samples_per_client: int) -> int:
 
 
 def class_labels(rule: str, dataset: Dataset) -> Array:
-    """Return the training labels (N,); refuse data whose samples have a sequence of labels."""
+    """Return the training labels (N,); refuse data whose samples have no class, or a sequence of them."""
+    if not dataset.has_classes:
+        raise PlanError(
+            f"{rule} deals by label, but the targets of {dataset.name} are no classes ({dataset.problem}): use "
+            "partition = 'natural', 'iid' or 'quantity'"
+        )
     if dataset.train_y.ndim != 1:
         raise PlanError(
             f"{rule} deals by label, but each sample of {dataset.name} has {dataset.train_y.shape[1]} of them "

@@ -20,10 +20,10 @@ CLASSIFICATION, BINARY, REGRESSION = "classification", "binary", "regression"
 MULTI_LABEL, TOKENS, SURVIVAL = "multi_label", "tokens", "survival"
 
 
-def inferred_kind(targets: Any, num_classes: int, tokens: bool) -> str:
+def inferred_kind(targets: Any, num_classes: int) -> str:
     """Return the kind of problem that targets look like; survival times look like others and must be named.
 
-    >>> inferred_kind(np.array([0, 2, 1]), 3, False), inferred_kind(np.array([0.5, 2.0]), 0, False)
+    >>> inferred_kind(np.array([0, 2, 1]), 3), inferred_kind(np.array([0.5, 2.0]), 0)
     ('classification', 'regression')
     """
     y = np.asarray(targets)
@@ -31,7 +31,7 @@ def inferred_kind(targets: Any, num_classes: int, tokens: bool) -> str:
         return MULTI_LABEL if y.ndim == 2 else BINARY
     if y.dtype.kind == "f" and not num_classes:
         return REGRESSION
-    return TOKENS if tokens and y.ndim == 2 else CLASSIFICATION
+    return TOKENS if y.ndim == 2 and bool((y == IGNORED).any()) else CLASSIFICATION
 
 
 def checked_targets(kind: str, targets: Any, num_classes: int, what: str) -> Array:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -19,9 +19,11 @@ from atoll.core.options import Range
 from atoll.train.evaluate import SLICE
 from atoll.train.exchange import Work
 from atoll.train.job import Job, broadcast_of, first_server
-from atoll.train.metrics import Metrics, classification, plain_metrics
+from atoll.train.metrics import Metrics
 from atoll.train.trainer import Trainer, explained
 
+Charts = dict[str, Any]
+"""What the report draws of an evaluation, by metric."""
 Progress = Callable[[int], None]
 """Called with the number of clients that are done."""
 
@@ -97,38 +99,40 @@ class Engine(ABC):
             progress(len(merged.reports))
         return merged._replace(folded=concatenate_rows(rows)) if rows else merged
 
-    def evaluate(self, params_D: Tensor) -> tuple[Metrics, np.ndarray | None]:
-        """Return metrics on the central test set, and the confusion matrix if there are classes."""
+    def evaluate(self, params_D: Tensor) -> tuple[Metrics, Charts]:
+        """Return figures on the central test set, and what is drawn of it."""
         starts = list(range(0, self.job.federation.dataset.num_test, SLICE))
-        total: State = {}
-        for part in self.slices(params_D, starts):
-            total = {name: total[name] + value for name, value in part.items()} if total else part
-        if "confusion" not in total:
-            return plain_metrics(total), None
-        confusion_KK = total["confusion"].numpy()
-        metrics = classification(confusion_KK, float(total["loss"] / total["count"]))
-        return metrics | _attack_success([total]), confusion_KK
+        return self._figures(list(self.slices(params_D, starts)))
 
-    def evaluate_own(self, params_D: Tensor, states: Mapping[int, State]) -> tuple[Metrics, np.ndarray, np.ndarray]:
-        """Metrics and confusion matrix on the central test set, all these clients' models pooled, and (C, 2) of each.
+    def evaluate_own(self, params_D: Tensor, states: Mapping[int, State]) -> tuple[Metrics, Charts, np.ndarray]:
+        """Return figures on the central test set of these clients' models pooled, and main figure and loss of each.
 
         The test set is the same for all, so that the pooled accuracy is the mean of the models' accuracies.
         """
         parts = list(self.own_tests(params_D, states))
-        confusion_KK = torch.stack([part["confusion"] for part in parts]).sum(0).numpy()
-        right_C = torch.stack([part["confusion"].double().trace() / part["confusion"].sum() for part in parts])
-        loss_C = torch.stack([part["loss"] / part["count"] for part in parts])
-        scores_C2: np.ndarray = torch.stack([right_C, loss_C], dim=1).numpy()
-        metrics = classification(confusion_KK, float(loss_C.mean())) | _attack_success(parts)
-        return metrics, confusion_KK, scores_C2
+        scores_C2 = torch.tensor(
+            [self.job.measures.main_and_loss(_without_trigger(part)) for part in parts], dtype=torch.float64
+        )
+        figures, charts = self._figures(parts)
+        return {**figures, "loss": float(scores_C2[:, 1].mean())}, charts, scores_C2.numpy()
+
+    def _figures(self, parts: list[State]) -> tuple[Metrics, Charts]:
+        """Return the figures of parts of an evaluation, with how often an attack's trigger worked."""
+        measures = self.job.measures
+        whole = measures.merge([_without_trigger(part) for part in parts])
+        return {**measures.finish(whole), **_attack_success(parts)}, measures.charts(whole)
 
     def evaluate_clients(
         self, params_D: Tensor, clients: list[int], states: Mapping[int, State] = MappingProxyType({})
     ) -> np.ndarray:
-        """(C, 2): accuracy and loss of each client on its own data."""
+        """Return main figure and loss of each client on its own data, (C, 2)."""
         groups = [clients[i : i + 20] for i in range(0, len(clients), 20)]
         scores: np.ndarray = torch.cat(list(self.client_scores(params_D, groups, states))).numpy()
         return scores
+
+
+def _without_trigger(part: State) -> State:
+    return {name: value for name, value in part.items() if name not in ("fooled", "others")}
 
 
 def _attack_success(parts: list[State]) -> Metrics:

@@ -12,6 +12,7 @@ from atoll.core.plan import Plan
 from atoll.core.seeds import generator
 from atoll.data.heterogeneity import earth_movers_distance, js_divergence, label_counts, weighted_mean
 from atoll.train.build import build_job
+from atoll.train.losses.cross_entropy import plain_cross_entropy
 from atoll.train.measure import (
     Array,
     Dissimilarity,
@@ -70,6 +71,8 @@ def measure_plan(plan: Plan, *, clients: int = 100, budget: int = 500, progress:
             f"clients are measured by one shared model, and {plan.algorithm.name} has none: set algorithm to fedavg"
         )
     federation, dataset, first_D = job.federation, job.federation.dataset, job.first_D
+    if not dataset.has_classes:
+        raise PlanError(f"clients are compared by their labels, and the targets of {dataset.name} are no classes")
     chosen = _chosen(plan.seed, federation.num_clients, clients)
     first = first_order(job, first_D, chosen, progress)
     return Measures(
@@ -78,7 +81,7 @@ def measure_plan(plan: Plan, *, clients: int = 100, budget: int = 500, progress:
         clients=chosen,
         num_samples=sum(federation.num_samples(client) for client in chosen),
         num_bytes=first_D.nbytes,
-        loss_unit="nats" if plan.loss == "cross_entropy" else "units of the loss",
+        loss_unit="nats" if job.loss is plain_cross_entropy else "units of the loss",
         counts_CK=label_counts(federation.partition, dataset.train_y, dataset.num_classes, chosen),
         dissimilarity=dissimilarity(job, first_D, chosen, progress),
         gamma=gamma(job, first_D, chosen, convex=is_convex(job), budget=budget, progress=progress),

@@ -24,7 +24,7 @@ def sample_picture(dataset: Dataset, partition: Partition, clients: Sequence[int
 
     Examples are spread evenly over a client's samples, so that they differ in class even if samples are sorted.
     """
-    if len(dataset.input_shape) != 3 or dataset.tokens or dataset.train_y.ndim != 1:
+    if len(dataset.input_shape) != 3 or dataset.tokens or not dataset.has_classes or dataset.train_y.ndim != 1:
         raise DataError(
             f"samples of {dataset.name} cannot be drawn: they have shape {dataset.input_shape}; choose a data set of "
             "labelled images of shape (channels, height, width)"

@@ -81,8 +81,11 @@ class RunWriter:
         self.history.append(row)
 
     def _evaluated(self, event: Evaluated) -> None:
-        if event.confusion_KK is not None:
-            self._confusion = {"round": event.version, "matrix": event.confusion_KK.tolist()}
+        if "confusion" in event.charts:
+            self._confusion = {"round": event.version, **event.charts["confusion"]}
+        others = {name: chart for name, chart in event.charts.items() if name != "confusion"}
+        if others and self.directory is not None:
+            self.directory.write_json("charts.json", {"round": event.version, **others})
         if event.scores_C2 is not None and self.directory is not None:
             accuracy_C, loss_C = plain(event.scores_C2.T)
             clients = list(event.clients)

@@ -23,17 +23,23 @@ from atoll.core.params import ParamSpec, flatten, flatten_kept, float_buffers, k
 from atoll.core.parts import Part, find
 from atoll.core.plan import MAX_NORM, Attackers, Local, Plan
 from atoll.core.privacy import Exposure
+from atoll.core.problem import Loss, Problem
 from atoll.core.seeds import derive, generator
 from atoll.core.transform import chain
+from atoll.data.dataset import Dataset
 from atoll.privacy.groups import most_exposed
 from atoll.privacy.noise import derived, fresh_secret
 from atoll.train.attributes import as_before
 from atoll.train.clipping import mixer_of, private_layers
 from atoll.train.dropout import use_counter_dropout
 from atoll.train.federation import Federation, build_federation
-from atoll.train.job import Job, Loss
+from atoll.train.job import Job
+from atoll.train.metrics import Measures, build_measures
 from atoll.train.secure import Secure
 from atoll.train.seeded import seeded
+
+MIXED = 64
+"""Samples on which is tried whether a loss mixes them."""
 
 
 def build_job(
@@ -45,17 +51,21 @@ def build_job(
     means to a client that has one of its own by that name; nothing is imported for it then.
     """
     federation = federation or build_federation(plan)
-    loss = loss or find("train.losses", plan.loss)
+    problem = build_problem(plan, federation.dataset)
+    loss = loss or build_loss(plan.loss or problem.loss)
+    measures = build_measures(problem, plan.evaluation.metrics)
     algorithm: Algorithm = plan.algorithm.build("algorithms")
     work: ClientWork = (plan.work or algorithm.work or Part("sgd")).build("train.works")
     if work.first is None:
-        model = build_model(plan, federation, loss=loss)
+        model = build_model(plan, federation, loss=loss, measures=measures)
     else:
         model = ArrayModel(work.first(federation.dataset))
     keep = kept_names(model, share=plan.share, keep=plan.keep)
     spec = spec_of(model, buffers=plan.local.buffers, keep=keep)
     local = _settle(plan.local, algorithm)
     parts = _parts(plan, federation, model, spec, algorithm, work, exposed(plan, local, federation))
+    if parts.mechanism is not None and parts.mechanism.steps is not None and work.first is None and not parts.mixer:
+        parts = replace(parts, mixer=_mixing_loss(federation, model, loss))
     check(parts)
     mechanism = parts.mechanism
     start, num = plan.attackers.start_round, plan.attackers.num_rounds
@@ -69,7 +79,9 @@ def build_job(
         spec=spec,
         first_D=flatten(model, spec),
         first_kept_K=flatten_kept(model, spec),
+        problem=problem,
         loss=loss,
+        measures=measures,
         algorithm=algorithm,
         work=work,
         local=local,
@@ -127,6 +139,8 @@ def _parts(
         num_clients=federation.num_clients,
         public=federation.public,
         mixer=mixer_of(model),
+        kind=federation.dataset.problem,
+        classes=federation.dataset.has_classes,
         keeps=bool(spec.kept),
     )
 
@@ -193,15 +207,54 @@ class ArrayModel(nn.Module):
             self.register_parameter(name.replace(".", "_"), nn.Parameter(tensor.clone()))
 
 
-def build_model(plan: Plan, federation: Federation, part: Part | None = None, loss: Loss | None = None) -> nn.Module:
+def build_problem(plan: Plan, dataset: Dataset) -> Problem:
+    """Return what the plan says is learnt, or what the targets look like."""
+    problem = (plan.problem or Part(dataset.problem)).build("problems")
+    if not isinstance(problem, Problem):
+        raise PlanError(f"problem '{plan.problem}' gave {type(problem).__name__}: return an atoll.core.problem.Problem")
+    return problem
+
+
+def build_loss(part: Part) -> Loss:
+    """Return a loss of the catalogue; a function of one's own without options is the loss itself."""
+    own = part.call is not None or ":" in part.name
+    if own and not part.options:
+        return part.call or find("train.losses", part.name)
+    loss = part.build("train.losses")
+    if not callable(loss):
+        raise PlanError(f"loss '{part.name}' gave {type(loss).__name__}: return a function of outputs and targets")
+    return loss  # type: ignore[no-any-return]
+
+
+def _mixing_loss(federation: Federation, model: nn.Module, loss: Loss) -> str | None:
+    """Name a loss by which one sample's number depends on others; None if none does on the samples that are tried."""
+    y = federation.train_y[:MIXED]
+    x = federation.features(federation.train_x[:MIXED])
+    dtype = next(model.parameters()).dtype
+    with as_before(model), torch.no_grad():
+        outputs = model.eval()(x.to(dtype) if x.dtype.is_floating_point else x)
+        outputs = outputs + torch.randn(outputs.shape, generator=torch.Generator().manual_seed(1), dtype=dtype)
+        together = loss(outputs, y)
+        alone = torch.cat([loss(outputs[i : i + 1], y[i : i + 1]) for i in range(len(y))])
+    model.train()
+    return None if torch.allclose(together, alone, rtol=1e-3, atol=1e-4, equal_nan=True) else "the loss"
+
+
+def build_model(
+    plan: Plan,
+    federation: Federation,
+    part: Part | None = None,
+    loss: Loss | None = None,
+    measures: Measures | None = None,
+) -> nn.Module:
     """Make the model, or another of the plan's, with seeded first weights, and try it with the plan's loss.
 
-    A factory gets `input_shape` and `num_classes` if it names them.
+    A factory gets `input_shape`, and the number of outputs as `num_classes`, if it names them.
     """
     dataset, part = federation.dataset, part or (plan.models or (plan.model,))[0]
     with seeded(derive(plan.seed, "model")):
         try:
-            model = part.build("models", input_shape=dataset.input_shape, num_classes=dataset.num_classes)
+            model = part.build("models", input_shape=dataset.input_shape, num_classes=dataset.num_outputs)
         except AtollError:
             raise
         except Exception as error:
@@ -214,13 +267,16 @@ def build_model(plan: Plan, federation: Federation, part: Part | None = None, lo
         if next(model.parameters(), None) is None:
             raise PlanError(f"model '{part.name}' has no parameters: there is nothing to train")
         model.train()
-        loss = loss or find("train.losses", plan.loss)
-        _try_model(model, part.name, plan.loss, loss, federation)  # what is lazy draws its first weights here
+        named = plan.loss or build_problem(plan, dataset).loss
+        # what is lazy draws its first weights here
+        _try_model(model, part.name, named.name, loss or build_loss(named), federation, measures)
     return model
 
 
-def _try_model(model: nn.Module, name: str, loss_name: str, loss: Loss, federation: Federation) -> None:
-    """Run two samples through the model and the loss, so that misfits are named before training starts."""
+def _try_model(
+    model: nn.Module, name: str, loss_name: str, loss: Loss, federation: Federation, measures: Measures | None
+) -> None:
+    """Run two samples through the model, the loss and the metrics, so that misfits are named before training starts."""
     dtype = next(model.parameters()).dtype
     x = federation.features(federation.train_x[:2])
     x = x.to(dtype) if x.dtype.is_floating_point else x
@@ -231,10 +287,11 @@ def _try_model(model: nn.Module, name: str, loss_name: str, loss: Loss, federati
             losses = loss(outputs, y)
         model.train()
     except Exception as error:
+        dataset = federation.dataset
+        what = f"{dataset.num_classes} classes" if dataset.num_classes else f"{dataset.problem} targets"
         raise PlanError(
-            f"model '{name}' with loss '{loss_name}' does not fit samples of shape "
-            f"{federation.dataset.input_shape} with {federation.dataset.num_classes} classes: {error}; use a model for "
-            "such samples, or other data"
+            f"model '{name}' with loss '{loss_name}' does not fit samples of shape {dataset.input_shape} with {what}: "
+            f"{error}; use a model for such samples, or other data"
         ) from error
     if not isinstance(losses, Tensor) or losses.shape != (len(y),):
         gave = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
@@ -247,6 +304,24 @@ def _try_model(model: nn.Module, name: str, loss_name: str, loss: Loss, federati
         raise PlanError(
             f"the model has {outputs.shape[-1]} outputs for {classes} classes: pass num_classes to the model"
         )
+    if measures is not None:
+        _try_measures(measures, outputs, y, losses)
+
+
+def _try_measures(measures: Measures, outputs: Tensor, y: Tensor, losses: Tensor) -> None:
+    """Measure two samples, so that a metric that does not fit the problem is named before training starts."""
+    for label, metric in measures.metrics.items():
+        try:
+            Measures(measures.problem, {label: metric}).finish(
+                Measures(measures.problem, {label: metric}).add(outputs, y, losses)
+            )
+        except AtollError:
+            raise
+        except Exception as error:
+            raise PlanError(
+                f"metric '{label}' does not fit outputs of shape {tuple(outputs.shape)} and targets of shape "
+                f"{tuple(y.shape)}: {type(error).__name__}: {error}; name others in evaluation.metrics"
+            ) from error
 
 
 def fastest_layout(model: nn.Module, input_shape: tuple[int, ...]) -> torch.memory_format:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from atoll.core.client_work import Sums
 from atoll.core.messages import State
 from atoll.core.seeds import derive
+from atoll.data.targets import CLASSIFICATION
 from atoll.train.job import Job
 from atoll.train.loop import Workspace
 from atoll.train.seeded import seeded
@@ -21,15 +22,11 @@ SLICE = 1000
 
 
 def evaluate_samples(job: Job, space: Workspace, params_D: Tensor, memory: State, x: Tensor, y: Tensor) -> Sums:
-    """Return confusion matrix and summed loss on some samples, and how often an attack's trigger works."""
+    """Return the parts of the plan's metrics on some samples, and how often an attack's trigger works."""
     with evaluating(job, space, params_D, memory):
         outputs = space.model(job.inputs(x))
-        predicted_B, loss_B = outputs.argmax(-1), job.loss(outputs, y)
-        fooled = _fooled(job, space, x, y)
-    num_classes = max(job.federation.dataset.num_classes, outputs.shape[-1])
-    pairs = y.reshape(-1) * num_classes + predicted_B.reshape(-1)
-    confusion_KK = torch.bincount(pairs, minlength=num_classes**2).view(num_classes, num_classes)
-    return {"confusion": confusion_KK, "loss": loss_B.double().sum(), "count": torch.tensor(len(y)), **fooled}
+        parts = job.measures.add(outputs, y, job.loss(outputs, y))
+        return {**parts, **_fooled(job, space, x, y)}
 
 
 def _fooled(job: Job, space: Workspace, x: Tensor, y: Tensor) -> Sums:
@@ -49,7 +46,10 @@ def _fooled(job: Job, space: Workspace, x: Tensor, y: Tensor) -> Sums:
 def evaluate_clients(
     job: Job, space: Workspace, params_D: Tensor, clients: list[int], *, on_training_data: bool = False
 ) -> Tensor:
-    """(C, 2): accuracy and mean loss of each client on its own evaluation samples, several clients in one pass."""
+    """Return accuracy and mean loss (C, 2) of each client on its own evaluation samples, several clients in one pass.
+
+    Where right answers are not what is counted, the first is NaN.
+    """
     federation = job.federation
     pick = federation.train_indices if on_training_data else federation.evaluation_indices
     indices = [pick(client) for client in clients]
@@ -60,8 +60,10 @@ def evaluate_clients(
         for start in range(0, len(joined), SLICE):
             part, who = joined[start : start + SLICE], owner[start : start + SLICE]
             x, y = job.federation.train_x[part], job.federation.train_y[part]
-            predicted_B, loss_B = _predict(job, space, x, y)
-            right_B = (predicted_B == y).double().reshape(len(y), -1).mean(1)
+            outputs = space.model(job.inputs(job.federation.features(x)))
+            loss_B, right_B = job.loss(outputs, y), torch.full((len(y),), torch.nan, dtype=torch.float64)
+            if counts_right(job):
+                right_B = (outputs.argmax(-1) == y).double().reshape(len(y), -1).mean(1)
             sums_C3.index_add_(0, who, torch.stack([right_B, loss_B.double(), torch.ones_like(right_B)], dim=1))
     return sums_C3[:, :2] / sums_C3[:, 2:]
 
@@ -76,20 +78,18 @@ def ready_slices(job: Job, client: int) -> list[tuple[Tensor, Tensor]]:
 def evaluate_ready(
     job: Job, space: Workspace, params_D: Tensor, slices: list[tuple[Tensor, Tensor]]
 ) -> tuple[float, float]:
-    """Accuracy and mean loss on samples that `ready_slices` made."""
-    right = loss = 0.0
+    """Return the main figure and the mean loss on samples that `ready_slices` made."""
+    parts = []
     with evaluating(job, space, params_D):
         for x, y in slices:
             outputs = space.model(x)
-            right += float((outputs.argmax(-1) == y).double().reshape(len(y), -1).mean(1).sum())
-            loss += float(job.loss(outputs, y).double().sum())
-    num = sum(len(y) for _, y in slices)
-    return right / num, loss / num
+            parts.append(job.measures.add(outputs, y, job.loss(outputs, y)))
+    return job.measures.main_and_loss(job.measures.merge(parts))
 
 
-def _predict(job: Job, space: Workspace, raw: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    outputs = space.model(job.inputs(job.federation.features(raw)))
-    return outputs.argmax(-1), job.loss(outputs, y)
+def counts_right(job: Job) -> bool:
+    """Return whether the main figure of a model is its share of right answers, each sample counting alike."""
+    return job.problem.kind == CLASSIFICATION and next(iter(job.measures.metrics)) in ("confusion", "accuracy")
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from atoll.core.errors import DataError, PlanError
 from atoll.core.messages import SERVER
 from atoll.core.parts import Part, members
 from atoll.core.plan import Plan
+from atoll.core.problem import Problem
 from atoll.core.seeds import derive, generator
 from atoll.data.dataset import Dataset, Public, as_public
 from atoll.data.index import Partition, joined
@@ -153,7 +154,7 @@ def _tensor(array: np.ndarray) -> Tensor:
 
 def build_federation(plan: Plan) -> Federation:
     """Load the plan's data and deal them out."""
-    dataset, public = _with_public(_dataset(plan.data, "data"), plan)
+    dataset, public = _with_public(load_dataset(plan), plan)
     partition = dealer(plan.partition).build("data.partition", dataset, seed=plan.seed)
     if not isinstance(partition, Partition):
         raise PlanError(
@@ -170,6 +171,17 @@ def build_federation(plan: Plan) -> Federation:
         public=public,
         num_added=(plan.attackers.added or 0) if plan.attack else 0,
     )
+
+
+def load_dataset(plan: Plan) -> Dataset:
+    """Return the plan's data, with targets for its problem."""
+    return with_problem(plan, _dataset(plan.data, "data"))
+
+
+def with_problem(plan: Plan, dataset: Dataset) -> Dataset:
+    """Return a data set with targets for the plan's problem, if it names one."""
+    problem = None if plan.problem is None else plan.problem.build("problems")
+    return dataset.for_problem(problem.kind) if isinstance(problem, Problem) else dataset
 
 
 def _dataset(part: Part, where: str) -> Dataset:

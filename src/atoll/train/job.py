@@ -24,12 +24,12 @@ from atoll.core.messages import STATISTICS, Broadcast, State, Task, Update
 from atoll.core.params import ParamSpec
 from atoll.core.plan import Local
 from atoll.core.privacy import Exposure, Mechanism, SampleSteps
+from atoll.core.problem import Loss, Problem
 from atoll.core.transform import Chain
 from atoll.train.clipping import Layer
 from atoll.train.federation import Federation
+from atoll.train.metrics import Measures
 from atoll.train.secure import Secure
-
-Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,10 @@ class Job:
     """The parameters that the run starts from."""
     first_kept_K: Tensor
     """The parameters that a client starts from and keeps."""
+    problem: Problem
     loss: Loss
+    measures: Measures
+    """What is measured of a model."""
     algorithm: Algorithm
     work: ClientWork
     """What clients do with a task."""

@@ -23,7 +23,7 @@ from torch.func import functional_call
 from atoll.core.errors import PlanError
 from atoll.train.dropout import CounterDropout
 from atoll.train.job import Job
-from atoll.train.losses.cross_entropy import cross_entropy
+from atoll.train.losses.cross_entropy import plain_cross_entropy
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Progress = Callable[[str, int, int], None]
@@ -260,7 +260,9 @@ def is_convex(job: Job) -> bool:
     """
     modules = list(job.model.modules())
     num_linear = sum(type(module) is nn.Linear for module in modules)
-    return job.loss is cross_entropy and num_linear == 1 and all(type(module) in KEEP_CONVEX for module in modules)
+    return (
+        job.loss is plain_cross_entropy and num_linear == 1 and all(type(module) in KEEP_CONVEX for module in modules)
+    )
 
 
 class FirstOrder(NamedTuple):

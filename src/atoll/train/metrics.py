@@ -1,56 +1,107 @@
-"""What is measured. Shapes: K classes, C clients."""
+"""What is measured: the metrics of a plan side by side, and how clients fare. Shapes: B samples, C clients."""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from atoll.core.client_work import Sums
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.core.errors import PlanError
+from atoll.core.messages import State
+from atoll.core.metric import Figures, Metric
+from atoll.core.parts import Part
+from atoll.core.problem import Problem
 
 Metrics = dict[str, float]
+RIGHT = "right"
+"""The sum of right answers, by which work of a user's own may say its accuracy."""
 
 
-def classification(confusion_KK: np.ndarray, loss: float) -> Metrics:
-    """Accuracy, loss and macro precision, recall and F1 from a confusion matrix (true class x predicted class).
+class Measures(NamedTuple):
+    """The metrics of a plan as one: the parts of all, with the sum of losses and the number of samples."""
 
-    Macro means are over the classes that occur, as truth or as prediction; a class never predicted has precision 0.
+    problem: Problem
+    metrics: Mapping[str, Metric]
 
-    >>> classification(np.array([[8, 2], [1, 9]]), 0.5)["accuracy"]
-    0.85
-    """
-    hits_K = np.diag(confusion_KK).astype(float)
-    true_K, predicted_K = confusion_KK.sum(1), confusion_KK.sum(0)
-    occurs_K = (true_K + predicted_K) > 0
-    precision_K = hits_K / np.maximum(predicted_K, 1)
-    recall_K = hits_K / np.maximum(true_K, 1)
-    f1_K = 2 * hits_K / np.maximum(true_K + predicted_K, 1)
-    return {
-        "accuracy": float(hits_K.sum() / confusion_KK.sum()),
-        "loss": loss,
-        "precision": float(precision_K[occurs_K].mean()),
-        "recall": float(recall_K[occurs_K].mean()),
-        "f1": float(f1_K[occurs_K].mean()),
-    }
+    def add(self, outputs: Tensor, targets: Tensor, loss_B: Tensor) -> State:
+        """Return the part of some samples."""
+        scored = self.problem.scored(outputs, targets)
+        parts: State = {"loss": loss_B.double().sum(), "count": torch.tensor(len(loss_B))}
+        for label, metric in self.metrics.items():
+            parts |= {f"{label}/{name}": value for name, value in metric.add(*scored).items()}
+        return parts
+
+    def merge(self, parts: Sequence[State]) -> State:
+        """Return the part of all samples from those of some, in their order."""
+        whole = parts[0]
+        for part in parts[1:]:
+            plain = {name: value + part[name] for name, value in whole.items() if "/" not in name}
+            for label, metric in self._of(whole).items():
+                merged = metric.merge(_of(label, whole), _of(label, part))
+                plain |= {f"{label}/{name}": value for name, value in merged.items()}
+            whole = plain
+        return whole
+
+    def finish(self, whole: State) -> Figures:
+        """Return the figures of all samples; a sum that belongs to no metric is divided by the number of samples."""
+        figures: Figures = {}
+        for label, metric in self._of(whole).items():
+            figures |= metric.finish(_of(label, whole))
+        sums = {name: value for name, value in whole.items() if "/" not in name and name != "count"}
+        means = {name: float(value / whole["count"]) for name, value in sums.items()}
+        means = {"accuracy": means.pop(RIGHT), **means} if RIGHT in means else means
+        first, rest = dict(list(figures.items())[:1]), dict(list(figures.items())[1:])
+        return {**first, **means, **rest}
+
+    def charts(self, whole: State) -> dict[str, Any]:
+        """Return what the report draws, by the metric that it belongs to."""
+        found = {label: m.chart(_of(label, whole)) for label, m in self._of(whole).items() if m.chart is not None}
+        return {label: chart for label, chart in found.items() if chart}
+
+    def main_and_loss(self, whole: State) -> tuple[float, float]:
+        """Return the main figure and the mean loss; NaN for what was not measured."""
+        figures = self.finish(whole)
+        main = next((value for name, value in figures.items() if name != "loss"), float("nan"))
+        return main, figures.get("loss", float("nan"))
+
+    @property
+    def larger_is_better(self) -> bool:
+        """Whether a larger main figure is better."""
+        return next(iter(self.metrics.values())).larger_is_better
+
+    def _of(self, parts: State) -> dict[str, Metric]:
+        """Return the metrics that have a part; work of a user's own gives sums alone."""
+        labels = {name.partition("/")[0] for name in parts if "/" in name}
+        return {label: metric for label, metric in self.metrics.items() if label in labels}
 
 
-def plain_metrics(sums: Sums) -> Metrics:
-    """Return the mean of every named sum over the samples; that of `right` is the accuracy.
-
-    >>> import torch
-    >>> plain_metrics({"count": torch.tensor(4), "right": torch.tensor(3.0), "loss": torch.tensor(2.0)})
-    {'accuracy': 0.75, 'loss': 0.5}
-    """
-    names = {"right": "accuracy"}
-    return {names.get(name, name): float(value / sums["count"]) for name, value in sums.items() if name != "count"}
+def _of(label: str, parts: State) -> State:
+    return {name.partition("/")[2]: value for name, value in parts.items() if name.partition("/")[0] == label}
 
 
-def spread(accuracy_C: np.ndarray, loss_C: np.ndarray) -> Metrics:
+def build_measures(problem: Problem, chosen: Sequence[Part] | None) -> Measures:
+    """Build the metrics that a plan names, or those of its problem."""
+    metrics: dict[str, Metric] = {}
+    for part in chosen or problem.metrics:
+        metric = part.build("metrics")
+        if not isinstance(metric, Metric):
+            raise PlanError(f"metric '{part.name}' gave {type(metric).__name__}: return an atoll.core.metric.Metric")
+        label = part.name.rpartition(":")[2]
+        metrics[label if label not in metrics else f"{label}-{len(metrics)}"] = metric
+    return Measures(problem, metrics)
+
+
+def spread(main_C: np.ndarray, loss_C: np.ndarray, *, larger_is_better: bool = True) -> Metrics:
     """How unequal clients fare: mean, standard deviation and the mean of the worst tenth."""
-    tenth = max(1, len(accuracy_C) // 10)
-    worst_C = np.sort(accuracy_C)[:tenth]
+    tenth = max(1, len(main_C) // 10)
+    ordered_C = np.sort(main_C) if larger_is_better else np.sort(main_C)[::-1]
     return {
-        "num_clients": float(len(accuracy_C)),
-        "mean": float(accuracy_C.mean()),
-        "std": float(accuracy_C.std()),
-        "worst_decile": float(worst_C.mean()),
+        "num_clients": float(len(main_C)),
+        "mean": float(main_C.mean()),
+        "std": float(main_C.std()),
+        "worst_decile": float(ordered_C[:tenth].mean()),
         "loss": float(loss_C.mean()),
     }

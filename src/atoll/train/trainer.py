@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from atoll.core.aggregator import Aggregator, stacked
-from atoll.core.client_work import Sums, Trained, accuracy_and_loss
+from atoll.core.client_work import Sums, Trained
 from atoll.core.errors import AtollError, TrainingError
 from atoll.core.messages import SERVER, Broadcast, State, Task, Update, stack
 from atoll.core.wire import packed_size
 from atoll.privacy.grid import integer_sum
-from atoll.train.evaluate import SLICE, evaluate_ready, ready_slices
+from atoll.train.evaluate import SLICE, counts_right, evaluate_clients, evaluate_ready, ready_slices
 from atoll.train.exchange import Told, Work, acceptable, decoded, encoded, protected, received
 from atoll.train.job import Job
 from atoll.train.loop import Workspace, knowledge
@@ -121,9 +121,10 @@ class Trainer:
         return self.train_one(task, sent, {}).update
 
     def own_scores(self, params_D: Tensor) -> tuple[float, float]:
-        """Return accuracy and mean loss on the server's own samples, which are made ready once."""
+        """Return the main figure and mean loss on the server's own samples, which are made ready once."""
         if not isinstance(self.worker, SgdWorker):
-            return accuracy_and_loss(self.worker.evaluate(params_D, {}, self.job.federation.client_samples(SERVER)))
+            own = self.job.federation.client_samples(SERVER)
+            return self.job.measures.main_and_loss(self.worker.evaluate(params_D, {}, own))
         if self._own_slices is None:
             self._own_slices = ready_slices(self.job, SERVER)
         return evaluate_ready(self.job, self.worker.space, params_D, self._own_slices)
@@ -133,9 +134,15 @@ class Trainer:
         return self.worker.evaluate(params_D, {}, self.job.federation.test_samples(start, SLICE))
 
     def evaluate_clients(self, params_D: Tensor, clients: list[int], states: Mapping[int, State]) -> Tensor:
-        """Evaluate the shared model, or the models that clients keep, on some clients' own data: (C, 2)."""
-        samples = [self.job.federation.client_samples(client, evaluation=True) for client in clients]
-        return self.worker.score(params_D, [states.get(client, {}) for client in clients], samples)
+        """Evaluate the shared model, or clients' own, on some clients' data: main figure and loss (C, 2)."""
+        job = self.job
+        if isinstance(self.worker, SgdWorker) and counts_right(job) and not job.personal:
+            return evaluate_clients(job, self.worker.space, params_D, clients)
+        rows = []
+        for client in clients:
+            samples = job.federation.client_samples(client, evaluation=True)
+            rows.append(job.measures.main_and_loss(self.worker.evaluate(params_D, states.get(client, {}), samples)))
+        return torch.tensor(rows, dtype=torch.float64)
 
     def evaluate_own(self, params_D: Tensor, client: int, state: State) -> Sums:
         """Evaluate a client's own model on the whole test set."""
@@ -144,7 +151,7 @@ class Trainer:
         parts = [
             self.worker.evaluate(params_D, state, federation.test_samples(start, SLICE, client)) for start in starts
         ]
-        return {name: torch.stack([part[name] for part in parts]).sum(0) for name in parts[0]}
+        return self.job.measures.merge(parts)
 
     @property
     def _sgd(self) -> SgdWorker:

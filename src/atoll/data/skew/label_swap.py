@@ -46,6 +46,8 @@ def label_swap(
 
 def _permutations(dataset: Dataset, num_groups: int, num_swapped: int, rng: np.random.Generator) -> Array:
     """Draw a distinct permutation of the labels for each group: the new label of each label, (G, K)."""
+    if not dataset.has_classes:
+        raise PlanError(f"label_swap exchanges classes, and the targets of {dataset.name} are none: use another skew")
     K = dataset.num_classes
     if num_swapped > K:
         raise PlanError(f"num_classes_swapped is {num_swapped}, but {dataset.name} has {K} classes: lower it")

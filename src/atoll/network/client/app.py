@@ -40,10 +40,12 @@ class ClientApp:
 
     train_x: Array
     train_y: Array
-    num_classes: int
+    num_classes: int = 0
     scale: float = 1.0
     shift: float = 0.0
     tokens: bool = False
+    problem: str = ""
+    """The kind of problem that the targets are for; inferred if left out, unless the plan says it."""
     models: Functions = field(default_factory=lambda: NO_FUNCTIONS)
     """Own models by the names that plans use, each a function as in the catalogue."""
     algorithms: Functions = field(default_factory=lambda: NO_FUNCTIONS)
@@ -93,6 +95,7 @@ class ClientApp:
             scale=self.scale,
             shift=self.shift,
             tokens=self.tokens,
+            problem=self.problem,
         )
 
 

@@ -35,7 +35,7 @@ from atoll.network.protocol.objects import ObjectError, manifest_of
 from atoll.privacy.accounting import spent
 from atoll.train.build import build_job
 from atoll.train.exchange import acceptable, decoded, encoded, protected, sent_by
-from atoll.train.federation import Federation
+from atoll.train.federation import Federation, with_problem
 from atoll.train.job import Job, broadcast_of, first_server
 from atoll.train.trainer import Trainer
 
@@ -229,7 +229,8 @@ def agree(
     What is compared follows from the plan wherever possible, since a malicious server could state anything.
     """
     parts = app.own_parts
-    plan, dataset = read_plan(info.plan, parts), app.dataset()
+    plan = read_plan(info.plan, parts)
+    dataset = with_problem(plan, app.dataset())
     info = msgspec.structs.replace(info, num_bytes=max(info.num_bytes, _model_bytes(plan, dataset)))
     if info.num_bytes > floors.max_model_bytes:  # before it is built
         raise WorkRefused(refusal_reason(floors, info, plan, None, 0) or "the model is too large")
@@ -275,7 +276,7 @@ def _model_bytes(plan: Plan, dataset: Dataset) -> int:
     if plan.model.call is not None:
         return 0
     with torch.device("meta"):
-        model = plan.model.build("models", input_shape=dataset.input_shape, num_classes=dataset.num_classes)
+        model = plan.model.build("models", input_shape=dataset.input_shape, num_classes=dataset.num_outputs)
     if not isinstance(model, nn.Module):
         raise PlanError(f"model '{plan.model.name}' gave {type(model).__name__}: a factory must return an nn.Module")
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))

@@ -20,6 +20,7 @@ from atoll.core.plan import Plan
 from atoll.core.privacy import Mechanism
 from atoll.core.secagg import MIN_SURVIVORS
 from atoll.core.section import Section
+from atoll.data.targets import CLASSIFICATION
 from atoll.network.protocol.messages import RunInfo
 from atoll.secagg.scheme import Scheme
 
@@ -42,9 +43,9 @@ class OwnParts(NamedTuple):
     losses: Functions = NO_FUNCTIONS
     works: Functions = NO_FUNCTIONS
 
-    def loss(self, name: str) -> Callable[..., Any] | None:
+    def loss(self, part: Part | None) -> Callable[..., Any] | None:
         """Return the client's own loss of this name; None for one of the catalogue."""
-        return _own(self.losses, name, "loss", "losses", "train.losses")
+        return None if part is None else _own(self.losses, part.name, "loss", "losses", "train.losses")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +78,16 @@ class Floors(Section, key="floors"):
             raise PlanError(f"floors.hours are two hours of the day, e.g. [20, 6], got {list(self.hours)}")
 
 
-def plan_for_clients(plan: Plan) -> dict[str, Any]:
-    """Return the part of a plan that clients receive; refuse a plan that cannot run over a network."""
+def plan_for_clients(plan: Plan, kind: str = CLASSIFICATION) -> dict[str, Any]:
+    """Return the part of a plan that clients receive; refuse a plan that cannot run over a network.
+
+    `kind` is what the server's data say of the problem, which those of a client need not show.
+    """
     check(Networked(plan, plan.sampler.build("rounds.samplers")))
     plain = {key: value for key, value in plan.to_dict().items() if key not in NOT_SENT}
     plain["evaluation"] = {"holdout": plan.evaluation.holdout}
+    if plan.problem is None and kind != CLASSIFICATION:
+        plain["problem"] = {"name": kind}
     if ":" in plan.algorithm.name and _clients_do_fedavg(plan.algorithm.build("algorithms")):
         plain["algorithm"] = Part("fedavg").to_dict()  # its other slots run on the server
     _check_plain(plain)

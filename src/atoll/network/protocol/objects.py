@@ -13,7 +13,6 @@ from typing import Annotated
 import msgspec
 
 from atoll.core.errors import AtollError
-from atoll.core.wire import recut
 from atoll.network.protocol.blobs import Blobs
 
 CHUNK = 1 << 20
@@ -57,6 +56,8 @@ class ObjectError(AtollError):
 
 def cut(*parts: bytes | memoryview) -> Iterator[memoryview]:
     """Cut the concatenation of parts into chunks."""
+    from atoll.core.wire import recut  # it needs torch, which commands of operators do without
+
     return recut(parts, CHUNK)
 
 

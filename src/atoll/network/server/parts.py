@@ -19,14 +19,13 @@ from atoll.core.errors import AtollError, PlanError, RunError
 from atoll.core.messages import Broadcast, Payload, State, Task, Update
 from atoll.core.plan import Plan
 from atoll.core.wire import packed_size, unpack_parts
-from atoll.data.dataset import Dataset
 from atoll.data.index import Array, Partition
 from atoll.engine.base import InProcess
 from atoll.network.protocol.agreement import plan_for_clients
 from atoll.network.protocol.objects import ObjectError
 from atoll.privacy.ledger import Ledger
 from atoll.train.exchange import Told, Work, acceptable, encoded, received
-from atoll.train.federation import Federation
+from atoll.train.federation import Federation, load_dataset
 from atoll.train.job import Job, layout_of
 from atoll.train.loop import Workspace, workspace
 from atoll.train.trainer import Trainer
@@ -157,11 +156,8 @@ def build_server_parts(plan: Plan, sizes: Sequence[int], ledger: Ledger | None) 
     `ledger` is the privacy ledger of a run that has begun. Only a run that begins needs the first model: the job that
     is kept for weeks has its shape, and no memory for it.
     """
-    dataset = plan.data.build("data.catalog")
-    if not isinstance(dataset, Dataset):
-        raise PlanError(f"data '{plan.data.name}' gave {type(dataset).__name__}: it must return an atoll.Dataset")
     federation = Federation(
-        dataset,
+        load_dataset(plan),
         DeclaredPartition(len(sizes), np.array(sizes, dtype=np.int64)),
         seed=plan.seed,
         holdout=plan.evaluation.holdout,

@@ -134,7 +134,7 @@ class Run:
         self.name, self.plan, self.status = waiting.name, waiting.plan, waiting.status
         self.files, self.objects, self.uploads = waiting.files, waiting.objects, waiting.uploads
         self.parts, self.sizes, self.state, self.machine, self.seq = parts, sizes, state, machine, seq
-        self.client_plan = plan_for_clients(self.plan)
+        self.client_plan = plan_for_clients(self.plan, parts.job.problem.kind)
         self.plan_hash = plan_hash(self.client_plan)
         self.models: dict[int, Model] = {}
         self.news: tuple[News, ...] = ()

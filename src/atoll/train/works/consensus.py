@@ -23,7 +23,7 @@ from atoll.core.params import ParamSpec, Slot, load
 from atoll.core.seeds import derive, generator
 from atoll.train.attributes import as_before
 from atoll.train.dropout import set_seed
-from atoll.train.evaluate import SLICE, evaluate_clients, evaluate_samples, evaluating
+from atoll.train.evaluate import SLICE, evaluate_samples, evaluating
 from atoll.train.job import Job
 from atoll.train.loop import Workspace, train_client, workspace
 from atoll.train.seeded import seeded
@@ -160,13 +160,6 @@ class ConsensusWorker(Worker):
     def evaluate(self, params_D: Tensor, memory: State, samples: Samples) -> Sums:
         """Measure the model that a client keeps."""
         return evaluate_samples(*self.of(samples.client), memory[PARAMS], {}, *samples.load())
-
-    def score(self, params_D: Tensor, memories: Sequence[State], samples: Sequence[Samples]) -> Tensor:
-        """Measure the model of each client on its own samples."""
-        pairs = zip(memories, samples, strict=True)
-        return torch.cat(
-            [evaluate_clients(*self.of(own.client), memory[PARAMS], [own.client]) for memory, own in pairs]
-        )
 
     def _labels(self) -> Tensor:
         public = self.job.federation.public

@@ -42,15 +42,9 @@ class SgdWorker(Worker):
         return train_client(self.job, self.space, task, sent, memory, first)
 
     def evaluate(self, params_D: Tensor, memory: State, samples: Samples) -> Sums:
-        """Measure a model: confusion matrix, summed loss, and how often an attack's trigger works."""
+        """Measure a model by the plan's metrics, and how often an attack's trigger works."""
         own = memory if self.job.personal else {}
         return evaluate_samples(self.job, self.space, params_D, own, *samples.load())
-
-    def score(self, params_D: Tensor, memories: Sequence[State], samples: Sequence[Samples]) -> Tensor:
-        """Measure the shared model on the samples of several clients in one pass, or each client's own."""
-        if self.job.personal:
-            return super().score(params_D, memories, samples)
-        return evaluate_clients(self.job, self.space, params_D, [each.client for each in samples])
 
     def first_losses(self, tasks: Sequence[Task], sent: Mapping[int, Broadcast]) -> list[float]:
         """Return the loss of the model that each client got, on its training samples; NaN if nobody needs it."""

@@ -1,0 +1,18 @@
+"""Mean absolute error."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from atoll.core.problem import Loss
+from atoll.train.losses.shapes import alike, per_sample
+
+
+def mae() -> Loss:
+    """Absolute difference of each sample, the mean over targets where there are several."""
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        scores, wanted = alike(outputs, targets)
+        return per_sample((scores - wanted).abs())
+
+    return loss
