@@ -85,7 +85,7 @@ def test_spread_marks_mean_and_worst_tenth(mnist: Path, tmp_path: Path) -> None:
     assert record.clients is not None
     record.clients["accuracy"] = [n / 20 for n in range(20)]
     figure = client_spread(record)
-    assert {"mean: 47.5 %", "mean of the worst tenth: 2.5 %"} <= texts(figure)
+    assert {"mean: 47.50 %", "mean of the worst tenth: 2.50 %"} <= texts(figure)
     ranked, histogram = figure.axes
     heights = [bar.get_height() for bar in ranked.patches]  # type: ignore[attr-defined]
     assert heights == sorted(heights) and len(heights) == 20

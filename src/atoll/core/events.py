@@ -73,7 +73,9 @@ class Evaluated:
     clients: tuple[int, ...] = ()
     """The clients of `scores_C2`."""
     scores_C2: np.ndarray | None = None
-    """Main figure (accuracy of a classifier) and loss of each of these clients on its own samples."""
+    """Main figure and loss of each of these clients on its own samples."""
+    main: str = "accuracy"
+    """The name of the main figure."""
 
 
 @dataclass(frozen=True, kw_only=True)

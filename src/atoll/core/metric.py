@@ -42,3 +42,5 @@ class Metric(NamedTuple):
     chart: Callable[[State], dict[str, Any]] | None = None
     """The part of all samples -> plain data that the report draws; None: nothing."""
     larger_is_better: bool = True
+    main: str = ""
+    """The name of its first figure, if that is not its own name."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from atoll.core.errors import RunError
+from atoll.report.main_figure import SHARES, SMALLER_IS_BETTER, main_figure, shown, title_of
 from atoll.report.reading import Against, RunRecord, class_names, labels, series
 from atoll.train.metrics import spread
 
@@ -124,29 +125,31 @@ def class_label(name: str) -> str:
 
 
 def curves(records: Sequence[RunRecord], against: Against = "round") -> Picture:
-    """Draw test accuracy and loss of several runs, one colour for each; the training loss is a thin dotted line."""
+    """Draw main figure and loss of several runs, one colour for each; the training loss is a thin dotted line."""
     with plot_style():
         from matplotlib.ticker import MaxNLocator, PercentFormatter
 
         figure = new_figure(10.5, 4.2 + 0.2 * ((len(records) + 2) // 3))
-        accuracy, loss = figure.subplots(1, 2)
+        main, loss = figure.subplots(1, 2)
+        name = main_figure(records)
         unit, per_unit = _unit(records, against)
         handles = []
         for index, (record, label) in enumerate(zip(records, labels(records), strict=True)):
             look: dict[str, Any] = {"color": PALETTE[index % len(PALETTE)]}
             dash = DASHES[index // len(PALETTE) % len(DASHES)]
-            for panel, measure in ((accuracy, "test.accuracy"), (loss, "test.loss")):
+            for panel, measure in ((main, f"test.{name}"), (loss, "test.loss")):
                 xs, ys = series(record, measure, against)
                 marker = "o" if len(xs) <= 30 else ""
                 xs = [x / per_unit for x in xs]
                 (line,) = panel.plot(xs, ys, ls=dash, lw=1.9, marker=marker, ms=3.5, label=plain(label), **look)
-                handles += [line] if panel is accuracy else []
+                handles += [line] if panel is main else []
             xs, ys = series(record, "train_loss", against)
             loss.plot([x / per_unit for x in xs], ys, lw=1.1, ls=":", **look)
-        accuracy.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
-        accuracy.set_title("Test accuracy")
+        if name in SHARES:
+            main.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
+        main.set_title(f"Test {title_of(name)}")
         loss.set_title("Loss: test (line), training (dotted)")
-        for panel in (accuracy, loss):
+        for panel in (main, loss):
             panel.set_xlabel(unit)
             panel.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=against == "round"))
             panel.grid(axis="y")
@@ -260,15 +263,18 @@ def colour_bar(image: Any, label: str, **options: Any) -> None:
 
 
 def client_spread(record: RunRecord) -> Figure:
-    """Draw the accuracies of clients from worst to best, and their histogram."""
+    """Draw the main figures of clients from worst to best, and their histogram."""
     if record.clients is None:
         raise RunError(
             f"{record.path} has no clients.json: clients were not evaluated; set evaluation.clients_every to 1 or more"
         )
-    accuracy_C = np.sort(np.asarray(record.clients["accuracy"], dtype=float))
-    C = len(accuracy_C)
+    name = record.clients.get("metric", "accuracy")
+    falling, share = name in SMALLER_IS_BETTER, name in SHARES
+    main_C = np.sort(np.asarray(record.clients[name], dtype=float))
+    main_C = main_C[::-1] if falling else main_C
+    C = len(main_C)
     tenth = max(1, C // 10)
-    stats = spread(accuracy_C, np.zeros(1))
+    stats = spread(main_C, np.zeros(1), larger_is_better=not falling)
     with plot_style():
         from matplotlib.ticker import PercentFormatter
 
@@ -276,18 +282,21 @@ def client_spread(record: RunRecord) -> Figure:
         ranked, histogram = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
         rank_C = np.arange(C) + 0.5
         for part, colour in ((slice(0, tenth), PALETTE[1]), (slice(tenth, C), PALETTE[0])):
-            ranked.bar(rank_C[part], accuracy_C[part], width=0.82 if C <= 120 else 1.0, color=colour, lw=0)
-        bins = np.linspace(0, 1, 21)
-        num_in_bin, _ = np.histogram(accuracy_C, bins)
-        histogram.barh(bins[:-1] + 0.025, num_in_bin, height=0.043, color=PALETTE[0], lw=0)
+            ranked.bar(rank_C[part], main_C[part], width=0.82 if C <= 120 else 1.0, color=colour, lw=0)
+        bins = np.linspace(0, 1, 21) if share else np.linspace(main_C.min(), main_C.max() + 1e-12, 21)
+        num_in_bin, _ = np.histogram(main_C, bins)
+        step = bins[1] - bins[0]
+        histogram.barh(bins[:-1] + step / 2, num_in_bin, height=0.86 * step, color=PALETTE[0], lw=0)
         worst = ("mean of the worst tenth", stats["worst_decile"], PALETTE[1], (0, (5, 2)))
-        for name, value, colour, dash in (("mean", stats["mean"], INK, "-"), worst):
+        for kind, value, colour, dash in (("mean", stats["mean"], INK, "-"), worst):
             for panel in (ranked, histogram):
-                panel.axhline(value, color=colour, lw=1.3, ls=dash, label=f"{name}: {100 * value:.1f} %")
-        ranked.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
+                panel.axhline(value, color=colour, lw=1.3, ls=dash, label=f"{kind}: {shown(name, value)}")
+        if share:
+            ranked.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
         when = f" after round {record.clients['round']}" if isinstance(record.clients.get("round"), int) else ""
-        ranked.set_title(f"Accuracy of {C:,} client{'s' * (C != 1)}{when}, on their own data")
-        ranked.set(xlabel="clients, from worst to best", xlim=(0, C), ylim=(0, 1.02))
+        title = title_of(name)
+        ranked.set_title(f"{title[0].upper() + title[1:]} of {C:,} client{'s' * (C != 1)}{when}, on their own data")
+        ranked.set(xlabel="clients, from worst to best", xlim=(0, C), **({"ylim": (0, 1.02)} if share else {}))
         histogram.set(xlabel="clients")
         histogram.set_title("Histogram")
         histogram.xaxis.get_major_locator().set_params(integer=True, nbins=4)

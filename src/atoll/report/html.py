@@ -13,6 +13,7 @@ from atoll.core.errors import RunError
 from atoll.report import figures
 from atoll.report.codecs import codec_picture, codec_table, codecs_of
 from atoll.report.compare import comparison
+from atoll.report.main_figure import SHARES, main_figure, title_of
 from atoll.report.reading import AXES, Against, RunRecord, labels, number, read_run, series
 from atoll.report.run_sections import cards, lead, run_pictures, run_section, warnings
 from atoll.report.shell import image, read_packaged, shell
@@ -24,8 +25,8 @@ MEASURES = {  # key in a metrics row -> title of the curve
     "test.recall": "Test recall (macro)",
     "test.attack_success": "Attack success: other classes with the trigger, taken for the target",
     "models_test.worst_decile": "Clients' own models on the test set: the worst tenth",
-    "clients_test.mean": "Clients: mean accuracy",
-    "clients_test.worst_decile": "Clients: accuracy of the worst tenth",
+    "clients_test.mean": "Clients: mean",
+    "clients_test.worst_decile": "Clients: the worst tenth",
 }
 LOSSES = {"test.loss": "test loss", "train_loss": "train loss"}
 
@@ -64,7 +65,7 @@ def page(records: Sequence[RunRecord]) -> str:
     names, single = labels(records), len(records) == 1
     list_of_names = ", ".join(names[:5]) + f" and {len(names) - 5} more" * (len(names) > 5)
     top = (warnings(records[0]) + cards(records[0])) if single else comparison(records, names) + _codecs(records)
-    static_curves = image(figures.curves(records), "Test accuracy and loss by round")
+    static_curves = image(figures.curves(records), "Main figure and loss by round")
     body = [
         top,
         read_packaged("curves.html").replace("{{still}}", static_curves),
@@ -91,7 +92,7 @@ def _codecs(records: Sequence[RunRecord]) -> str:
 
 def _data(records: Sequence[RunRecord], names: Sequence[str]) -> str:
     """Return the curves for the page's script, as JSON that cannot close its script element."""
-    measures = {key: title for key, title in MEASURES.items() if any(series(record, key)[0] for record in records)}
+    measures = _measures(records)
     runs = [
         {
             "label": name,
@@ -102,8 +103,19 @@ def _data(records: Sequence[RunRecord], names: Sequence[str]) -> str:
     ]
     titles = [{"key": key, "title": title} for key, title in measures.items()]
     short = {key: key.split(".")[-1].replace("_", " ") for key in measures} | LOSSES
-    text = json.dumps({"runs": runs, "measures": titles, "names": short}, separators=(",", ":"), allow_nan=False)
+    main = main_figure(records)
+    shares = [key for key in measures if (key.split(".")[1] if key.startswith("test.") else main) in SHARES]
+    table = {"runs": runs, "measures": titles, "names": short, "shares": shares}
+    text = json.dumps(table, separators=(",", ":"), allow_nan=False)
     return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
+
+
+def _measures(records: Sequence[RunRecord]) -> dict[str, str]:
+    """Return the curves that can be drawn, keys of metrics rows and titles, those of the test set first."""
+    names = dict.fromkeys(name for record in records for row in record.rows for name in row.get("test") or {})
+    tested = {f"test.{name}": f"Test {title_of(name)}" for name in names if name != "loss"}
+    known = {**{key: MEASURES.get(key, title) for key, title in tested.items()}, **MEASURES}
+    return {key: title for key, title in known.items() if any(series(record, key)[0] for record in records)}
 
 
 def _rounded(value: float | None, axis: str = "") -> float | None:

@@ -72,6 +72,7 @@
   }
 
   const isLoss = (key) => key.endsWith("loss");
+  const isShare = (key) => data.shares.includes(key);
 
   // Keep the extremes of each pixel column, so that a hundred thousand rounds draw as fast as a hundred.
   function thinned(points, width) {
@@ -113,7 +114,7 @@
     }
     const of = log ? (p) => Math.log10(p.y) : (p) => p.y;
     const [x0, x1] = series.map((s) => extremes(s.points, (p) => p.x)).reduce(([a, b], [c, d]) => [Math.min(a, c), Math.max(b, d)]);
-    const [y0, y1] = range(series.flatMap((s) => extremes(s.points, of)), !loss, !log);
+    const [y0, y1] = range(series.flatMap((s) => extremes(s.points, of)), isShare(keys[0]), !log);
     const right = width - EDGE.right, bottom = height - EDGE.bottom;
     const px = (x) => (x1 > x0 ? EDGE.left + ((x - x0) / (x1 - x0)) * (right - EDGE.left) : (EDGE.left + right) / 2);
     const py = (y) => bottom - ((y - y0) / (y1 - y0)) * (bottom - EDGE.top);
@@ -124,7 +125,7 @@
     const digits = yTicks.length > 1 ? Math.max(0, Math.min(3, Math.ceil(-Math.log10(100 * (yTicks[1] - yTicks[0])) - 1e-9))) : 1;
     for (const y of yTicks) {
       make("line", { class: "grid", x1: EDGE.left, x2: right, y1: py(y), y2: py(y) }, svg);
-      const label = loss ? short(log ? 10 ** y : y) : percent(y, digits);
+      const label = isShare(keys[0]) ? percent(y, digits) : short(log ? 10 ** y : y);
       make("text", { x: EDGE.left - 8, y: py(y) + 4, "text-anchor": "end" }, svg, label);
     }
     const xTicks = ticks(x0, x1, width > 420 ? 7 : 4).filter((x) => state.against !== "round" || Number.isInteger(x));
@@ -211,7 +212,7 @@
       for (const key of keys) {
         const s = mine.find((one) => one.key === key);
         const p = s && s.points[nearest(s.points, x)];
-        make("td", {}, line, p ? (isLoss(key) ? short(p.y) : percent(p.y)) : "–");
+        make("td", {}, line, p ? (isShare(key) ? percent(p.y) : short(p.y)) : "–");
       }
     }
   }

@@ -7,6 +7,7 @@ import time
 from typing import Any, Literal
 
 from atoll.core.events import ClientReported, Event, RoundCommitted, RunEnded, RunStarted, SetupStep
+from atoll.report.main_figure import main_of, shown
 from atoll.report.reading import human_bytes, human_seconds, privacy_text
 
 
@@ -170,7 +171,8 @@ def screen() -> tuple[Literal["terminal", "notebook", "pipe"], Any]:
 def summary(row: dict[str, Any]) -> str:
     """A round in one line, each number with its unit."""
     test = row.get("test", {})
-    pieces = [f"accuracy {100 * test['accuracy']:.2f} %"] if "accuracy" in test else []
+    main = main_of(test)
+    pieces = [f"{main.replace('_', ' ')} {shown(main, test[main])}"] if main and test[main] is not None else []
     pieces += [f"attack success {100 * test['attack_success']:.2f} %"] if "attack_success" in test else []
     loss = test.get("loss", row.get("train_loss"))  # what privacy hides is not there
     pieces += [f"loss {loss:.4f}"] if loss is not None else []

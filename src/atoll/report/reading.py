@@ -47,6 +47,8 @@ class RunRecord:
     partition: Json | None = None
     clients: Json | None = None
     confusion: Json | None = None
+    charts: Json | None = None
+    """What metrics chart of the newest evaluation, by metric."""
     result: Json | None = None
 
 
@@ -73,6 +75,7 @@ def read_run(path: Path | str) -> RunRecord:
         partition=_checked(path / "partition.json", _partition_problem),
         clients=_checked(path / "clients.json", _clients_problem),
         confusion=_checked(path / "confusion.json", _confusion_problem),
+        charts=_table(path / "charts.json"),
         result=_table(path / "result.json"),
     )
 
@@ -381,7 +384,10 @@ def _confusion_problem(table: Json) -> str:
 
 
 def _clients_problem(table: Json) -> str:
-    accuracy = table.get("accuracy")
-    if not (isinstance(accuracy, list) and accuracy and all(_is_number(a) and 0 <= a <= 1 for a in accuracy)):
+    metric = table.get("metric", "accuracy")
+    values = table.get(metric) if isinstance(metric, str) else None
+    if not (isinstance(values, list) and values and all(_is_number(value) for value in values)):
+        return f'"{metric}" must be a list of numbers, one a client'
+    if metric == "accuracy" and not all(0 <= value <= 1 for value in values):
         return '"accuracy" must be a list of shares in [0, 1], one a client'
     return ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +17,7 @@ import numpy as np
 from atoll.core.parts import Part
 from atoll.report import figures
 from atoll.report.contribution_picture import contribution_picture, gain_text
+from atoll.report.main_figure import best_of, main_figure, shown, title_of
 from atoll.report.privacy_picture import spending_picture
 from atoll.report.reading import (
     NONE,
@@ -131,17 +133,18 @@ def cards(record: RunRecord) -> str:
 
 
 def _accuracy_cards(record: RunRecord) -> list[str]:
-    """Return the cards of the last and the best accuracy, or none if the model was not tested."""
-    xs, ys = series(record, "test.accuracy")
+    """Return the cards of the last and the best main figure, or none if the model was not tested."""
+    name = main_figure([record])
+    xs, ys = series(record, f"test.{name}")
     if not xs:
         return []
-    best = ys.index(max(ys))
+    best, title = ys.index(best_of(name, ys)), title_of(name)
     num_models = number(record.rows[-1], "models_test.num_clients")
     on = "test set" if num_models is None else f"test set, mean of {num_models:,.0f} clients' own models"
-    final = "Final accuracy" if end_reason(record) else "Latest accuracy"
+    final = f"{'Final' if end_reason(record) else 'Latest'} {title}"
     return [
-        _card(final, f"{100 * ys[-1]:.2f} %", f"{on}, round {xs[-1]:,.0f}", main=True),
-        _card("Best accuracy", f"{100 * ys[best]:.2f} %", f"{on}, round {xs[best]:,.0f}", main=True),
+        _card(final, shown(name, ys[-1]), f"{on}, round {xs[-1]:,.0f}", main=True),
+        _card(f"Best {title}", shown(name, ys[best]), f"{on}, round {xs[best]:,.0f}", main=True),
     ]
 
 
@@ -243,9 +246,22 @@ def run_pictures(record: RunRecord) -> list[RunPicture]:
     if record.confusion is not None:
         note = "Rows are true classes, columns are predicted classes. Colour grows with the root of the share."
         pictures.append(RunPicture("confusion", lambda: figures.confusion(record), "Confusion", note))
+    pictures += _chart_pictures(record)
     if record.partition is not None:
         pictures.append(_partition_picture(record, record.partition))
     return pictures
+
+
+def _chart_pictures(record: RunRecord) -> list[RunPicture]:
+    """Return the pictures of what metrics chart."""
+    from atoll.report.chart_pictures import PICTURES
+
+    found = []
+    for name, chart in (record.charts or {}).items():
+        if name in PICTURES and chart:
+            picture = PICTURES[name]
+            found.append(RunPicture(name, partial(picture.draw, chart), picture.title, picture.note))
+    return found
 
 
 def _partition_picture(record: RunRecord, partition: Json) -> RunPicture:
@@ -269,19 +285,24 @@ def _partition_picture(record: RunRecord, partition: Json) -> RunPicture:
     )
 
 
+def _measured(record: RunRecord) -> list[str]:
+    """Return the figures of the test set that the table of rounds shows."""
+    known = dict.fromkeys(name for row in record.rows for name in row.get("test") or {})
+    return [name for name in known if name not in ("loss", "precision", "recall")]
+
+
 def _last_rounds(record: RunRecord) -> str:
     """Return the last rounds as an HTML table, newest first, with the columns that have values."""
+    main = main_figure([record])
     columns: list[tuple[str, str, Callable[[float], str]]] = [
         ("round", "round", lambda v: f"{v:,.0f}"),
         ("updates", "clients", lambda v: f"{v:,.0f}"),
-        ("accuracy", "test.accuracy", lambda v: f"{100 * v:.2f} %"),
-        ("F1", "test.f1", lambda v: f"{100 * v:.2f} %"),
-        ("attack success", "test.attack_success", lambda v: f"{100 * v:.2f} %"),
+        *((title_of(name), f"test.{name}", partial(shown, name)) for name in _measured(record)),
         ("test loss", "test.loss", lambda v: f"{v:.4g}"),
         ("train loss", "train_loss", lambda v: f"{v:.4g}"),
         ("epsilon", "privacy.epsilon", lambda v: f"{v:.3f}"),
-        ("clients' accuracy", "clients_test.mean", lambda v: f"{100 * v:.2f} %"),
-        ("worst tenth", "clients_test.worst_decile", lambda v: f"{100 * v:.2f} %"),
+        (f"clients' {title_of(main)}", "clients_test.mean", partial(shown, main)),
+        ("worst tenth", "clients_test.worst_decile", partial(shown, main)),
         ("round time", "round_seconds", human_seconds),
         ("total time", "seconds", human_seconds),
         ("simulated time", "simulated_seconds", human_seconds),

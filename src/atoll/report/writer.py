@@ -87,9 +87,10 @@ class RunWriter:
         if others and self.directory is not None:
             self.directory.write_json("charts.json", {"round": event.version, **others})
         if event.scores_C2 is not None and self.directory is not None:
-            accuracy_C, loss_C = plain(event.scores_C2.T)
+            main_C, loss_C = plain(event.scores_C2.T)
             clients = list(event.clients)
-            scores = {"round": event.version, "clients": clients, "accuracy": accuracy_C, "loss": loss_C}
+            scores = {"round": event.version, "clients": clients, event.main: main_C, "loss": loss_C}
+            scores |= {} if event.main == "accuracy" else {"metric": event.main}
             self.directory.write_json("clients.json", scores)
 
     def _log(self, text: str) -> None:

@@ -68,6 +68,12 @@ class Measures(NamedTuple):
         return main, figures.get("loss", float("nan"))
 
     @property
+    def main(self) -> str:
+        """The name of the main figure."""
+        label, metric = next(iter(self.metrics.items()))
+        return metric.main or label
+
+    @property
     def larger_is_better(self) -> bool:
         """Whether a larger main figure is better."""
         return next(iter(self.metrics.values())).larger_is_better

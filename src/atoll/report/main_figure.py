@@ -1,0 +1,57 @@
+"""The main figure of a run: accuracy of a classifier, root mean squared error of a regression, and so on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from atoll.report.reading import RunRecord
+
+SHARES = frozenset({"accuracy", "balanced_accuracy", "precision", "recall", "f1", "attack_success"})
+"""Figures that are shown in percent."""
+SMALLER_IS_BETTER = frozenset({"rmse", "mae", "brier", "calibration_error", "perplexity", "loss"})
+TITLES = {
+    "rmse": "root mean squared error",
+    "mae": "mean absolute error",
+    "r2": "R2",
+    "f1": "F1",
+    "auroc": "AUROC",
+    "mcc": "Matthews correlation",
+    "brier": "Brier score",
+    "concordance": "concordance index",
+}
+"""Figures whose names are not their titles."""
+
+
+def main_figure(records: Sequence[RunRecord]) -> str:
+    """Return the name of the main figure of runs: the first that was measured on the test set, else the accuracy."""
+    rows = (row for record in records for row in record.rows)
+    return next((name for row in rows if (name := main_of(row.get("test") or {}))), "accuracy")
+
+
+def main_of(figures: Mapping[str, Any]) -> str:
+    """Return the name of the first figure beside the loss; empty if there is none.
+
+    >>> main_of({"rmse": 0.5, "loss": 0.25})
+    'rmse'
+    """
+    return next((name for name in figures if name != "loss"), "")
+
+
+def title_of(name: str) -> str:
+    """Return a figure's name in words."""
+    return TITLES.get(name, name.replace("_", " "))
+
+
+def shown(name: str, value: float) -> str:
+    """Return a figure as text, shares in percent.
+
+    >>> shown("accuracy", 0.9125), shown("rmse", 0.69587)
+    ('91.25 %', '0.6959')
+    """
+    return f"{100 * value:.2f} %" if name in SHARES else f"{value:.4g}"
+
+
+def best_of(name: str, values: Sequence[float]) -> float:
+    """Return the best of some values of a figure."""
+    return min(values) if name in SMALLER_IS_BETTER else max(values)
