@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from atoll.data.dataset import Dataset
     from atoll.network.client.app import ClientApp
     from atoll.network.protocol.agreement import Floors
-    from atoll.train.array_work import Fitted, array_work
+    from atoll.train.array_work import ArrayTask, array_work
 
 __all__ = [
+    "ArrayTask",
     "AtollError",
     "ClientApp",
     "Dataset",
-    "Fitted",
     "Floors",
     "Part",
     "Plan",
@@ -34,7 +34,7 @@ _HOMES = {
     "AtollError": "atoll.core.errors",
     "ClientApp": "atoll.network.client.app",
     "Dataset": "atoll.data.dataset",
-    "Fitted": "atoll.train.array_work",
+    "ArrayTask": "atoll.train.array_work",
     "Floors": "atoll.network.protocol.agreement",
     "Part": "atoll.core.parts",
     "Plan": "atoll.core.plan",

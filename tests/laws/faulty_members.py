@@ -17,7 +17,7 @@ from atoll.core.algorithm import Algorithm
 from atoll.core.attack import Attack
 from atoll.core.client_work import ClientWork
 from atoll.core.transform import Transform
-from atoll.train.array_work import Fitted, array_work
+from atoll.train.array_work import array_work
 
 Built = Callable[[], Any]
 
@@ -125,8 +125,8 @@ def work(train: Callable[..., Any], evaluate: Callable[..., Any] = harmless) -> 
         function = counted(train)
         return array_work(
             first=lambda dataset: {"w": np.zeros(2)},
-            train=lambda arrays, x, y, memory: Fitted({"w": function(arrays["w"], x)}, len(y)),
-            evaluate=evaluate,
+            train=lambda arrays, task, memory: ({"w": function(arrays["w"], task.x)}, len(task.y), {}),
+            evaluate=lambda arrays, task: evaluate(arrays, task.x, task.y),
         )
 
     return built

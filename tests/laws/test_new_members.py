@@ -64,17 +64,18 @@ HONEST = {
         import numpy as np
         from atoll.core.client_work import ClientWork
         from atoll.core.options import Count
-        from atoll.train.array_work import Fitted, array_work
+        from atoll.train.array_work import array_work
 
         EXAMPLE = {"num_classes": 10}
 
         def class_shares(num_classes: Count) -> ClientWork:
-            def train(arrays, x, y, memory):
-                shares = np.bincount(y, minlength=num_classes) / len(y)
-                return Fitted({"shares": shares}, len(y), memory={"rounds": memory.get("rounds", np.zeros(1)) + 1})
+            def train(arrays, task, memory):
+                memory["rounds"] = memory.get("rounds", np.zeros(1)) + 1
+                shares = np.bincount(task.y, minlength=num_classes) / len(task.y)
+                return {"shares": shares}, len(task.y), {}
 
-            def evaluate(arrays, x, y):
-                return {"right": float((y == arrays["shares"].argmax()).sum()), "loss": float(len(y))}
+            def evaluate(arrays, task):
+                return {"right": float((task.y == arrays["shares"].argmax()).sum()), "loss": float(len(task.y))}
 
             return array_work(first=lambda dataset: {"shares": np.zeros(num_classes)}, train=train, evaluate=evaluate)
         """,
@@ -129,17 +130,17 @@ BROKEN = {
         """
         import numpy as np
         from atoll.core.client_work import ClientWork
-        from atoll.train.array_work import Fitted, array_work
+        from atoll.train.array_work import array_work
 
         def forgetful() -> ClientWork:
             rounds = []
 
-            def train(arrays, x, y, memory):
+            def train(arrays, task, memory):
                 rounds.append(1)
-                return Fitted({"mean": arrays["mean"] + len(rounds) * x.mean()}, len(y))
+                return {"mean": arrays["mean"] + len(rounds) * task.x.mean()}, len(task.y), {}
 
-            def evaluate(arrays, x, y):
-                return {"loss": float(np.abs(x.mean() - arrays["mean"]).sum())}
+            def evaluate(arrays, task):
+                return {"loss": float(np.abs(task.x.mean() - arrays["mean"]).sum())}
 
             return array_work(first=lambda dataset: {"mean": np.zeros(1)}, train=train, evaluate=evaluate)
         """,

@@ -71,15 +71,17 @@ def regression(lr, tells=False):
     def first(dataset):
         return {"weights": np.zeros((64, 10))}
 
-    def train(arrays, x, y, memory):
+    def train(arrays, task, memory):
+        x, y = task.x, task.y
         flat, times = x.reshape(len(x), -1), memory.get("times", np.zeros(1)) + 1
+        memory["times"] = times
         errors = flat @ arrays["weights"] - np.eye(10)[y]
         loss = {"loss": np.square(errors).mean()} if tells else {}
         new = {"weights": arrays["weights"] - lr * times * (flat.T @ errors) / len(x)}
-        return atoll.Fitted(new, len(x), memory={"times": times}, **loss)
+        return new, len(x), loss
 
-    def evaluate(arrays, x, y):
-        return {"right": ((x.reshape(len(x), -1) @ arrays["weights"]).argmax(1) == y).sum()}
+    def evaluate(arrays, task):
+        return {"right": ((task.x.reshape(len(task.x), -1) @ arrays["weights"]).argmax(1) == task.y).sum()}
 
     return atoll.array_work(first=first, train=train, evaluate=evaluate)
 '''
@@ -92,7 +94,7 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from atoll import Fitted, Plan, array_work
+from atoll import Plan, array_work
 from atoll.core.algorithm import Algorithm
 from network.apps import NUMBER, PLAN, dealt
 
@@ -112,12 +114,14 @@ def square(outputs, targets):
 def linear(lr, tells=False):
     """Ours; it never measures anything, since the server does."""
 
-    def train(arrays, x, y, memory):
+    def train(arrays, task, memory):
+        x, y = task.x, task.y
         flat, times = x.reshape(len(x), -1), memory.get("times", np.zeros(1)) + 1
+        memory["times"] = times
         errors = flat @ arrays["weights"] - np.eye(10)[y]
         loss = {"loss": np.square(errors).mean()} if tells else {}
         new = {"weights": arrays["weights"] - lr * times * (flat.T @ errors) / len(x)}
-        return Fitted(new, len(x), memory={"times": times}, **loss)
+        return new, len(x), loss
 
     return array_work(first=lambda dataset: {"weights": np.zeros((64, 10))}, train=train, evaluate=lambda *_: {})
 

@@ -16,7 +16,7 @@ from atoll.core.errors import PlanError, TrainingError
 from atoll.core.parts import members
 from atoll.data.catalog.digits import digits
 from atoll.testing import Case, cases
-from atoll.train.array_work import Arrays, Fitted, array_work
+from atoll.train.array_work import Arrays, ArrayTask, Result, array_work
 from atoll.train.federation import build_federation
 
 PLAN = Plan(
@@ -47,11 +47,11 @@ def test_work_without_a_loss_has_no_training_loss_in_metrics(change: dict[str, A
 
 def test_the_training_loss_is_the_mean_over_clients_that_have_one() -> None:
     def sometimes() -> ClientWork:
-        def train(arrays: Arrays, x: np.ndarray, y: np.ndarray, memory: Arrays) -> Fitted:
-            return Fitted({"w": np.ones(1)}, len(x), **({"loss": float(len(x))} if len(x) % 2 else {}))
+        def train(arrays: Arrays, task: ArrayTask, memory: Arrays) -> Result:
+            num = len(task.x)
+            return {"w": np.ones(1)}, num, {"loss": float(num)} if num % 2 else {}
 
-        first, evaluate = (lambda dataset: {"w": np.zeros(1)}), (lambda arrays, x, y: {})
-        return array_work(first=first, train=train, evaluate=evaluate)
+        return array_work(first=lambda dataset: {"w": np.zeros(1)}, train=train, evaluate=lambda arrays, task: {})
 
     plan = Plan(**{**PLAN.to_dict(), "work": sometimes})
     sizes = build_federation(plan).partition.sizes()
@@ -118,16 +118,30 @@ def test_what_does_not_fit_is_refused_with_a_way_out(change: dict[str, Any], why
         run(PLAN.replace(change))
 
 
-def test_arrays_of_other_shapes_are_named() -> None:
-    def wrong() -> ClientWork:
-        return array_work(
-            first=lambda dataset: {"w": np.zeros(3)},
-            train=lambda arrays, x, y, memory: Fitted({"w": np.zeros(4)}, 1),
-            evaluate=lambda arrays, x, y: {},
-        )
+@pytest.mark.parametrize(
+    ("returned", "why"),
+    [
+        (({"w": np.zeros(4)}, 1, {}), r"\(4,\).*\(3,\).*same names and shapes"),
+        (({"v": np.zeros(3)}, 1, {}), "same names and shapes"),
+        (({"w": np.full(3, np.nan)}, 1, {}), "NaN or Inf in 'w'"),
+        (({"w": np.array(["a", "b", "c"])}, 1, {}), "'w' as <U1: return numbers"),
+        (({"w": np.zeros(3)}, 0, {}), "returned 0 samples"),
+        (({"w": np.zeros(3)}, 1.5, {}), "returned 1.5 samples"),
+        ({"w": np.zeros(3)}, r"returned dict: return \(arrays, number of samples, metrics\)"),
+        (([np.zeros(3)], 1, {}), "returned list as arrays"),
+    ],
+    ids=str,
+)
+def test_what_a_function_returns_wrongly_is_refused_by_its_name_and_line(returned: Any, why: str) -> None:
+    def mistaken(arrays: Arrays, task: ArrayTask, memory: Arrays) -> Any:
+        return returned
 
-    with pytest.raises(TrainingError, match=r"\(4,\).*\(3,\).*same names and shapes"):
+    def wrong() -> ClientWork:
+        return array_work(first=lambda dataset: {"w": np.zeros(3)}, train=mistaken, evaluate=lambda arrays, task: {})
+
+    with pytest.raises(TrainingError, match=why) as error:
         run(Plan(**{**PLAN.to_dict(), "work": wrong}))
+    assert "mistaken (" in str(error.value) and "test_works.py, line" in str(error.value)
 
 
 def test_works_of_the_catalogue() -> None:

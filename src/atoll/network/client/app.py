@@ -6,13 +6,15 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from atoll.core.errors import DataError
 from atoll.data.dataset import Dataset
 from atoll.data.targets import Array
-from atoll.network.protocol.agreement import NO_FUNCTIONS, Floors, Functions, OwnParts
+from atoll.network.protocol.agreement import ANY, NO_FUNCTIONS, Floors, Functions, OwnParts
+from atoll.train.array_work import Evaluate, Train, array_work
 
 IDLE_LOAD = 0.5
 """Load per processor below which a device is idle."""
@@ -54,6 +56,10 @@ class ClientApp:
     """Own losses likewise: each is itself the function `(outputs, targets) -> one number a sample`."""
     works: Functions = field(default_factory=lambda: NO_FUNCTIONS)
     """Own client works likewise: functions that return a `ClientWork`, e.g. by `atoll.array_work`."""
+    first: Callable[[Any], Mapping[str, Any]] | None = None
+    """With `train` and `evaluate`: what this client does for plans whose work is in no catalogue, as `array_work`."""
+    train: Train | None = None
+    evaluate: Evaluate | None = None
     floors: Floors = field(default_factory=Floors)
     attributes: Callable[[], Mapping[str, bool | float]] = device_attributes
     """Returns the state of the device: idle, charging, unmetered, battery, memory."""
@@ -61,6 +67,9 @@ class ClientApp:
     def __post_init__(self) -> None:
         for name in ("train_x", "train_y"):  # the memory layout must not change results
             object.__setattr__(self, name, np.ascontiguousarray(getattr(self, name)))
+        given = [name for name in ("first", "train", "evaluate") if getattr(self, name) is not None]
+        if len(given) not in (0, 3):
+            raise DataError(f"the app has {' and '.join(given)} only: give first, train and evaluate together")
         for kind, functions in self.own_parts._asdict().items():
             for name, function in functions.items():
                 if not callable(function):
@@ -70,7 +79,11 @@ class ClientApp:
     @property
     def own_parts(self) -> OwnParts:
         """Return the parts that plans may name beside the catalogue."""
-        return OwnParts(self.models, self.algorithms, self.losses, self.works)
+        works = self.works
+        if self.first is not None and self.train is not None and self.evaluate is not None:
+            work = array_work(first=self.first, train=self.train, evaluate=self.evaluate)
+            works = {**works, ANY: lambda **options: work}
+        return OwnParts(self.models, self.algorithms, self.losses, works)
 
     def current_attributes(self) -> dict[str, bool | float]:
         """Return the current state of the device."""

@@ -32,6 +32,8 @@ ACCOUNTED = {"policy": "rounds", "sampler": "rounds.samplers"}
 """Settings that only the server runs, but by which clients of a private run account for what they spend."""
 CHAINS = {"uplink": "transforms", "downlink": "transforms"}
 Functions = Mapping[str, Callable[..., Any]]
+ANY = "*"
+"""Among a client's own works: what it does for a plan whose work is neither in the catalogue nor named by it."""
 NO_FUNCTIONS: Functions = MappingProxyType({})
 
 
@@ -122,6 +124,8 @@ def _own(known: Functions, name: str, field: str, argument: str, family: str) ->
     """Return the client's own part of this name, or None for one of the catalogue; refuse any other."""
     short = name.rpartition(":")[2]
     function = known.get(name) or known.get(short)
+    if function is None and name not in members(family):
+        function = known.get(ANY)
     if function is None and name not in members(family):
         raise PlanError(
             f"the plan's {field} '{name}' is neither in the catalogue nor among this client's own, and no code is sent "
