@@ -18,7 +18,7 @@ from atoll.core.messages import State
 from atoll.core.metric import Figures, Metric
 from atoll.metrics.counts import Array, arrays, mean_or_nan, tally
 from atoll.metrics.forms import BINARY, CLASSES, LABELS, Rows, as_columns, rows
-from atoll.metrics.probabilities import probabilities
+from atoll.metrics.probabilities import chances
 
 TAKES = (CLASSES, BINARY, LABELS)
 NUM_BINS = 4096
@@ -119,9 +119,9 @@ def _columns(part: State, *, log_odds: bool = False) -> Iterator[tuple[Tensor, T
     """Yield scores, or log-odds, whether they are of positive samples, and weights, for every class or label."""
     scores, targets, weight_N = part["scores"], part["targets"], part["weight"]
     if scores.dim() == 2 and targets.dim() == 1:
-        chances_NK = probabilities(Rows(CLASSES, scores, targets, weight_N))
-        for number, chances_N in enumerate(chances_NK.unbind(1)):
-            yield chances_N.logit() if log_odds else chances_N, targets == number, weight_N
+        chance_NK = chances(Rows(CLASSES, scores, targets, weight_N))
+        for number, chance_N in enumerate(chance_NK.unbind(1)):
+            yield chance_N.logit() if log_odds else chance_N, targets == number, weight_N
         return
     for scores_N, targets_N in zip(as_columns(scores).unbind(1), as_columns(targets).unbind(1), strict=True):
         yield scores_N, targets_N == 1, weight_N
