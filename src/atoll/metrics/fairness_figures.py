@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from atoll.core.errors import PlanError
@@ -18,8 +17,9 @@ from atoll.core.messages import State
 from atoll.core.metric import Figures
 from atoll.core.problem import Scored
 from atoll.metrics.accuracy import right_answers
-from atoll.metrics.counts import Array, arrays, class_counts, label_counts, tally
+from atoll.metrics.counts import Array, arrays, tally
 from atoll.metrics.forms import BINARY, CLASSES, LABELS, Rows, rows
+from atoll.metrics.probabilities import as_classes, one_hot, predicted_labels
 
 TAKES = (CLASSES, BINARY, LABELS)
 MAX_CLASSES = 256
@@ -61,11 +61,13 @@ def fairness_sums(scored: Scored, group_N: Tensor, num_groups: int) -> State:
         "count": tally(group_N, samples.weight_N, num_groups),
         "right": tally(group_N, samples.weight_N * right_N, num_groups),
     }
-    count = class_counts if samples.form == CLASSES else label_counts
     if samples.columns.shape[1] > MAX_CLASSES:
         return sums
-    tables = [count(_only(samples, group_N == group)) for group in range(num_groups)]
-    return sums | {name: torch.stack([table[name] for table in tables]) for name in ("hits", "true", "predicted")}
+    predicted_NK, true_NK = _answers(samples)
+    tables = {"hits": predicted_NK * true_NK, "true": true_NK, "predicted": predicted_NK}
+    zeros_GK = true_NK.new_zeros(num_groups, true_NK.shape[1])
+    weight_N1 = samples.weight_N[:, None]
+    return sums | {name: zeros_GK.index_add(0, group_N, weight_N1 * value_NK) for name, value_NK in tables.items()}
 
 
 def fairness(sums: State, names: Sequence[str]) -> Fairness:
@@ -126,8 +128,12 @@ def worst(values: Mapping[str, float], *, larger_is_better: bool = True) -> tupl
     return name, known[name]
 
 
-def _only(samples: Rows, chosen_N: Tensor) -> Rows:
-    return Rows(samples.form, samples.scores[chosen_N], samples.targets[chosen_N], samples.weight_N[chosen_N])
+def _answers(samples: Rows) -> tuple[Tensor, Tensor]:
+    """Return which classes or labels are predicted and which are true, as zeros and ones in float64."""
+    if samples.form != CLASSES:
+        return predicted_labels(samples.columns).double(), samples.target_columns.double()
+    predicted_N, true_N, num_classes = as_classes(samples)
+    return one_hot(predicted_N, num_classes), one_hot(true_N, num_classes)
 
 
 def _outside(group_N: Tensor, num_groups: int) -> str:

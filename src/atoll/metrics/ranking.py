@@ -40,9 +40,9 @@ Measure = Callable[[Array, Array], Bounds | None]
 """Weights of the positive and of the negative samples of each group -> a figure; None if they have none."""
 
 
-def keep_scores(samples: Rows) -> State:
-    """Return the samples as a part that merges by concatenation, scores and targets in their own types."""
-    return {"scores": samples.scores, "targets": samples.targets, "weight": samples.weight_N}
+def keep(**values: Tensor) -> State:
+    """Return values of samples as a part that merges by `join`: copies, as batches may be written over."""
+    return {name: value.clone() for name, value in values.items()}
 
 
 def join(one: State, other: State) -> State:
@@ -64,7 +64,7 @@ def ranked(name: str, measure: Measure) -> Metric:
                 f"{name} takes at most {MAX_COLUMNS} classes or labels, as it keeps every score: got "
                 f"{samples.columns.shape[1]}; choose accuracy, top_k, f1 or perplexity"
             )
-        return keep_scores(samples)
+        return keep(scores=samples.scores, targets=samples.targets, weight=samples.weight_N)
 
     def finish(part: State) -> Figures:
         found = [measure(*_grouped(*column)) for column in _columns(part)]

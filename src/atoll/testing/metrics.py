@@ -184,10 +184,11 @@ def weights_are_those_of_samples(member: Member) -> None:
 
 @law()
 def nothing_that_comes_in_is_written_to(member: Member) -> None:
-    """Add, merge, condense and finish; samples and parts stay as they were."""
+    """Add, merge, condense and finish; samples and parts stay as they were, and a part when its samples are gone."""
     metric: Metric = member.build()
     for form, seed, data in _tries(metric):
-        parts = [metric.add(*data), metric.add(*_data(form, seed + 10))]
+        every = (*data[:2], torch.ones(N, dtype=torch.float64))  # none is left out, which would be a copy
+        parts = [metric.add(*every), metric.add(*_data(form, seed + 10))]
         for one, other in zip(data, _data(form, seed), strict=True):
             must(torch.equal(one, other), f"add writes to the samples of {form}: work on a copy")
         before = [{name: value.clone() for name, value in part.items()} for part in parts]
@@ -197,6 +198,9 @@ def nothing_that_comes_in_is_written_to(member: Member) -> None:
             metric.condense(parts[0])
         for part, known in zip(parts, before, strict=True):
             must_be_equal(part, known, f"a part of {form} is written to: return a new one")
+        for each in every:
+            each.zero_()
+        must_be_equal(parts[0], before[0], f"a part of {form} is a view of its samples: clone what it keeps")
 
 
 @law()
