@@ -16,8 +16,13 @@ from atoll.core.aggregator import stacked
 from atoll.core.algorithm import Algorithm
 from atoll.core.attack import Attack
 from atoll.core.client_work import ClientWork
+from atoll.core.errors import PlanError
+from atoll.core.metric import Metric
 from atoll.core.transform import Transform
-from atoll.train.array_work import array_work
+from atoll.metrics.accuracy import accuracy
+from atoll.metrics.auroc import auroc
+from atoll.metrics.mae import mae
+from atoll.train.array_work import Fitted, array_work
 
 Built = Callable[[], Any]
 
@@ -137,6 +142,35 @@ def misfitting() -> ClientWork:
     return work(lambda number, w, x: w + 1)()._replace(stackable=True, uses_algorithm=True)
 
 
+def scoring(change: Callable[..., Any]) -> Built:
+    """Make a function that builds a metric of what its samples are changed to."""
+    return lambda: accuracy()._replace(add=lambda *samples: accuracy().add(*change(*samples)))
+
+
+def refusing() -> Metric:
+    def add(*samples: Any) -> Any:
+        raise PlanError("no samples, please")
+
+    return accuracy()._replace(add=add)
+
+
+def numbered() -> Metric:
+    return accuracy()._replace(add=lambda *samples: {**accuracy().add(*samples), "number": 3})
+
+
+def boastful() -> Metric:
+    """State that histograms are exact."""
+    whole = auroc()
+    return whole._replace(finish_sums=lambda sums: {**whole.finish_sums(sums), "auroc_error": 0.0})  # type: ignore[misc]
+
+
+def unweighted() -> Metric:
+    """Count the samples of weight 0 too."""
+    return accuracy()._replace(
+        add=lambda scores, targets, weight_N: {"sum": scores.double().sum(), "count": torch.tensor(1.0).double()}
+    )
+
+
 counting_work = work(lambda number, w, x: w + number)
 noisy_work = work(lambda number, w, x: w + np.random.standard_normal())
 FAULTS: dict[str, dict[str, Built]] = {
@@ -179,6 +213,25 @@ FAULTS: dict[str, dict[str, Built]] = {
         "a trigger is painted on a copy": poisoning(lambda x, y: (x, 0 * y), trigger=lambda x: x, target=0),
         "in a run only the attackers change": sending(lambda delta_D, known: known.params_D.add_(1)),
         "every engine gives the same run": lambda: sending(counted(lambda number, delta_D, known: delta_D * number))(),
+    },
+    "metrics": {
+        "it is built by its example": lambda: None,
+        "some forms are taken and others refused": refusing,
+        "figures are numbers and charts plain data": lambda: accuracy()._replace(finish=lambda part: part),
+        "slices and their order change nothing": lambda: accuracy()._replace(merge=lambda one, other: one),
+        "a sample of weight 0 has no share": unweighted,
+        "weights are those of samples": scoring(lambda scores, targets, weight_N: (scores, targets, weight_N > 0)),
+        "nothing that comes in is written to": scoring(lambda scores, *others: (scores.zero_(), *others)),
+        "it depends on its arguments alone": lambda: scoring(
+            counted(lambda number, scores, *others: (scores - number, *others))
+        )(),
+        "parts cross processes and files": numbered,
+        "sums over places give the figures of all": lambda: auroc()._replace(condense=None, finish_sums=None),
+        "condensed sums are within the error that they state": boastful,
+        "few samples give numbers or nan": lambda: accuracy()._replace(
+            finish=lambda part: {"accuracy": part["sum"].item() / part["count"].item()}
+        ),
+        "better scores give a better figure": lambda: mae()._replace(larger_is_better=True),
     },
     "train.works": {
         "it is built by its example": lambda: None,

@@ -79,6 +79,20 @@ HONEST = {
 
             return array_work(first=lambda dataset: {"shares": np.zeros(num_classes)}, train=train, evaluate=evaluate)
         """,
+    "metrics/within": """
+        from atoll.core.metric import Metric
+        from atoll.core.options import Positive
+        from atoll.metrics.forms import NUMBERS
+        from atoll.metrics.sums import weighted_mean
+
+        EXAMPLE = {"distance": 0.5}
+
+        def within(distance: Positive) -> Metric:
+            def near(samples):
+                return (samples.scores - samples.targets).abs() <= distance
+
+            return weighted_mean("within", (NUMBERS,), near)
+        """,
     "attacks/shifted": """
         from atoll.core.attack import Attack
 
@@ -88,7 +102,7 @@ HONEST = {
             return Attack(update=lambda honest, known: honest._replace(delta_D=honest.delta_D + by))
         """,
 }
-NUM_LAWS = {"train.works": 9, "aggregators": 26, "algorithms": 9, "transforms": 13, "attacks": 8}
+NUM_LAWS = {"train.works": 9, "aggregators": 26, "algorithms": 9, "transforms": 13, "metrics": 12, "attacks": 8}
 """At least so many tests must run over an honest member, with all its examples."""
 BROKEN = {
     "aggregators/first_come": (
@@ -157,6 +171,16 @@ BROKEN = {
             return Transform(encode, lambda carrier, side: carrier, contractive=True, sensitivity=lambda l2_in: l2_in)
         """,
         {"the norm stays within its sensitivity", "the error is no longer than the vector"},
+    ),
+    "metrics/last_slice": (
+        """
+        from atoll.core.metric import Metric
+        from atoll.metrics.accuracy import accuracy
+
+        def last_slice() -> Metric:
+            return accuracy()._replace(merge=lambda one, other: other)
+        """,
+        {"slices and their order change nothing"},
     ),
     "attacks/careless": (
         """

@@ -48,6 +48,7 @@ FAMILIES = (
     "attacks",
     "detection",
     "contribution",
+    "metrics",
     "models",
     "data.catalog",
     "data.partition",

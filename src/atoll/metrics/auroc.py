@@ -17,7 +17,7 @@ def auroc() -> Metric:
     Of classes it is the mean of each against the rest, over those with samples of both kinds. Between places each
     sends histograms: pairs of one bin count half, so that `auroc_error` is half the share of such pairs.
     """
-    return ranking.ranking("auroc", area)
+    return ranking.ranked("auroc", area)
 
 
 def area(positive_G: Array, negative_G: Array) -> ranking.Bounds | None:

@@ -17,7 +17,7 @@ def average_precision() -> Metric:
     Of classes it is the mean of each against the rest, over those that occur. Between places each
     sends histograms: `average_precision_error` is how far any order of the samples within bins can move the figure.
     """
-    return ranking.ranking("average_precision", mean_precision)
+    return ranking.ranked("average_precision", mean_precision)
 
 
 def mean_precision(positive_G: Array, negative_G: Array) -> ranking.Bounds | None:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from atoll.core.metric import Metric
 from atoll.metrics.forms import BINARY, CLASSES, LABELS, Rows
-from atoll.metrics.probabilities import one_hot, probabilities
+from atoll.metrics.probabilities import chances, one_hot
 from atoll.metrics.sums import weighted_mean
 
 TAKES = (CLASSES, BINARY, LABELS)
@@ -20,11 +20,11 @@ def brier() -> Metric:
     """
 
     def error(samples: Rows) -> Tensor:
-        chances = probabilities(samples)
+        chance_NK = chances(samples)
         if samples.form != CLASSES:
-            return (chances - samples.target_columns).square()
-        num_classes = chances.shape[1]
-        squares_N = (chances - one_hot(samples.targets, num_classes)).square().sum(1)
+            return (chance_NK - samples.target_columns).square()
+        num_classes = chance_NK.shape[1]
+        squares_N = (chance_NK - one_hot(samples.targets, num_classes)).square().sum(1)
         return squares_N / 2 if num_classes == 2 else squares_N
 
     return weighted_mean("brier", TAKES, error, larger_is_better=False)

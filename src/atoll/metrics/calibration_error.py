@@ -12,7 +12,7 @@ from atoll.core.metric import Figures, Metric
 from atoll.core.options import Range
 from atoll.metrics.counts import arrays, tally
 from atoll.metrics.forms import BINARY, CLASSES, LABELS, Rows, rows
-from atoll.metrics.probabilities import probabilities
+from atoll.metrics.probabilities import chances
 
 TAKES = (CLASSES, BINARY, LABELS)
 EXAMPLES = [{}, {"bins": 4}]
@@ -56,9 +56,9 @@ def calibration_error(bins: Annotated[int, Range(1, 10_000)] = 15) -> Metric:
 
 def _forecasts(samples: Rows) -> tuple[Tensor, Tensor, Tensor]:
     """Return confidence, whether what was said came true, and weight of each forecast."""
-    chances = probabilities(samples)
+    chance_NK = chances(samples)
     if samples.form == CLASSES:
-        confidence_N, predicted_N = chances.max(1)
+        confidence_N, predicted_N = chance_NK.max(1)
         return confidence_N, (predicted_N == samples.targets).double(), samples.weight_N
-    weight_NL = samples.weight_N[:, None].expand_as(chances)
-    return chances.flatten(), samples.target_columns.double().flatten(), weight_NL.flatten()
+    weight_NL = samples.weight_N[:, None].expand_as(chance_NK)
+    return chance_NK.flatten(), samples.target_columns.double().flatten(), weight_NL.flatten()

@@ -1,4 +1,4 @@
-"""Counts of right, true and predicted answers by class or label, and what is said by them. Shapes: K classes or labels."""
+"""Counts of right, true and predicted answers, and ratios of them. Shapes: N samples, K classes or L labels."""
 
 from __future__ import annotations
 

@@ -53,11 +53,10 @@ def rows(name: str, takes: tuple[str, ...], scores: Tensor, targets: Tensor, wei
     """Return the samples that count, in the form that a metric takes; PlanError if it takes no such form.
 
     >>> import torch
-    >>> rows("mae", (NUMBERS,), torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64), torch.ones(3))
+    >>> rows("top_k", (CLASSES,), torch.zeros(3), torch.zeros(3, 2), torch.ones(3))
     Traceback (most recent call last):
-    atoll.core.errors.PlanError: mae takes numbers with numbers of the same shape, (N,) or (N, L): got scores of shape \
-(3, 2) with int64 targets of shape (3,); choose one of accuracy, auroc, average_precision, balanced_accuracy, brier, \
-calibration_error, confusion, f1, mcc, perplexity, precision, recall, top_k
+    atoll.core.errors.PlanError: top_k takes (N, K) logits with (N,) classes: got scores of shape (3,) with float32 \
+targets of shape (3, 2); choose one of concordance, kaplan_meier
     """
     possible = possible_forms(scores, targets)
     form = next((each for each in takes if each in possible), "")
@@ -113,6 +112,6 @@ def _check_values(name: str, form: str, scores: Tensor, targets: Tensor) -> None
     if len(wrong):
         what = "events" if form == RISKS else "targets"
         raise PlanError(
-            f"{name}: {what} must be 0 or 1: got {float(wrong[0]):g}; recode them, or choose a metric of numbers such as "
-            "mae, rmse or r2"
+            f"{name}: {what} must be 0 or 1: got {float(wrong[0]):g}; recode them, or choose a metric of "
+            "numbers such as mae, rmse or r2"
         )

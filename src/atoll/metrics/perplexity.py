@@ -21,7 +21,7 @@ def perplexity() -> Metric:
 
     def negative_log_likelihood(samples: Rows) -> Tensor:
         length = max(1, NUMBERS_AT_ONCE // max(1, samples.scores.shape[1]))
-        pieces = zip(samples.scores.split(length), samples.targets.split(length), strict=True)
+        pieces = zip(torch.split(samples.scores, length), torch.split(samples.targets, length), strict=True)
         return torch.cat([_surprise(scores_NK, target_N) for scores_NK, target_N in pieces])
 
     return weighted_mean("perplexity", TAKES, negative_log_likelihood, after=_exp, larger_is_better=False)

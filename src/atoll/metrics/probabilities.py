@@ -1,4 +1,4 @@
-"""What logits say: predicted classes and labels, and probabilities in float64. Shapes: N samples, K classes, L labels."""
+"""What logits say: predicted classes and labels, and probabilities. Shapes: N samples, K classes, L labels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def as_classes(samples: Rows) -> tuple[Tensor, Tensor, int]:
     return predicted_labels(samples.scores).long(), samples.targets.long(), 2
 
 
-def probabilities(samples: Rows) -> Tensor:
+def chances(samples: Rows) -> Tensor:
     """Return (N, K) probabilities of classes that sum to 1, or (N, L) of labels, each for itself."""
     if samples.form == CLASSES:
         return samples.scores.double().softmax(1)

@@ -18,14 +18,14 @@ from atoll.core.messages import State
 from atoll.core.metric import Figures, Metric
 from atoll.metrics.counts import Array, arrays, mean_or_nan, tally
 from atoll.metrics.forms import BINARY, CLASSES, LABELS, Rows, as_columns, rows
-from atoll.metrics.probabilities import probabilities
+from atoll.metrics.probabilities import chances
 
 TAKES = (CLASSES, BINARY, LABELS)
 NUM_BINS = 4096
 MAX_COLUMNS = 1024
 """Maximum number of classes or labels: every score is kept, and every class has two histograms."""
-FINEST, WIDEST = 8.0, 1024.0
-"""Bins are equal steps of asinh(FINEST x log-odds), up to log-odds of WIDEST: fine about 0, and 0.5 % wide far out."""
+WIDEST = 1024.0
+"""Bins are equal steps of asinh(log-odds) up to this: 0.0037 wide about 0, and 0.37 % of the log-odds far out."""
 
 
 class Bounds(NamedTuple):
@@ -40,9 +40,9 @@ Measure = Callable[[Array, Array], Bounds | None]
 """Weights of the positive and of the negative samples of each group -> a figure; None if they have none."""
 
 
-def keep_scores(samples: Rows) -> State:
-    """Return the samples as a part that merges by concatenation, scores and targets in their own types."""
-    return {"scores": samples.scores, "targets": samples.targets, "weight": samples.weight_N}
+def keep(**values: Tensor) -> State:
+    """Return values of samples as a part that merges by `join`: copies, as batches may be written over."""
+    return {name: value.clone() for name, value in values.items()}
 
 
 def join(one: State, other: State) -> State:
@@ -50,7 +50,7 @@ def join(one: State, other: State) -> State:
     return {name: torch.cat([value, other[name]]) for name, value in one.items()}
 
 
-def ranking(name: str, measure: Measure) -> Metric:
+def ranked(name: str, measure: Measure) -> Metric:
     """Return the metric of a measure of rankings, the mean over the classes or labels that have one.
 
     A class is ranked against the rest by its probability, a label by its logit. `<name>_error` of several places is
@@ -64,7 +64,7 @@ def ranking(name: str, measure: Measure) -> Metric:
                 f"{name} takes at most {MAX_COLUMNS} classes or labels, as it keeps every score: got "
                 f"{samples.columns.shape[1]}; choose accuracy, top_k, f1 or perplexity"
             )
-        return keep_scores(samples)
+        return keep(scores=samples.scores, targets=samples.targets, weight=samples.weight_N)
 
     def finish(part: State) -> Figures:
         found = [measure(*_grouped(*column)) for column in _columns(part)]
@@ -101,7 +101,7 @@ def _histogram(log_odds_N: Tensor, positive_N: Tensor, weight_N: Tensor) -> tupl
     if bool(log_odds_N.isnan().any()):
         unknown = torch.full((NUM_BINS,), math.nan, dtype=torch.float64)
         return unknown, unknown
-    place_N = torch.asinh(FINEST * log_odds_N.double()) / math.asinh(FINEST * WIDEST)
+    place_N = torch.asinh(log_odds_N.double()) / math.asinh(WIDEST)
     bin_N = ((place_N.clamp(-1, 1) + 1) / 2 * NUM_BINS).long().clamp(max=NUM_BINS - 1)
     return _by_kind(bin_N, positive_N, weight_N, NUM_BINS)
 
@@ -119,9 +119,9 @@ def _columns(part: State, *, log_odds: bool = False) -> Iterator[tuple[Tensor, T
     """Yield scores, or log-odds, whether they are of positive samples, and weights, for every class or label."""
     scores, targets, weight_N = part["scores"], part["targets"], part["weight"]
     if scores.dim() == 2 and targets.dim() == 1:
-        chances_NK = probabilities(Rows(CLASSES, scores, targets, weight_N))
-        for number, chances_N in enumerate(chances_NK.unbind(1)):
-            yield chances_N.logit() if log_odds else chances_N, targets == number, weight_N
+        chance_NK = chances(Rows(CLASSES, scores, targets, weight_N))
+        for number, chance_N in enumerate(chance_NK.unbind(1)):
+            yield chance_N.logit() if log_odds else chance_N, targets == number, weight_N
         return
     for scores_N, targets_N in zip(as_columns(scores).unbind(1), as_columns(targets).unbind(1), strict=True):
         yield scores_N, targets_N == 1, weight_N

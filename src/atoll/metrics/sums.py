@@ -21,7 +21,7 @@ def weighted_mean(
     after: Callable[[Array], Array] = lambda mean_L: mean_L,
     larger_is_better: bool = True,
 ) -> Metric:
-    """Return the metric of a value of each sample, (N,), or of each of its outputs, (N, L): after(mean) over outputs."""
+    """Return the metric of a value of each sample, (N,), or of each output, (N, L): `after` of the mean."""
 
     def add(scores: Tensor, targets: Tensor, weight_N: Tensor) -> State:
         samples = rows(name, takes, scores, targets, weight_N)

@@ -10,6 +10,7 @@ from torch import Tensor
 from atoll.core.messages import State
 from atoll.metrics.counts import Array
 from atoll.metrics.forms import RISKS, rows
+from atoll.metrics.ranking import keep
 
 TAKES = (RISKS,)
 
@@ -17,12 +18,8 @@ TAKES = (RISKS,)
 def survival_part(name: str, scores: Tensor, targets: Tensor, weight_N: Tensor) -> State:
     """Return the part of samples, which merges by concatenation."""
     samples = rows(name, TAKES, scores, targets, weight_N)
-    return {
-        "risk": samples.scores,
-        "time": samples.targets[:, 0],
-        "event": samples.targets[:, 1],
-        "weight": samples.weight_N,
-    }
+    time_N, event_N = samples.targets.unbind(1)
+    return keep(risk=samples.scores, time=time_N, event=event_N, weight=samples.weight_N)
 
 
 def survival_arrays(part: State) -> tuple[Array, Array, Any, Array]:
@@ -35,4 +32,5 @@ def survival_arrays(part: State) -> tuple[Array, Array, Any, Array]:
 
 def order_of(time_N: Array, event_N: Any) -> Array:
     """Return whole numbers in the order of times; at one time events come before those who are censored."""
-    return np.unique(time_N, return_inverse=True)[1] * 2 + ~event_N
+    rank_N: Array = np.unique(time_N, return_inverse=True)[1]
+    return np.where(event_N, 2 * rank_N, 2 * rank_N + 1)

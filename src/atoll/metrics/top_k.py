@@ -25,6 +25,6 @@ def top_k(k: Count = 5) -> Metric:
         own_N1 = scores_NK.gather(1, samples.targets.long()[:, None])
         later_NK = torch.arange(scores_NK.shape[1], device=scores_NK.device) > samples.targets[:, None]
         ahead_NK = ~(scores_NK < own_N1) & ((scores_NK != own_N1) | later_NK)
-        return ahead_NK.sum(1) < k
+        return (ahead_NK.sum(1) < k) & ~own_N1.isnan()[:, 0]
 
     return weighted_mean("top_k", TAKES, hit, figure=f"top_{k}")
