@@ -51,4 +51,4 @@ def confusion(max_classes: Annotated[int, Range(1, 4096)] = 256) -> Metric:
     def chart(part: State) -> dict[str, Any]:
         return {"matrix": part["confusion"].tolist()} if "confusion" in part else {}
 
-    return Metric(add, finish, chart=chart)
+    return Metric(add, finish, chart=chart, main="accuracy")

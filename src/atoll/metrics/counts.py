@@ -93,4 +93,4 @@ def averaged(name: str, average: Average, ratio: Callable[[Array, Array, Array],
             return {figure: float(shares((true_K * value_K).sum(), true_K.sum()))}
         return {figure: float(value_K[occurs_K].mean())}
 
-    return Metric(add, finish)
+    return Metric(add, finish, main=figure)

@@ -33,7 +33,7 @@ def weighted_mean(
             return {figure or name: float("nan")}
         return {figure or name: float(after(sums["sum"] / sums["count"]).mean())}
 
-    return Metric(add, finish, larger_is_better=larger_is_better)
+    return Metric(add, finish, larger_is_better=larger_is_better, main=figure)
 
 
 def squared_errors(samples: Rows) -> Tensor:
