@@ -8,11 +8,12 @@ COVERED := tests/core tests/ledger tests/secagg tests/laws/test_golden.py tests/
 	tests/cli/test_cli_ledger.py tests/cli/test_result_api.py tests/network/test_admin.py \
 	tests/network/test_network_ends.py tests/network/test_serving.py tests/network/test_web.py
 
-.PHONY: help install demo federation test test-all coverage check bench clean
+.PHONY: help install demo federation banks test test-all coverage check bench clean
 
 help:
 	@echo "make demo      train FedAvg on non-IID MNIST and write a report"
 	@echo "make federation two hospitals and a server, each a process, over TLS"
+	@echo "make banks     four banks and a server, likewise, with secure aggregation: credit risk"
 	@echo "make test      the tests (some minutes on two quiet cores)"
 	@echo "make test-all  the tests and the slow proofs: published results, kill -9, memory"
 	@echo "make coverage  which lines a fast part of the tests reaches, as a table and in htmlcov"
@@ -32,6 +33,9 @@ demo: install
 
 federation: install
 	@$(BIN)/python examples/hospitals/run.py
+
+banks: install
+	@$(BIN)/python examples/banks/run.py
 
 test: install
 	$(BIN)/pytest -n auto -m "not slow"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -52,18 +53,28 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+TEST_DATA = "ATOLL_TEST_DATA"
+"""Environment variable: a directory of raw files laid out as the cache, such as DIR/heart/processed.va.data."""
+
+
 @pytest.fixture(scope="session")
-def real() -> Callable[[str], Dataset]:
+def real() -> Callable[..., Dataset]:
     """Load a data set through the catalogue, as a user does; skip where no source can be reached."""
     loaded: dict[str, Dataset] = {}
 
-    def load(name: str) -> Dataset:
-        if name not in loaded:
-            try:
-                loaded[name] = getattr(importlib.import_module(f"atoll.data.catalog.{name}"), name)(quiet=True)
-            except DataError as error:
-                pytest.skip(f"needs real data: {error}")
-        return loaded[name]
+    def load(name: str, **options: object) -> Dataset:
+        key = f"{name} {options}"
+        if key not in loaded:
+            part = getattr(importlib.import_module(f"atoll.data.catalog.{name}"), name)
+            with pytest.MonkeyPatch.context() as patch:
+                prepared = os.environ.get(TEST_DATA)
+                if prepared and (Path(prepared) / name).is_dir():
+                    patch.setenv("ATOLL_DATA", prepared)
+                try:
+                    loaded[key] = part(quiet=True, **options)
+                except DataError as error:
+                    pytest.skip(f"needs real data, of the network or of {TEST_DATA}: {error}")
+        return loaded[key]
 
     return load
 

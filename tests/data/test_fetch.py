@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tarfile
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from atoll.core.errors import DataError
 from atoll.data import fetch, sources
 from atoll.data.fetch import STALE_SECONDS, cache_dir, raw_files, sha256_of
 from atoll.data.sources import Apt, Https, Npm, Pip, RawFile, Source, Unreachable
-from atoll.data.unpack import as_is, from_tar, gunzip
+from atoll.data.unpack import as_is, from_tar, from_zip, gunzip
 
 CONTENT = {"a.bin": b"island " * 10_000, "b.bin": bytes(range(256)) * 40}
 FILES = tuple(
@@ -251,6 +252,39 @@ def test_members_larger_than_they_should_be_are_refused(tmp_path: Path) -> None:
     (tmp_path / "toy.tgz").write_bytes(tar_gz({"package/a.bin": b"0" * 10**6}))
     with pytest.raises(Unreachable, match=r"a\.bin in toy\.tgz has 1000000 bytes; expected 70000"):
         from_tar("package")([tmp_path / "toy.tgz"], FILES, tmp_path)
+
+
+def wheel(path: Path, members: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, value in members.items():
+            packed.writestr(name, value)
+    return path
+
+
+def test_a_wheel_in_the_cache_is_unpacked_by_the_names_of_its_members(cache: Path) -> None:
+    (cache / "toy").mkdir(parents=True)
+    members = {f"toy_data/files/{name}": value for name, value in CONTENT.items()}
+    wheel(cache / "toy/toy_data-2.0-py3-none-any.whl", {"../../evil": b"", "/evil": b"", "a.bin": b"", **members})
+    source = Source(route=Pip("toy-data", "2.0", "0" * 64, wheel="py3-none-any"), unpack=from_zip("toy_data/files"))
+    paths = raw_files("toy", FILES, [source], quiet=True)
+    assert {name: path.read_bytes() for name, path in paths.items()} == CONTENT
+    assert not list(cache.parent.rglob("*evil*"))
+
+
+def test_wheels_that_are_not_what_they_should_be_are_refused(cache: Path) -> None:
+    (cache / "toy").mkdir(parents=True)
+    packed = cache / "toy" / "toy_data-2.0-py3-none-any.whl"
+    source = Source(route=Pip("toy-data", "2.0", "0" * 64, wheel="py3-none-any"), unpack=from_zip("files"))
+    for members, reason in (
+        ({"files/a.bin": CONTENT["a.bin"]}, "toy_data-2.0-py3-none-any.whl has no files/b.bin"),
+        ({"files/a.bin": bytes(2**22), "files/b.bin": b""}, "a.bin has more than the 70000 bytes expected"),
+    ):
+        wheel(packed, members)
+        with pytest.raises(DataError, match=reason):
+            raw_files("toy", FILES, [source], quiet=True)
+    packed.write_bytes(packed.read_bytes()[:-40])
+    with pytest.raises(DataError, match=r"toy_data-2\.0-py3-none-any\.whl: damaged"):
+        raw_files("toy", FILES, [source], quiet=True)
 
 
 def test_endless_downloads_are_cut_off(web: Any, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

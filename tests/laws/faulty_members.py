@@ -22,7 +22,7 @@ from atoll.core.transform import Transform
 from atoll.metrics.accuracy import accuracy
 from atoll.metrics.auroc import auroc
 from atoll.metrics.mae import mae
-from atoll.train.array_work import Fitted, array_work
+from atoll.train.array_work import array_work
 
 Built = Callable[[], Any]
 

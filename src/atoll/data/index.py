@@ -12,6 +12,7 @@ import numpy as np
 from atoll.core.errors import PlanError
 from atoll.core.options import Range
 from atoll.data.dataset import Dataset
+from atoll.data.targets import BINARY
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Draw = Callable[[int], Array]
@@ -197,11 +198,13 @@ def drawable(dataset: Dataset, samples_per_client: int) -> int:
 
 
 def class_labels(rule: str, dataset: Dataset) -> Array:
-    """Return the training labels (N,); refuse data whose samples have no class, or a sequence of them."""
+    """Return the training labels (N,); refuse data whose samples have a sequence of labels, or numbers instead."""
+    if dataset.problem == BINARY:
+        return dataset.train_y.astype(np.int64)
     if not dataset.has_classes:
         raise PlanError(
-            f"{rule} deals by label, but the targets of {dataset.name} are no classes ({dataset.problem}): use "
-            "partition = 'natural', 'iid' or 'quantity'"
+            f"{rule} deals by label, but {dataset.name} has targets for {dataset.problem}, no classes; "
+            "use partition = 'natural' or 'iid'"
         )
     if dataset.train_y.ndim != 1:
         raise PlanError(

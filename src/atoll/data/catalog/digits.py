@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from atoll.data.dataset import Dataset
+from atoll.data.features import every_fifth
 
 SUMMARY = "1,797 handwritten digits, 8x8 grey, 10 classes; needs no download"
 SIZE = "none"
-
-SPLIT_SEED = 0
 
 
 def digits() -> Dataset:
@@ -21,10 +20,7 @@ def digits() -> Dataset:
     """
     with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as stored:
         x, y = stored["images"][:, None], stored["labels"].astype(np.int64)
-    shuffled = np.random.default_rng(SPLIT_SEED).permutation(len(y))
-    by_class = shuffled[np.argsort(y[shuffled], kind="stable")]
-    test = np.sort(by_class[::5])
-    train = np.setdiff1d(by_class, test)
+    train, test = every_fifth(y)
     return Dataset(
         name="digits",
         train_x=x[train],

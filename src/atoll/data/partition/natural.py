@@ -10,13 +10,13 @@ from atoll.data.dataset import Dataset
 from atoll.data.index import Clients, Partition, dealt, generator
 
 PURPOSE = 104
-WITH_OWNERS = ("shakespeare", "synthetic")
+WITH_OWNERS = ("adult", "german_credit", "heart", "lung", "movielens", "shakespeare", "synthetic")
 
 
 def natural(
     dataset: Dataset, *, num_clients: Clients | None = None, seed: Seed = 0, min_samples: Count = 1
 ) -> Partition:
-    """Make each owner (speaker, device) a client with its own samples (Caldas et al. 2018, arXiv:1812.01097).
+    """Make each owner (hospital, speaker, device) a client with its own samples (Caldas et al. 2018, arXiv:1812.01097).
 
     Owners with fewer than `min_samples` are left out; `num_clients` chooses that many of the others by the seed.
     """
