@@ -144,6 +144,8 @@ def measured(plan: Plan, engine: Engine, version: int, state: RunState, *, last:
             metrics["models_test"] = _spread(engine, models_C2)
         elif not job.personal:
             metrics["test"], charts = engine.evaluate(state.params_D)
+    if "fairness" in charts:
+        metrics["fairness"] = {name: value for name, value in charts["fairness"].items() if isinstance(value, float)}
     if at_home and chosen:
         scores_C2 = engine.evaluate_clients(state.params_D, chosen, own)
         metrics["clients_test"] = _spread(engine, scores_C2)

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor, nn
 
 from atoll.core.messages import Broadcast, State, Task, Update
@@ -39,6 +40,8 @@ class Samples(NamedTuple):
     num_samples: int
     load: Callable[[], tuple[Tensor, Tensor]]
     """Returns features as a model wants them, and targets."""
+    groups: np.ndarray | None = None
+    """The group of each sample, where it is compared how well a model does for groups."""
 
 
 class Layout(NamedTuple):

@@ -113,6 +113,13 @@ class Dataset:
         return replace(self, problem=kind, num_classes=num_classes, class_names=names)
 
     @property
+    def groups(self) -> tuple[str, ...]:
+        """The names of the groups of test samples; none if they have no groups, or each has several targets."""
+        if self.test_groups is None or self.train_y.ndim > 1:
+            return ()
+        return self.group_names or tuple(f"group {number}" for number in range(int(self.test_groups.max()) + 1))
+
+    @property
     def has_classes(self) -> bool:
         """Whether each target is one of `num_classes` classes, so that samples can be dealt by label."""
         return self.num_classes > 0 and self.train_y.dtype.kind == "i"

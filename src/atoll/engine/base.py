@@ -120,7 +120,9 @@ class Engine(ABC):
         """Return the figures of parts of an evaluation, with how often an attack's trigger worked."""
         measures = self.job.measures
         whole = measures.merge([_without_trigger(part) for part in parts])
-        return {**measures.finish(whole), **_attack_success(parts)}, measures.charts(whole)
+        figures, charts = {**measures.finish(whole), **_attack_success(parts)}, measures.charts(whole)
+        fairness = measures.fairness(whole)
+        return figures, charts if fairness is None else {**charts, "fairness": fairness._asdict()}
 
     def evaluate_clients(
         self, params_D: Tensor, clients: list[int], states: Mapping[int, State] = MappingProxyType({})

@@ -63,6 +63,21 @@ def calibration_picture(chart: dict[str, Any]) -> Figure:
     return figure
 
 
+def groups_picture(chart: dict[str, Any]) -> Figure:
+    """Draw the accuracy of each group."""
+    known = {name: value for name, value in chart["accuracy"].items() if value is not None}
+    with plot_style():
+        figure = new_figure(6.4, 1.4 + 0.36 * len(known))
+        panel = figure.subplots()
+        colours = [PALETTE[1] if name == chart["worst_group"] else PALETTE[0] for name in known]
+        panel.barh(list(known), [100 * value for value in known.values()], color=colours, lw=0)
+        panel.set(xlabel="accuracy (%)", xlim=(0, 100))
+        panel.set_title("Accuracy by group")
+        panel.invert_yaxis()
+        panel.grid(axis="x")
+    return figure
+
+
 PICTURES: dict[str, ChartPicture] = {
     "predicted": ChartPicture(
         predicted_picture, "Predicted against true", "Test samples, evenly picked over the true values."
@@ -70,6 +85,7 @@ PICTURES: dict[str, ChartPicture] = {
     "kaplan_meier": ChartPicture(
         survival_picture, "Survival", "Test samples, divided at the median of the predicted risk."
     ),
+    "fairness": ChartPicture(groups_picture, "Groups", "Test samples by group; the worst group is orange."),
     "calibration_error": ChartPicture(
         calibration_picture, "Calibration", "The size of a point is the weight of the test samples in its bin."
     ),

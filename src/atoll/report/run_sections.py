@@ -49,6 +49,8 @@ from atoll.report.shell import html_table, image
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+UNFAIR = 0.1
+"""A gap between groups in accuracy that is warned about."""
 LAST_ROUNDS = 10
 """Number of rounds in the table of the last rounds."""
 
@@ -89,9 +91,23 @@ def warnings(record: RunRecord) -> str:
         texts.append(f"The run ended early or without a usable model ({end_reason(record)}): {advice}.")
     if not record.rows:
         texts.append("No round is recorded yet.")
+    texts += _unfair(record)
     if warning := dig(record.info, "privacy.warning"):
         texts.append(f"{warning}. This run was a test: its epsilon gives no protection.")
     return "".join(f'<p class="warning">{escape(text)}</p>' for text in texts)
+
+
+def _unfair(record: RunRecord) -> list[str]:
+    """Return a warning if the model does much worse for one group than for others."""
+    table = (record.charts or {}).get("fairness") or {}
+    accuracy = {name: value for name, value in (table.get("accuracy") or {}).items() if value is not None}
+    if len(accuracy) < 2 or max(accuracy.values()) - min(accuracy.values()) < UNFAIR:
+        return []
+    worst, best = min(accuracy, key=lambda name: accuracy[name]), max(accuracy, key=lambda name: accuracy[name])
+    return [
+        f"The model is right for {100 * accuracy[worst]:.1f} % of the group {worst}, and for "
+        f"{100 * accuracy[best]:.1f} % of {best}, on the test set."
+    ]
 
 
 def cards(record: RunRecord) -> str:

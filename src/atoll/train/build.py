@@ -53,7 +53,7 @@ def build_job(
     federation = federation or build_federation(plan)
     problem = build_problem(plan, federation.dataset)
     loss = loss or build_loss(plan.loss or problem.loss)
-    measures = build_measures(problem, plan.evaluation.metrics)
+    measures = build_measures(problem, plan.evaluation.metrics, federation.dataset.groups)
     algorithm: Algorithm = plan.algorithm.build("algorithms")
     work: ClientWork = (plan.work or algorithm.work or Part("sgd")).build("train.works")
     if work.first is None:
@@ -312,9 +312,8 @@ def _try_measures(measures: Measures, outputs: Tensor, y: Tensor, losses: Tensor
     """Measure two samples, so that a metric that does not fit the problem is named before training starts."""
     for label, metric in measures.metrics.items():
         try:
-            Measures(measures.problem, {label: metric}).finish(
-                Measures(measures.problem, {label: metric}).add(outputs, y, losses)
-            )
+            alone = Measures(measures.problem, {label: metric})
+            alone.finish(alone.add(outputs, y, losses))
         except AtollError:
             raise
         except Exception as error:

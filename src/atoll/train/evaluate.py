@@ -21,11 +21,20 @@ SLICE = 1000
 """Samples that are evaluated together: fixed, so that sums do not depend on who adds them."""
 
 
-def evaluate_samples(job: Job, space: Workspace, params_D: Tensor, memory: State, x: Tensor, y: Tensor) -> Sums:
+def evaluate_samples(
+    job: Job,
+    space: Workspace,
+    params_D: Tensor,
+    memory: State,
+    x: Tensor,
+    y: Tensor,
+    *,
+    groups: np.ndarray | None = None,
+) -> Sums:
     """Return the parts of the plan's metrics on some samples, and how often an attack's trigger works."""
     with evaluating(job, space, params_D, memory):
         outputs = space.model(job.inputs(x))
-        parts = job.measures.add(outputs, y, job.loss(outputs, y))
+        parts = job.measures.add(outputs, y, job.loss(outputs, y), groups)
         return {**parts, **_fooled(job, space, x, y)}
 
 

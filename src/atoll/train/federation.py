@@ -103,7 +103,8 @@ class Federation:
         def load() -> tuple[Tensor, Tensor]:
             return self.features(self.test_x[start:stop]), self.test_y[start:stop]
 
-        return Samples(client, stop - start, load)
+        groups = self.dataset.test_groups
+        return Samples(client, stop - start, load, None if groups is None else groups[start:stop])
 
     def client_samples(self, client: int, *, evaluation: bool = False) -> Samples:
         """Return the samples that a client, or the server, trains on, or those that it is evaluated on."""

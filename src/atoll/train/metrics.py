@@ -11,11 +11,17 @@ from torch import Tensor
 
 from atoll.core.errors import PlanError
 from atoll.core.messages import State
-from atoll.core.metric import Figures, Metric
+from atoll.core.metric import Figures, Metric, add_up
 from atoll.core.parts import Part
 from atoll.core.problem import Problem
+from atoll.data.targets import BINARY, CLASSIFICATION, MULTI_LABEL
+from atoll.metrics.fairness_figures import Fairness, fairness, fairness_sums
 
 Metrics = dict[str, float]
+GROUPS = "groups"
+"""Before this label stand the sums of groups among the parts."""
+HAVE_ANSWERS = (CLASSIFICATION, BINARY, MULTI_LABEL)
+"""Kinds of problems whose answers are right or wrong, sample by sample."""
 RIGHT = "right"
 """The sum of right answers, by which work of a user's own may say its accuracy."""
 
@@ -25,13 +31,18 @@ class Measures(NamedTuple):
 
     problem: Problem
     metrics: Mapping[str, Metric]
+    groups: tuple[str, ...] = ()
+    """The groups for which it is compared how well a model does."""
 
-    def add(self, outputs: Tensor, targets: Tensor, loss_B: Tensor) -> State:
-        """Return the part of some samples."""
+    def add(self, outputs: Tensor, targets: Tensor, loss_B: Tensor, group_B: np.ndarray | None = None) -> State:
+        """Return the part of some samples, and of their groups if these are given."""
         scored = self.problem.scored(outputs, targets)
         parts: State = {"loss": loss_B.double().sum(), "count": torch.tensor(len(loss_B))}
         for label, metric in self.metrics.items():
             parts |= {f"{label}/{name}": value for name, value in metric.add(*scored).items()}
+        if self.groups and group_B is not None:
+            sums = fairness_sums(scored, torch.from_numpy(group_B), len(self.groups))
+            parts |= {f"{GROUPS}/{name}": value for name, value in sums.items()}
         return parts
 
     def merge(self, parts: Sequence[State]) -> State:
@@ -39,8 +50,9 @@ class Measures(NamedTuple):
         whole = parts[0]
         for part in parts[1:]:
             plain = {name: value + part[name] for name, value in whole.items() if "/" not in name}
-            for label, metric in self._of(whole).items():
-                merged = metric.merge(_of(label, whole), _of(label, part))
+            merges = {label: metric.merge for label, metric in self._of(whole).items()} | {GROUPS: add_up}
+            for label, merge in merges.items():
+                merged = merge(_of(label, whole), _of(label, part))
                 plain |= {f"{label}/{name}": value for name, value in merged.items()}
             whole = plain
         return whole
@@ -55,6 +67,11 @@ class Measures(NamedTuple):
         means = {"accuracy": means.pop(RIGHT), **means} if RIGHT in means else means
         first, rest = dict(list(figures.items())[:1]), dict(list(figures.items())[1:])
         return {**first, **means, **rest}
+
+    def fairness(self, whole: State) -> Fairness | None:
+        """Return how unequally groups fare, if that was measured."""
+        sums = _of(GROUPS, whole)
+        return fairness(sums, self.groups) if sums else None
 
     def charts(self, whole: State) -> dict[str, Any]:
         """Return what the report draws, by the metric that it belongs to."""
@@ -88,8 +105,8 @@ def _of(label: str, parts: State) -> State:
     return {name.partition("/")[2]: value for name, value in parts.items() if name.partition("/")[0] == label}
 
 
-def build_measures(problem: Problem, chosen: Sequence[Part] | None) -> Measures:
-    """Build the metrics that a plan names, or those of its problem."""
+def build_measures(problem: Problem, chosen: Sequence[Part] | None, groups: tuple[str, ...] = ()) -> Measures:
+    """Build the metrics that a plan names, or those of its problem; answers are compared by groups if there are any."""
     metrics: dict[str, Metric] = {}
     for part in chosen or problem.metrics:
         metric = part.build("metrics")
@@ -97,7 +114,7 @@ def build_measures(problem: Problem, chosen: Sequence[Part] | None) -> Measures:
             raise PlanError(f"metric '{part.name}' gave {type(metric).__name__}: return an atoll.core.metric.Metric")
         label = part.name.rpartition(":")[2]
         metrics[label if label not in metrics else f"{label}-{len(metrics)}"] = metric
-    return Measures(problem, metrics)
+    return Measures(problem, metrics, groups if problem.kind in HAVE_ANSWERS else ())
 
 
 def spread(main_C: np.ndarray, loss_C: np.ndarray, *, larger_is_better: bool = True) -> Metrics:

@@ -44,7 +44,7 @@ class SgdWorker(Worker):
     def evaluate(self, params_D: Tensor, memory: State, samples: Samples) -> Sums:
         """Measure a model by the plan's metrics, and how often an attack's trigger works."""
         own = memory if self.job.personal else {}
-        return evaluate_samples(self.job, self.space, params_D, own, *samples.load())
+        return evaluate_samples(self.job, self.space, params_D, own, *samples.load(), groups=samples.groups)
 
     def first_losses(self, tasks: Sequence[Task], sent: Mapping[int, Broadcast]) -> list[float]:
         """Return the loss of the model that each client got, on its training samples; NaN if nobody needs it."""

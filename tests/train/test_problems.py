@@ -1,0 +1,209 @@
+"""Problems other than classes: every engine, resume, measures against scikit-learn, groups, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import timeless
+from sklearn.datasets import load_breast_cancer, load_diabetes
+from sklearn.linear_model import LinearRegression
+from sklearn.metrics import r2_score, roc_auc_score
+
+from atoll import Dataset, Plan, run
+from atoll.core.errors import DataError, PlanError
+
+
+def split(x: Any, y: Any, num_test: int, **fields: Any) -> Dataset:
+    order = np.random.default_rng(0).permutation(len(x))
+    test, train = order[:num_test], order[num_test:]
+    parts = {"train_x": x[train], "train_y": y[train], "test_x": x[test], "test_y": y[test]}
+    return Dataset(**{"name": "table", **parts, **fields})
+
+
+def diabetes() -> Dataset:
+    x, y = load_diabetes(return_X_y=True)
+    x, y = (x - x.mean(0)) / x.std(0), (y - y.mean()) / y.std()
+    return split(x.astype(np.float32), y.astype(np.float32), 90)
+
+
+def cancer() -> Dataset:
+    x, y = load_breast_cancer(return_X_y=True)
+    data = split(((x - x.mean(0)) / x.std(0)).astype(np.float32), y.astype(bool), 120)
+    large = data.test_x[:, 0] > 0
+    return Dataset(
+        name="cancer",
+        train_x=data.train_x,
+        train_y=data.train_y.astype(bool),
+        test_x=data.test_x,
+        test_y=data.test_y.astype(bool),
+        test_groups=large.astype(int),
+        group_names=("small", "large"),
+    )
+
+
+def labels() -> Dataset:
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(400, 6)).astype(np.float32)
+    return split(x, x @ rng.normal(size=(6, 3)) > 0, 100)
+
+
+def sequences() -> Dataset:
+    rng = np.random.default_rng(2)
+    x = (np.arange(12) + rng.integers(0, 9, size=(200, 1))) % 9
+    y = np.roll(x, -1, axis=1)
+    y[:, -1] = -100
+    y[::3, 6:] = -100
+    return split(x, y, 50, num_classes=9, tokens=True)
+
+
+def lifetimes() -> Dataset:
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(300, 4)).astype(np.float32)
+    died, left = rng.exponential(np.exp(-(x @ np.array([1.0, -0.5, 0, 0])))), rng.exponential(2, size=300)
+    return split(x, np.stack([np.minimum(died, left), died <= left], 1).astype(np.float32), 60, problem="survival")
+
+
+PROBLEMS: dict[str, tuple[Any, dict[str, Any], str, float]] = {
+    "regression": (diabetes, {}, "r2", 0.45),
+    "binary": (cancer, {}, "auroc", 0.98),
+    "multi_label": (labels, {"model": {"name": "mlp_2nn", "hidden": 16}, "local.lr": 0.5}, "f1", 0.8),
+    "tokens": (
+        sequences,
+        {"model": {"name": "char_lstm", "hidden": 16, "layers": 1}, "local.lr": 1.0},
+        "accuracy",
+        0.5,
+    ),
+    "survival": (lifetimes, {"local.batch_size": "all", "local.steps": 5}, "concordance", 0.7),
+}
+BASE = {"partition": {"num_clients": 5}, "rounds": 8, "local": {"lr": 0.05, "batch_size": 16}, "engine": "inline"}
+
+
+def plan_of(kind: str, **changes: Any) -> Plan:
+    data, settings, _, _ = PROBLEMS[kind]
+    return Plan(**{**Plan(**BASE).replace({**settings, **changes}).to_dict(), "data": data})
+
+
+@pytest.mark.parametrize("kind", PROBLEMS)
+def test_every_problem_is_inferred_and_learnt(kind: str) -> None:
+    result = run(plan_of(kind))
+    _, _, figure, least = PROBLEMS[kind]
+    assert PROBLEMS[kind][0]().problem == kind
+    assert result.test[figure] > least, result.test
+
+
+@pytest.mark.parametrize("kind", PROBLEMS)
+@pytest.mark.parametrize("engine", [{"name": "vectorised", "stack": 3}, {"name": "processes", "workers": 2}], ids=str)
+def test_engines_agree(kind: str, engine: dict[str, Any]) -> None:
+    one, other = run(plan_of(kind, rounds=2)), run(plan_of(kind, rounds=2, engine=engine))
+    torch.testing.assert_close(other.params_D, one.params_D, atol=1e-5, rtol=1e-4)
+    assert other.test == pytest.approx(one.test, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", PROBLEMS)
+def test_a_resumed_run_ends_with_the_same_bits(kind: str, tmp_path: Path) -> None:
+    whole = run(plan_of(kind, rounds=3), out=tmp_path / "whole")
+    run(plan_of(kind, rounds=1), out=tmp_path / "parts")
+    resumed = run(plan_of(kind, rounds=3), out=tmp_path / "parts", resume=True)
+    assert torch.equal(resumed.params_D, whole.params_D)
+    assert timeless(resumed.history) == timeless(whole.history)
+    assert (tmp_path / "whole" / "report.html").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_do_not_change_bits(workers: int) -> None:
+    for kind in PROBLEMS:
+        bits = [
+            run(plan_of(kind, rounds=2, engine={"name": "processes", "workers": n, "stack": 2})) for n in (1, workers)
+        ]
+        assert torch.equal(bits[0].params_D, bits[1].params_D) and bits[0].test == bits[1].test
+
+
+def test_regression_comes_close_to_centralised_training() -> None:
+    data = diabetes()
+    pooled = LinearRegression().fit(data.train_x, data.train_y)
+    best = r2_score(data.test_y, pooled.predict(data.test_x))
+    result = run(plan_of("regression", rounds=60))
+    assert abs(result.test["r2"] - best) < 0.01
+
+
+def test_figures_are_those_of_scikit_learn() -> None:
+    result, data = run(plan_of("binary")), cancer()
+    with torch.no_grad():
+        scores = result.model(torch.from_numpy(data.test_x)).squeeze(-1).numpy()
+    assert result.test["auroc"] == pytest.approx(roc_auc_score(data.test_y, scores), abs=1e-6)
+    assert result.test["accuracy"] == pytest.approx(((scores > 0) == data.test_y).mean(), abs=1e-6)
+
+
+def test_groups_are_compared(tmp_path: Path) -> None:
+    result, data = run(plan_of("binary"), out=tmp_path / "run"), cancer()
+    with torch.no_grad():
+        right = (result.model(torch.from_numpy(data.test_x)).squeeze(-1).numpy() > 0) == data.test_y
+    chart = json.loads((tmp_path / "run" / "charts.json").read_text())["fairness"]
+    expected = {name: right[data.test_groups == number].mean() for number, name in enumerate(("small", "large"))}
+    assert chart["accuracy"] == pytest.approx(expected)
+    assert result.history[-1]["fairness"]["worst_accuracy"] == pytest.approx(min(expected.values()))
+
+
+def test_a_plan_may_say_the_problem_and_the_metrics() -> None:
+    plan = Plan(problem="regression", rounds=1, evaluation={"metrics": ["mae", {"name": "rmse"}]}, local={"lr": 0.001})
+    assert list(run(plan).test) == ["mae", "loss", "rmse"]
+
+
+@pytest.mark.parametrize("loss", ["mse", "mae", {"name": "huber", "delta": 0.5}])
+def test_losses_of_regression(loss: Any) -> None:
+    assert run(plan_of("regression", loss=loss)).test["r2"] > 0.3
+
+
+def test_class_weights_and_smoothing() -> None:
+    plain = run(Plan(rounds=2)).params_D
+    for options in ({"weights": [1.0] * 9 + [5.0]}, {"label_smoothing": 0.2}):
+        assert not torch.equal(run(Plan(rounds=2, loss={"name": "cross_entropy", **options})).params_D, plain)
+    same = run(Plan(rounds=2, loss={"name": "cross_entropy", "weights": [1.0] * 10})).params_D
+    torch.testing.assert_close(same, plain, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"problem": "survival"}, "(N, 2)"),
+        ({"problem": "binary"}, "two classes: got 10"),
+        ({"problem": "regresion"}, "did you mean 'regression'"),
+        ({"evaluation": {"metrics": ["rmse"]}}, "rmse takes numbers"),
+        ({"loss": "mse"}, "give the model as many outputs"),
+        ({"loss": {"name": "cross_entropy", "weights": [1.0, 2.0]}}, "2 weights for 10 classes"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change: dict[str, Any], why: str) -> None:
+    with pytest.raises((PlanError, DataError)) as refused:
+        run(Plan(**change))
+    assert why in str(refused.value)
+
+
+def test_a_loss_that_mixes_samples_is_not_private_by_sample() -> None:
+    noise = {"name": "sample", "clip": 1.0, "sigma": 1.0, "delta": 1e-5, "test_noise": True}
+    with pytest.raises(PlanError, match="the loss"):
+        run(plan_of("survival", **{"privacy": noise, "sampler": "poisson", "local.batch_size": 16}))
+    assert run(plan_of("regression", **{"privacy": noise, "sampler": "poisson"})).reason == "all rounds done"
+
+
+@pytest.mark.parametrize("kind", PROBLEMS)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"uplink": [{"name": "top_k", "fraction": 0.5}]},
+        {"secagg": {}},
+        {"aggregator": "median", "attack": "sign_flip", "attackers": {"num": 1}},
+        {"detection": "loss", "server.samples": 20},
+        {"contribution": "leave_one_out", "server.samples": 20},
+        {"policy": {"name": "buffered", "size": 2, "concurrency": 3}},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_other_parts_take_every_problem(kind: str, change: dict[str, Any]) -> None:
+    result = run(plan_of(kind, rounds=2, **change))
+    assert bool(result.params_D.isfinite().all()) and result.test["loss"] < 100
