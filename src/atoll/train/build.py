@@ -222,9 +222,8 @@ def build_model(plan: Plan, federation: Federation, part: Part | None = None, lo
 def _try_model(model: nn.Module, name: str, loss_name: str, loss: Loss, federation: Federation) -> None:
     """Run two samples through the model and the loss, so that misfits are named before training starts."""
     dtype = next(model.parameters()).dtype
-    x = federation.features(federation.train_x[:2])
+    x, y = federation.first(2)
     x = x.to(dtype) if x.dtype.is_floating_point else x
-    y = federation.train_y[:2]
     try:
         with as_before(model), torch.no_grad():
             outputs = model.eval()(x)
@@ -284,7 +283,7 @@ def _try_attack(job: Job) -> None:
     attack, federation = job.attack, job.federation
     if attack is None or attack.data is None:
         return
-    x, y = federation.features(federation.train_x[:2]), federation.train_y[:2]
+    x, y = federation.first(2)
     known = Knowledge(job.first_D, federation.dataset.num_classes, 0, generator(job.seed, "attack rehearsal"))
     attack.data(job.inputs(x), y, known)
 

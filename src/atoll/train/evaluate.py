@@ -59,7 +59,7 @@ def evaluate_clients(
     with evaluating(job, space, params_D):
         for start in range(0, len(joined), SLICE):
             part, who = joined[start : start + SLICE], owner[start : start + SLICE]
-            x, y = job.federation.train_x[part], job.federation.train_y[part]
+            x, y = federation.take(part), federation.train_y[part]
             predicted_B, loss_B = _predict(job, space, x, y)
             right_B = (predicted_B == y).double().reshape(len(y), -1).mean(1)
             sums_C3.index_add_(0, who, torch.stack([right_B, loss_B.double(), torch.ones_like(right_B)], dim=1))
@@ -70,7 +70,7 @@ def ready_slices(job: Job, client: int) -> list[tuple[Tensor, Tensor]]:
     """What a client, or the server, trains on, as the model wants it: for who measures many models on it."""
     federation = job.federation
     parts = torch.split(torch.from_numpy(federation.train_indices(client)), SLICE)
-    return [(job.inputs(federation.features(federation.train_x[part])), federation.train_y[part]) for part in parts]
+    return [(job.inputs(federation.features(federation.take(part))), federation.train_y[part]) for part in parts]
 
 
 def evaluate_ready(

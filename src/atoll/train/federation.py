@@ -113,7 +113,19 @@ class Federation:
 
     def _loaded(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
         picked = torch.from_numpy(indices)
-        return self.features(self.train_x[picked]), self.train_y[picked]
+        return self.features(self.take(picked)), self.train_y[picked]
+
+    def take(self, indices: Tensor) -> Tensor:
+        """Return training samples as they are stored, at indices of any shape."""
+        if indices.dim() == 1:
+            return self.train_x[indices]
+        rows = self.train_x.flatten(1).index_select(0, indices.flatten())  # much faster than indexing
+        return rows.view(*indices.shape, *self.train_x.shape[1:])
+
+    def first(self, num: int) -> tuple[Tensor, Tensor]:
+        """Return the first training samples, as a model wants them, and their targets: to try parts of a plan on."""
+        targets = self.train_y[:num]
+        return self.features(self.take(torch.arange(len(targets)))), targets
 
     def features(self, raw: Tensor) -> Tensor:
         """Features as a model wants them: scaled floats, or token ids."""
