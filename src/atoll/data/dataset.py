@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from atoll.core.errors import DataError
+from atoll.data.rows import Rows, extremes, is_lazy, lazy_features
 from atoll.data.targets import Array, checked_targets, inferred_kind, num_outputs
 
 
@@ -16,6 +17,7 @@ class Dataset:
     """Training and test samples with their targets, checked when it is made.
 
     Features keep their stored type (uint8 images are `(N, channels, height, width)`); a model sees `x * scale + shift`.
+    A memory-mapped file, or any `atoll.data.rows.Rows`, is read by index when samples are needed, and checked then.
     Token data are indices into a vocabulary and are never scaled. Targets are what `problem` takes: classes `(N,)`, or
     `(N, T)` for sequences; numbers; zeros and ones; times and events.
 
@@ -25,9 +27,9 @@ class Dataset:
     """
 
     name: str
-    train_x: Array
+    train_x: Array | Rows
     train_y: Array
-    test_x: Array
+    test_x: Array | Rows
     test_y: Array
     num_classes: int = 0
     """How many classes there are, where targets are classes."""
@@ -116,7 +118,7 @@ class Public:
     """Samples that server and clients may use: stored features, their scaling, and labels if they have any."""
 
     name: str
-    x: Array
+    x: Array | Rows
     y: Array | None
     scale: float = 1.0
     shift: float = 0.0
@@ -133,15 +135,19 @@ def as_public(other: Dataset, dataset: Dataset) -> Public:
             f"a public sample of {other.name} has shape {shapes[0]}, but one of {dataset.name} has {shapes[1]}: choose "
             'public data of the same shape, or public = {name = "held_out", fraction = 0.05}'
         )
-    if other.tokens and other.train_x.max() > dataset.train_x.max():
-        raise DataError(
-            f"{other.name} has tokens up to {other.train_x.max()}, but {dataset.name} only up to "
-            f"{dataset.train_x.max()}: choose public data of the same vocabulary"
-        )
+    if other.tokens:
+        highest, allowed = extremes(other.train_x)[1], extremes(dataset.train_x)[1]
+        if highest > allowed:
+            raise DataError(
+                f"{other.name} has tokens up to {highest}, but {dataset.name} only up to {allowed}: choose public data "
+                "of the same vocabulary"
+            )
     return Public(name=other.name, x=other.train_x, y=None, scale=other.scale, shift=other.shift)
 
 
-def _features(features: Any, tokens: bool, what: str) -> Array:
+def _features(features: Any, tokens: bool, what: str) -> Array | Rows:
+    if is_lazy(features):
+        return lazy_features(features, what, tokens)
     x = np.asarray(features)
     if tokens:
         if x.dtype.kind not in "iu":
@@ -167,8 +173,8 @@ def _features(features: Any, tokens: bool, what: str) -> Array:
     return x
 
 
-def _check_lengths(x: Array, y: Array, what: str) -> None:
-    if x.ndim == 0 or len(x) == 0:
+def _check_lengths(x: Array | Rows, y: Array, what: str) -> None:
+    if not x.shape or len(x) == 0:
         raise DataError(f"{what}: there are no samples; give at least one for training and one for test")
     if len(x) != len(y):
         raise DataError(f"{what}: {len(x)} samples but {len(y)} labels; every sample needs exactly one label")

@@ -11,6 +11,7 @@ import numpy as np
 
 from atoll.core.errors import DataError
 from atoll.data.dataset import Dataset
+from atoll.data.rows import Rows, is_lazy
 from atoll.data.targets import Array
 from atoll.network.protocol.agreement import NO_FUNCTIONS, Floors, Functions, OwnParts
 
@@ -38,7 +39,7 @@ class ClientApp:
     Samples have the layout of `Dataset`, and never leave the client.
     """
 
-    train_x: Array
+    train_x: Array | Rows
     train_y: Array
     num_classes: int
     scale: float = 1.0
@@ -58,7 +59,8 @@ class ClientApp:
 
     def __post_init__(self) -> None:
         for name in ("train_x", "train_y"):  # the memory layout must not change results
-            object.__setattr__(self, name, np.ascontiguousarray(getattr(self, name)))
+            if not is_lazy(getattr(self, name)):
+                object.__setattr__(self, name, np.ascontiguousarray(getattr(self, name)))
         for kind, functions in self.own_parts._asdict().items():
             for name, function in functions.items():
                 if not callable(function):
@@ -87,7 +89,7 @@ class ClientApp:
             name="own samples",
             train_x=self.train_x,
             train_y=self.train_y,
-            test_x=self.train_x[:1],
+            test_x=np.asarray(self.train_x[np.arange(1)]),
             test_y=self.train_y[:1],
             num_classes=self.num_classes,
             scale=self.scale,
