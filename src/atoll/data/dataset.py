@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from atoll.core.errors import DataError
+from atoll.core.parts import Part
 from atoll.data.rows import Rows, extremes, is_lazy, lazy_features
 from atoll.data.targets import Array, checked_targets, inferred_kind, num_outputs
 
@@ -104,6 +107,27 @@ class Dataset:
     def has_classes(self) -> bool:
         """Whether each target is one of `num_classes` classes, so that samples can be dealt by label."""
         return self.num_classes > 0 and self.train_y.dtype.kind == "i"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A short hash of the samples; of features that are read by index the first and the last."""
+        digest = hashlib.blake2b(digest_size=6)
+        for array in (self.train_x, self.train_y, self.test_x, self.test_y, self.owners, self.train_groups):
+            if array is None:
+                continue
+            digest.update(f"{array.shape} {array.dtype}".encode())
+            ends = array[np.array([0, len(array) - 1])] if is_lazy(array) else array
+            digest.update(np.ascontiguousarray(ends).data)
+        return digest.hexdigest()
+
+    def as_part(self) -> Part:
+        """Return this data set as a part of a plan: `Plan(data=dataset)`."""
+
+        def held() -> Dataset:
+            return self
+
+        held.__module__, held.__qualname__ = "dataset", f"<{self.name} {self.fingerprint}>"
+        return Part(held)
 
     def __repr__(self) -> str:
         what = f"{self.num_classes} classes" if self.num_classes else self.problem
