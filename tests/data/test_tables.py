@@ -67,18 +67,23 @@ def test_a_csv_file_becomes_a_data_set(path, frame):
     assert np.allclose(data.test_x[:, :1], scaler.transform(frame[frame.part == "test"][["age"]].to_numpy()), atol=1e-6)
 
 
-def test_sources_of_a_table_agree(path, frame, tmp_path):
+def test_frames_and_mappings_agree_with_their_file(path, frame):
     data = Dataset.from_csv(path, test="part", **ROLES)
     assert same(Dataset.from_pandas(frame, test="part", **ROLES), data)
     assert same(Dataset.from_pandas(frame.to_dict("list"), test="part", **ROLES), data)
-    polars = pytest.importorskip("polars")
-    assert same(Dataset.from_polars(polars.from_pandas(frame), test="part", **ROLES), data)
-    pytest.importorskip("pyarrow")
-    frame.to_parquet(tmp_path / "patients.parquet")
-    assert same(Dataset.from_parquet(tmp_path / "patients.parquet", test="part", **ROLES), data)
-    datasets = pytest.importorskip("datasets")
-    face = datasets.Dataset.from_pandas(frame)
-    assert same(Dataset.from_huggingface(face, test="part", **ROLES), data)
+
+
+@pytest.mark.parametrize("library", ["polars", "pyarrow", "datasets"])
+def test_tables_of_other_libraries_agree(library, path, frame, tmp_path):
+    package = pytest.importorskip(library)
+    if library == "polars":
+        data = Dataset.from_polars(package.from_pandas(frame), test="part", **ROLES)
+    elif library == "pyarrow":
+        frame.to_parquet(tmp_path / "patients.parquet")
+        data = Dataset.from_parquet(tmp_path / "patients.parquet", test="part", **ROLES)
+    else:
+        data = Dataset.from_huggingface(package.Dataset.from_pandas(frame), test="part", **ROLES)
+    assert same(data, Dataset.from_csv(path, test="part", **ROLES))
 
 
 def test_test_rows_by_share_and_by_file(path, frame, tmp_path):
@@ -178,6 +183,7 @@ def test_bad_tables_are_refused_in_one_line(text, message, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"ownr": "site"}, "there is no option 'ownr' of a table: did you mean 'owner'"),
         ({"owner": "sit"}, "has no owner column 'sit': did you mean 'site'"),
         ({"group": "sx"}, "has no group column 'sx': did you mean 'sex'"),
         ({"features": ["agee"]}, "has no feature column 'agee': did you mean 'age'"),

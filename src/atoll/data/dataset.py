@@ -157,6 +157,13 @@ class Dataset:
         from atoll.data.tables import Roles, dataset_fields
 
         settings: dict[str, Any] = dict(options)
+        for option in settings:
+            if option not in TableOptions.__annotations__:
+                raise DataError(
+                    f"there is no option '{option}' of a table: {nearest(option, TableOptions.__annotations__)}"
+                )
+        if "target" not in settings:
+            raise DataError("target is missing: name the column that is to be learnt, target='...'")
         name, seed = settings.pop("name", ""), settings.pop("seed", 0)
         categories = settings.pop("categories", ())
         roles = Roles(**settings)

@@ -121,7 +121,7 @@ class LazyFeatures:
 class MapRows:
     """Rows of a map-style object: `samples[i]` is one sample, or `sample(samples[i])` if a function is given."""
 
-    def __init__(self, samples: Any, sample: Callable[[Any], Any] = lambda each: each) -> None:
+    def __init__(self, samples: Any, sample: Callable[[Any], Any] | None = None) -> None:
         if not len(samples):
             raise DataError("there are no samples; give at least one")
         self._samples, self._sample = samples, sample
@@ -130,7 +130,8 @@ class MapRows:
         self.dtype = first.dtype
 
     def _one(self, index: int) -> Array:
-        return np.asarray(self._sample(self._samples[index]))
+        found = self._samples[index]
+        return np.asarray(found if self._sample is None else self._sample(found))
 
     def __len__(self) -> int:
         return self.shape[0]
