@@ -10,7 +10,7 @@ import numpy as np
 from atoll.core.errors import DataError, nearest
 from atoll.data.rows import MapRows, is_lazy, lazy_features, picked_rows
 from atoll.data.tables import drawn_rows
-from atoll.data.targets import CLASSIFICATION, TOKENS, Array, inferred_kind
+from atoll.data.targets import CLASSIFICATION, TOKENS, Array
 
 
 def split_fields(x: Any, y: Any, test: float | tuple[Any, Any], seed: int, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,7 +99,6 @@ def _classes(fields: Mapping[str, Any]) -> dict[str, Any]:
         names = sorted({str(name) for y in both for name in y.tolist()})
         numbers = [np.searchsorted(names, y.astype(str)) for y in both]
         return {"train_y": numbers[0], "test_y": numbers[1], "num_classes": len(names), "class_names": tuple(names)}
-    kind = fields.get("problem") or inferred_kind(both[0], 0, fields.get("tokens", False))
-    if kind in (CLASSIFICATION, TOKENS) and both[0].dtype.kind in "iu":
+    if fields.get("problem", CLASSIFICATION) in (CLASSIFICATION, TOKENS) and both[0].dtype.kind in "iu":
         return {"num_classes": max(2, int(max(y.max() for y in both)) + 1)}
     return {}
