@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -19,22 +19,7 @@ from atoll.data.targets import Array, checked_targets, inferred_kind, num_output
 if TYPE_CHECKING:
     from atoll.data.columns import Table
     from atoll.data.encoding import Encoding
-
-
-class TableOptions(TypedDict, total=False):
-    """What may be said of a table, see `Dataset.from_csv`."""
-
-    target: str | Sequence[str]
-    owner: str | None
-    group: str | None
-    features: Sequence[str] | None
-    categories: Sequence[str]
-    problem: str
-    encoding: str | Path | Encoding | None
-    unknown: Literal["refuse", "ignore"]
-    min_count: int
-    seed: int
-    name: str
+    from atoll.data.tables import TableOptions
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -154,7 +139,7 @@ class Dataset:
 
     @classmethod
     def _from_tables(cls, source: Any, test: Any, read: Callable[..., Table], options: TableOptions) -> Dataset:
-        from atoll.data.tables import Roles, dataset_fields
+        from atoll.data.tables import Roles, TableOptions, dataset_fields
 
         settings: dict[str, Any] = dict(options)
         for option in settings:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
@@ -18,6 +18,22 @@ MOST_CLASSES = 20
 """A target of whole numbers with at most so many different values is read as classes, else as a number."""
 PURPOSE = 121
 MARKS = {"train": 0.0, "test": 1.0}
+
+
+class TableOptions(TypedDict, total=False):
+    """What may be said of a table, see `Dataset.from_csv`."""
+
+    target: str | Sequence[str]
+    owner: str | None
+    group: str | None
+    features: Sequence[str] | None
+    categories: Sequence[str]
+    problem: str
+    encoding: str | Path | Encoding | None
+    unknown: Literal["refuse", "ignore"]
+    min_count: int
+    seed: int
+    name: str
 
 
 @dataclass(frozen=True, kw_only=True)
