@@ -45,7 +45,8 @@ class Reader:
             for name in ("hospital.py", "plan.toml"):
                 text = (ROOT / "examples" / "hospitals" / name).read_text()
                 (place / name).write_text(self._with_small_data(text))
-        (directory / "recipes").symlink_to(ROOT / "recipes")
+        for name in ("recipes", "examples"):
+            (directory / name).symlink_to(ROOT / name)
 
     def read(self, page: Path) -> list[str]:
         """Type in all of a page's blocks, in order; what was typed."""

@@ -17,6 +17,7 @@ from atoll.cli.plan import plan_app
 from atoll.cli.plans import PlanArgument, SetOption, read_plan, read_settings
 from atoll.cli.privacy import privacy_app
 from atoll.cli.serve import serve
+from atoll.cli.tables import encode, summarise
 from atoll.core.errors import AtollError, PlanError, RunError, TrainingError
 
 if TYPE_CHECKING:
@@ -349,6 +350,8 @@ def _slug(plan: Plan) -> str:
 
 for _command in (serve, enrol, join, status, stop, certs):
     app.command()(_command)
+data_app.command()(summarise)
+data_app.command()(encode)
 
 
 def main() -> None:

@@ -77,8 +77,8 @@ def _try_smallest_batch(job: Job) -> None:
         return
     for kind in job.work.jobs(job):
         client, size = _smallest_batch(job)
-        federation = kind.federation
-        x, y = kind.inputs(federation.features(federation.train_x[:size])), federation.train_y[:size]
+        x, y = kind.federation.first(size)
+        x = kind.inputs(x)
         buffers = {name: buffer.clone() for name, buffer in kind.model.named_buffers()}
         try:
             with as_before(kind.model), torch.no_grad(), seeded(0):

@@ -48,6 +48,8 @@ class Part:
         """Read a part from a name, a table with a name in it, a function, or another part."""
         if isinstance(value, Part):
             return value._at(where)
+        if hasattr(value, "as_part"):
+            return cls.of(value.as_part(), where=where)  # an object that a plan may hold, such as a data set
         if isinstance(value, str) or callable(value):
             return cls(value)._at(where)
         if isinstance(value, Mapping):
@@ -231,6 +233,11 @@ def examples(family: str, member: str | Callable[..., Any]) -> list[dict[str, An
 def imported(path: str) -> Callable[..., Any]:
     """Import `package.module:function`, also from the working directory."""
     module_name, _, attribute = path.partition(":")
+    if attribute.startswith("<"):
+        raise PlanError(
+            f"'{path}' is an object of the script that made this plan, which no file, command or other process can "
+            "hold: run the plan in that script, or name a function that returns such an object, as 'module:function'"
+        )
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:

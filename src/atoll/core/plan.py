@@ -234,7 +234,11 @@ class Plan(Section):
         plain = self.to_dict()
         for path, value in copy.deepcopy(dict(settings)).items():  # later settings may change earlier tables
             _put(plain, path, value)
-        return type(self).read(plain)
+        changed = type(self).read(plain)
+        for key, part in vars(self).items():
+            if isinstance(part, Part) and part.call is not None and getattr(changed, key) == part:
+                object.__setattr__(changed, key, part)  # a name alone may not lead to a function or an object
+        return changed
 
 
 def _put(table: dict[str, Any], path: str, value: object) -> None:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from atoll.core.errors import DataError
+from atoll.core.errors import DataError, nearest
+from atoll.core.parts import Part
+from atoll.data.rows import Rows, extremes, is_lazy, lazy_features
 from atoll.data.targets import BINARY, CLASSIFICATION, TOKENS, Array, checked_targets, inferred_kind, num_outputs
+
+if TYPE_CHECKING:
+    from atoll.data.columns import Table
+    from atoll.data.encoding import Encoding
+    from atoll.data.tables import TableOptions
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -16,6 +27,7 @@ class Dataset:
     """Training and test samples with their targets, checked when it is made.
 
     Features keep their stored type (uint8 images are `(N, channels, height, width)`); a model sees `x * scale + shift`.
+    A memory-mapped file, or any `atoll.data.rows.Rows`, is read by index when samples are needed, and checked then.
     Token data are indices into a vocabulary and are never scaled. Targets are what `problem` takes: classes `(N,)`, or
     `(N, T)` for sequences; numbers; zeros and ones; times and events.
 
@@ -25,9 +37,9 @@ class Dataset:
     """
 
     name: str
-    train_x: Array
+    train_x: Array | Rows
     train_y: Array
-    test_x: Array
+    test_x: Array | Rows
     test_y: Array
     num_classes: int = 0
     """How many classes there are, where targets are classes."""
@@ -47,6 +59,10 @@ class Dataset:
     group_names: tuple[str, ...] = ()
     origin: str = ""
     """Source and licence of the data, in one line."""
+    feature_names: tuple[str, ...] = ()
+    """Names of the features of a table."""
+    encoding: Encoding | None = None
+    """How the columns of a table became features."""
 
     def __post_init__(self) -> None:
         kind = self.problem or inferred_kind(self.train_y, self.num_classes)
@@ -77,6 +93,154 @@ class Dataset:
             object.__setattr__(
                 self, "owners", _numbered(self.owners, self.num_train, self.owner_names, f"{self.name}: owners")
             )
+
+    @classmethod
+    def from_csv(
+        cls,
+        path: str | Path,
+        *,
+        columns: Sequence[str] | None = None,
+        delimiter: str = ",",
+        test: float | str | Path = 0.2,
+        **options: Unpack[TableOptions],
+    ) -> Dataset:
+        """Read a CSV file; `columns` names the columns of a file without a header line.
+
+        `target` names the column to learn, or several; `owner` and `group` whose each row is and which group it belongs
+        to; `features` the columns to learn from, all others if left out, and `categories` those that are codes. `test`
+        is a share drawn by `seed`, another file, or a column that marks test rows. Numbers are standardised and
+        categories become zeros and ones by an `encoding` that is fitted from a summary of each owner's training rows,
+        or by one that was made before: an `Encoding`, or its file.
+        """
+        from atoll.data.columns import read_csv
+
+        return cls._from_tables(path, test, partial(read_csv, columns=columns, delimiter=delimiter), options)
+
+    @classmethod
+    def from_parquet(
+        cls, path: str | Path, *, test: float | str | Path = 0.2, **options: Unpack[TableOptions]
+    ) -> Dataset:
+        """Read a Parquet file (needs pyarrow); the options are those of `from_csv`."""
+        from atoll.data.columns import read_parquet
+
+        return cls._from_tables(path, test, read_parquet, options)
+
+    @classmethod
+    def from_pandas(cls, frame: Any, *, test: Any = 0.2, **options: Unpack[TableOptions]) -> Dataset:
+        """Take a data frame of pandas, or a mapping from names to values; the options are those of `from_csv`."""
+        from atoll.data.columns import table_of
+
+        return cls._from_tables(frame, test, partial(table_of, source=options.get("name", "the table")), options)
+
+    @classmethod
+    def from_polars(cls, frame: Any, *, test: Any = 0.2, **options: Unpack[TableOptions]) -> Dataset:
+        """Take a data frame of polars; the options are those of `from_csv`."""
+        return cls.from_pandas(frame, test=test, **options)
+
+    @classmethod
+    def _from_tables(cls, source: Any, test: Any, read: Callable[..., Table], options: TableOptions) -> Dataset:
+        from atoll.data.tables import Roles, TableOptions, dataset_fields
+
+        settings: dict[str, Any] = dict(options)
+        for option in settings:
+            if option not in TableOptions.__annotations__:
+                raise DataError(
+                    f"there is no option '{option}' of a table: {nearest(option, TableOptions.__annotations__)}"
+                )
+        if "target" not in settings:
+            raise DataError("target is missing: name the column that is to be learnt, target='...'")
+        name, seed = settings.pop("name", ""), settings.pop("seed", 0)
+        categories = settings.pop("categories", ())
+        roles = Roles(**settings)
+        encoding = roles.fixed_encoding()
+        read = partial(read, categories=categories or (encoding.categories if encoding else ()))
+        table = read(source)
+        marks = isinstance(test, str) and test in table.names
+        if isinstance(test, str) and not marks and not Path(test).exists():
+            raise DataError(
+                f"{table.source} has no test column '{test}', nor is there such a file: {nearest(test, table.names)}"
+            )
+        held = test if marks or isinstance(test, float | int) else read(test)
+        return cls(name=name or Path(table.source).stem, **dataset_fields(table, roles, held, seed))
+
+    @classmethod
+    def from_folder(
+        cls,
+        path: str | Path,
+        *,
+        test: float | str | Path = 0.2,
+        seed: int = 0,
+        sites: bool = False,
+        size: tuple[int, int] | None = None,
+        channels: int = 3,
+        check: bool = True,
+        name: str = "",
+    ) -> Dataset:
+        """Read images in folders `class/image`, or `site/class/image` with `sites`, when they are needed.
+
+        Images are scaled to `size`, (height, width), that of the first if left out. With `check` all of them are
+        decoded once before training, so that a corrupt one is found then.
+        """
+        from atoll.data.images import folder_fields
+
+        held = test if isinstance(test, float) else Path(test)
+        return cls(name=name or Path(path).name, **folder_fields(Path(path), held, seed, sites, size, channels, check))
+
+    @classmethod
+    def from_arrays(
+        cls, x: Any, y: Any, *, test: float | tuple[Any, Any] = 0.2, seed: int = 0, name: str = "arrays", **about: Any
+    ) -> Dataset:
+        """Take features and targets; `test` is a share drawn by `seed`, or a pair of features and targets.
+
+        `about` are further fields such as `problem` and `scale`; `owners` and `groups` have a number a row.
+        """
+        from atoll.data.samples import split_fields
+
+        return cls(name=name, **split_fields(x, y, test, seed, about))
+
+    @classmethod
+    def from_torch(
+        cls, samples: Any, *, targets: Any = None, test: Any = 0.2, seed: int = 0, name: str = "torch", **about: Any
+    ) -> Dataset:
+        """Take a torch data set, or any object whose `[i]` is a pair of features and target; features are read lazily.
+
+        Targets are read sample by sample unless `targets` gives them, or the object has them as `targets`. `test` is a
+        share, or another such object.
+        """
+        from atoll.data.samples import map_style, split_fields
+
+        held = test if isinstance(test, float) else map_style(test)
+        return cls(name=name, **split_fields(*map_style(samples, targets), held, seed, about))
+
+    @classmethod
+    def from_huggingface(
+        cls,
+        dataset: Any,
+        *,
+        features: str | Sequence[str] | None = None,
+        target: str | Sequence[str],
+        test: Any = 0.2,
+        seed: int = 0,
+        name: str = "huggingface",
+        **options: Any,
+    ) -> Dataset:
+        """Take a data set of Hugging Face, or a dictionary of two with the keys `train` and `test`.
+
+        `features` is one column of images or arrays, which is read lazily; or a list of columns of numbers and texts,
+        all others if left out, which is read as a table with the options of `from_csv`.
+        """
+        from atoll.data.samples import hugging_face, split_fields
+
+        if isinstance(dataset, Mapping):
+            dataset, test = dataset["train"], dataset.get("test", test)
+        if not isinstance(features, str):
+            frames = [each if isinstance(each, float | str) else each.to_dict() for each in (dataset, test)]
+            return cls.from_pandas(
+                frames[0], test=frames[1], target=target, features=features, seed=seed, name=name, **options
+            )
+        x, y, about = hugging_face(dataset, features, str(target))
+        held = test if isinstance(test, float) else hugging_face(test, features, str(target))[:2]
+        return cls(name=name, **split_fields(x, y, held, seed, {**about, **options}))
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -124,6 +288,27 @@ class Dataset:
         """Whether each target is one of `num_classes` classes, so that samples can be dealt by label."""
         return self.num_classes > 0 and self.train_y.dtype.kind == "i"
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """A short hash of the samples; of features that are read by index the first and the last."""
+        digest = hashlib.blake2b(digest_size=6)
+        for array in (self.train_x, self.train_y, self.test_x, self.test_y, self.owners, self.train_groups):
+            if array is None:
+                continue
+            digest.update(f"{array.shape} {array.dtype}".encode())
+            ends = array[np.array([0, len(array) - 1])] if is_lazy(array) else array
+            digest.update(np.ascontiguousarray(ends).data)
+        return digest.hexdigest()
+
+    def as_part(self) -> Part:
+        """Return this data set as a part of a plan: `Plan(data=dataset)`."""
+
+        def held() -> Dataset:
+            return self
+
+        held.__module__, held.__qualname__ = "dataset", f"<{self.name} {self.fingerprint}>"
+        return Part(held)
+
     def __repr__(self) -> str:
         what = f"{self.num_classes} classes" if self.num_classes else self.problem
         return (
@@ -137,7 +322,7 @@ class Public:
     """Samples that server and clients may use: stored features, their scaling, and labels if they have any."""
 
     name: str
-    x: Array
+    x: Array | Rows
     y: Array | None
     scale: float = 1.0
     shift: float = 0.0
@@ -154,15 +339,19 @@ def as_public(other: Dataset, dataset: Dataset) -> Public:
             f"a public sample of {other.name} has shape {shapes[0]}, but one of {dataset.name} has {shapes[1]}: choose "
             'public data of the same shape, or public = {name = "held_out", fraction = 0.05}'
         )
-    if other.tokens and other.train_x.max() > dataset.train_x.max():
-        raise DataError(
-            f"{other.name} has tokens up to {other.train_x.max()}, but {dataset.name} only up to "
-            f"{dataset.train_x.max()}: choose public data of the same vocabulary"
-        )
+    if other.tokens:
+        highest, allowed = extremes(other.train_x)[1], extremes(dataset.train_x)[1]
+        if highest > allowed:
+            raise DataError(
+                f"{other.name} has tokens up to {highest}, but {dataset.name} only up to {allowed}: choose public data "
+                "of the same vocabulary"
+            )
     return Public(name=other.name, x=other.train_x, y=None, scale=other.scale, shift=other.shift)
 
 
-def _features(features: Any, tokens: bool, what: str) -> Array:
+def _features(features: Any, tokens: bool, what: str) -> Array | Rows:
+    if is_lazy(features):
+        return lazy_features(features, what, tokens)
     x = np.asarray(features)
     if tokens:
         if x.dtype.kind not in "iu":
@@ -188,8 +377,8 @@ def _features(features: Any, tokens: bool, what: str) -> Array:
     return x
 
 
-def _check_lengths(x: Array, y: Array, what: str) -> None:
-    if x.ndim == 0 or len(x) == 0:
+def _check_lengths(x: Array | Rows, y: Array, what: str) -> None:
+    if not x.shape or len(x) == 0:
         raise DataError(f"{what}: there are no samples; give at least one for training and one for test")
     if len(x) != len(y):
         raise DataError(f"{what}: {len(x)} samples but {len(y)} labels; every sample needs exactly one label")

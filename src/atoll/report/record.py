@@ -163,9 +163,10 @@ def written_plan(path: Path) -> Plan:
     for field, name in _names(plan.to_dict()):
         module, _, function = name.partition(":")
         if module == "__main__" or "<" in function:
+            kind = "data set" if module == "dataset" else "function"
             raise RunError(
-                f"the {field} of {path} is {name}, a function of the script that began this run, which cannot be found "
-                f"from here: go on in that script with atoll.resume({str(path)!r}, plan); or put the function into a "
+                f"the {field} of {path} is {name}, a {kind} of the script that began this run, which cannot be found "
+                f"from here: go on in that script with atoll.resume({str(path)!r}, plan); or put a function into a "
                 f'module, name it in the plan as {field} = "module:function", and begin anew'
             )
     return plan

@@ -10,6 +10,7 @@ import numpy as np
 from atoll.core.errors import DataError
 from atoll.data.dataset import Dataset
 from atoll.data.index import Partition
+from atoll.data.rows import extremes
 from atoll.data.targets import Array
 from atoll.report.figures import MUTED, class_label, new_figure, plain, plot_style
 
@@ -30,7 +31,7 @@ def sample_picture(dataset: Dataset, partition: Partition, clients: Sequence[int
             "labelled images of shape (channels, height, width)"
         )
     names = dataset.class_names or [str(label) for label in range(dataset.num_classes)]
-    low, high = float(dataset.train_x.min()), float(dataset.train_x.max())
+    low, high = map(float, extremes(dataset.train_x))
     with plot_style():
         figure = new_figure(8.5, 0.6 + 1.15 * len(clients))
         panels = figure.subplots(len(clients), NUM_EXAMPLES, squeeze=False)

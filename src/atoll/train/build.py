@@ -228,8 +228,7 @@ def build_loss(part: Part) -> Loss:
 
 def _mixing_loss(federation: Federation, model: nn.Module, loss: Loss) -> str | None:
     """Name a loss by which one sample's number depends on others; None if none does on the samples that are tried."""
-    y = federation.train_y[:MIXED]
-    x = federation.features(federation.train_x[:MIXED])
+    x, y = federation.first(MIXED)
     dtype = next(model.parameters()).dtype
     with as_before(model), torch.no_grad():
         outputs = model.eval()(x.to(dtype) if x.dtype.is_floating_point else x)
@@ -278,9 +277,8 @@ def _try_model(
 ) -> None:
     """Run two samples through the model, the loss and the metrics, so that misfits are named before training starts."""
     dtype = next(model.parameters()).dtype
-    x = federation.features(federation.train_x[:2])
+    x, y = federation.first(2)
     x = x.to(dtype) if x.dtype.is_floating_point else x
-    y = federation.train_y[:2]
     try:
         with as_before(model), torch.no_grad():
             outputs = model.eval()(x)
@@ -358,7 +356,7 @@ def _try_attack(job: Job) -> None:
     attack, federation = job.attack, job.federation
     if attack is None or attack.data is None:
         return
-    x, y = federation.features(federation.train_x[:2]), federation.train_y[:2]
+    x, y = federation.first(2)
     known = Knowledge(job.first_D, federation.dataset.num_classes, 0, generator(job.seed, "attack rehearsal"))
     attack.data(job.inputs(x), y, known)
 

@@ -65,7 +65,7 @@ def private_layers(
     """Find the layers whose per-sample gradients need not be made."""
     if algorithm.local_loss is not None:
         return ()  # it may look at all of a sample
-    x, y = federation.features(federation.train_x[:PROBED]), federation.train_y[:PROBED]
+    x, y = federation.first(PROBED)
     if x.is_floating_point():
         x = torch.rand(x.shape, generator=torch.Generator().manual_seed(1), dtype=spec.dtype)
     with as_before(model):

@@ -68,8 +68,8 @@ def evaluate_clients(
     with evaluating(job, space, params_D):
         for start in range(0, len(joined), SLICE):
             part, who = joined[start : start + SLICE], owner[start : start + SLICE]
-            x, y = job.federation.train_x[part], job.federation.train_y[part]
-            outputs = space.model(job.inputs(job.federation.features(x)))
+            x, y = federation.take(part), federation.train_y[part]
+            outputs = space.model(job.inputs(federation.features(x)))
             loss_B, right_B = job.loss(outputs, y), torch.full((len(y),), torch.nan, dtype=torch.float64)
             if counts_right(job):
                 right_B = (outputs.argmax(-1) == y).double().reshape(len(y), -1).mean(1)
@@ -81,7 +81,7 @@ def ready_slices(job: Job, client: int) -> list[tuple[Tensor, Tensor]]:
     """What a client, or the server, trains on, as the model wants it: for who measures many models on it."""
     federation = job.federation
     parts = torch.split(torch.from_numpy(federation.train_indices(client)), SLICE)
-    return [(job.inputs(federation.features(federation.train_x[part])), federation.train_y[part]) for part in parts]
+    return [(job.inputs(federation.features(federation.take(part))), federation.train_y[part]) for part in parts]
 
 
 def evaluate_ready(

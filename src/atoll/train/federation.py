@@ -22,6 +22,7 @@ from atoll.data.dataset import Dataset, Public, as_public
 from atoll.data.index import Partition, joined
 from atoll.data.partition.iid import iid
 from atoll.data.partition.mixture import dealer
+from atoll.data.rows import ChainedRows, LazyFeatures, Rows
 
 
 class Federation:
@@ -45,9 +46,9 @@ class Federation:
         self.num_clients = partition.num_clients
         self.added = range(self.num_clients - num_added, self.num_clients)
         """Clients that only attack: nothing is measured on them."""
-        self.train_x, self.train_y = _tensor(dataset.train_x), _tensor(dataset.train_y)
+        self.train_x, self.train_y = _stored(dataset.train_x), _tensor(dataset.train_y)
         """The clients' samples; after them those that the server took from the public ones, if it did."""
-        self.test_x, self.test_y = _tensor(dataset.test_x), _tensor(dataset.test_y)
+        self.test_x, self.test_y = _stored(dataset.test_x), _tensor(dataset.test_y)
         self._seed, self.holdout = seed, holdout
         sizes = partition.sizes()
         if sizes.min() < 1:
@@ -90,7 +91,12 @@ class Federation:
             return picked
         assert public.y is not None
         held, own = len(self.train_y), [torch.from_numpy(each[picked]) for each in (public.x, public.y)]
-        self.train_x, self.train_y = torch.cat([self.train_x, own[0]]), torch.cat([self.train_y, own[1]])
+        if isinstance(self.train_x, LazyFeatures):
+            chained = ChainedRows(self.train_x, own[0].numpy())
+            self.train_x = LazyFeatures(chained, self.train_x.name, self.train_x.tokens)
+        else:
+            self.train_x = torch.cat([self.train_x, own[0]])
+        self.train_y = torch.cat([self.train_y, own[1]])
         return np.arange(held, held + num)
 
     def _shuffled(self, indices: np.ndarray, client: int) -> np.ndarray:
@@ -101,7 +107,7 @@ class Federation:
         stop = min(start + num, self.dataset.num_test)
 
         def load() -> tuple[Tensor, Tensor]:
-            return self.features(self.test_x[start:stop]), self.test_y[start:stop]
+            return self.features(torch.as_tensor(self.test_x[start:stop])), self.test_y[start:stop]
 
         groups = self.dataset.test_groups
         return Samples(client, stop - start, load, None if groups is None else groups[start:stop])
@@ -115,7 +121,22 @@ class Federation:
 
     def _loaded(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
         picked = torch.from_numpy(indices)
-        return self.features(self.train_x[picked]), self.train_y[picked]
+        return self.features(self.take(picked)), self.train_y[picked]
+
+    def take(self, indices: Tensor) -> Tensor:
+        """Return training samples as they are stored, at indices of any shape."""
+        if isinstance(self.train_x, LazyFeatures):
+            read = torch.from_numpy(self.train_x[indices.flatten().numpy()])
+            return read.view(*indices.shape, *read.shape[1:])
+        if indices.dim() == 1:
+            return self.train_x[indices]
+        rows = self.train_x.flatten(1).index_select(0, indices.flatten())  # much faster than indexing
+        return rows.view(*indices.shape, *self.train_x.shape[1:])
+
+    def first(self, num: int) -> tuple[Tensor, Tensor]:
+        """Return the first training samples, as a model wants them, and their targets: to try parts of a plan on."""
+        targets = self.train_y[:num]
+        return self.features(self.take(torch.arange(len(targets)))), targets
 
     def features(self, raw: Tensor) -> Tensor:
         """Features as a model wants them: scaled floats, or token ids."""
@@ -140,6 +161,11 @@ def _scaled(raw: Tensor, scale: float, shift: float) -> Tensor:
     x = raw.to(torch.float32, copy=True)  # then in place: several times faster than letting torch promote bytes
     x = x.mul_(scale) if scale != 1 else x
     return x.add_(shift) if shift else x
+
+
+def _stored(features: np.ndarray | Rows) -> Tensor | LazyFeatures:
+    """The features as a tensor, or as they are if they are read by index."""
+    return features if isinstance(features, LazyFeatures) else _tensor(np.asarray(features))
 
 
 def _tensor(array: np.ndarray) -> Tensor:

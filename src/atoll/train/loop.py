@@ -159,7 +159,7 @@ def train_client(
 def load_batch(job: Job, indices: Tensor, task: Task, params_D: Tensor, step: int) -> Batch:
     """Gather samples, poisoned if the client attacks its data."""
     federation = job.federation
-    x, y = job.inputs(federation.features(federation.train_x[indices])), federation.train_y[indices]
+    x, y = job.inputs(federation.features(federation.take(indices))), federation.train_y[indices]
     if job.attack is not None and job.attack.data is not None and len(y) and job.attacks(task.client, task.version):
         x, y = job.attack.data(x, y, knowledge(job, task, params_D, step))
     return Batch(x, y, torch.full((len(y),), 1 / max(1, len(y)), dtype=job.spec.dtype))

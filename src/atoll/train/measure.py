@@ -50,7 +50,7 @@ class Smooth(NamedTuple):
     def value(self, params_D: Tensor, part_S: Array, num: int) -> Tensor:
         """What these samples add to a mean over `num` samples."""
         federation, index_S = self.job.federation, torch.from_numpy(part_S)
-        x = federation.features(federation.train_x[index_S])
+        x = federation.features(federation.take(index_S))
         x = x.double() if x.dtype.is_floating_point else x
         named = self.job.spec.views(params_D)
         named |= {slot.name: named[slot.name].detach() for slot in self.job.spec.buffers}

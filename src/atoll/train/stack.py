@@ -6,6 +6,7 @@ tensor operations (no compiler needed), tidied, and its updates are fused into t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -263,7 +264,7 @@ class StackedTrainer:
         lasting = tree_leaves((params_GD, leaves, memory, fixed))
         widths = self._widths(batches)
         ready: dict[int, tuple[Step, list[Tensor]]] = {}
-        chunk = max(1, GATHERED // max(1, index_SGB[0].numel() * federation.train_x[0].numel()))
+        chunk = max(1, GATHERED // max(1, index_SGB[0].numel() * math.prod(federation.dataset.input_shape)))
         with torch.no_grad():
             for start in range(0, len(index_SGB), chunk):
                 index = index_SGB[start : start + chunk]
@@ -300,9 +301,7 @@ class StackedTrainer:
 
     def _inputs(self, index: Tensor) -> Tensor:
         """The features of the samples at an index of any shape, as the model wants them."""
-        federation = self.job.federation
-        rows = federation.train_x.flatten(1).index_select(0, index.flatten())  # much faster than indexing
-        x = federation.features(rows.view(*index.shape, *federation.train_x.shape[1:]))
+        x = self.job.federation.features(self.job.federation.take(index))
         return x.to(self.job.spec.dtype) if x.dtype.is_floating_point else x
 
     def _step_for(

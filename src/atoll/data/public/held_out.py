@@ -11,6 +11,7 @@ from atoll.core.errors import PlanError
 from atoll.core.options import Range, Seed
 from atoll.data.dataset import Dataset, Public
 from atoll.data.index import generator
+from atoll.data.rows import picked_rows
 
 PURPOSE = 120
 
@@ -35,13 +36,14 @@ def held_out(
     public, private = np.sort(permutation[:num_public]), np.sort(permutation[num_public:])
     remaining = replace(
         dataset,
-        train_x=dataset.train_x[private],
+        train_x=picked_rows(dataset.train_x, private),
         train_y=dataset.train_y[private],
         owners=None if dataset.owners is None else dataset.owners[private],
+        train_groups=None if dataset.train_groups is None else dataset.train_groups[private],
     )
     held = Public(
         name=f"{num_public} held out of {dataset.name}",
-        x=dataset.train_x[public],
+        x=picked_rows(dataset.train_x, public),
         y=dataset.train_y[public],
         scale=dataset.scale,
         shift=dataset.shift,

@@ -11,6 +11,7 @@ import numpy as np
 from atoll.core.errors import PlanError
 from atoll.data.dataset import Dataset
 from atoll.data.index import Array, Partition, changed, disjoint
+from atoll.data.rows import loaded
 
 Change = Callable[[int, Array], Array]
 """(client, features in float32) -> new features."""
@@ -28,7 +29,7 @@ def with_features(rule: str, dataset: Dataset, partition: Partition, change: Cha
             "use a skew that does not change features: label_swap or quantity"
         )
     disjoint(partition)
-    old_x = dataset.train_x
+    old_x = loaded(dataset.train_x, f"partition {rule}")
     new_x = old_x.copy()
     low, high = old_x.min(), old_x.max()
     for client in range(partition.num_clients):

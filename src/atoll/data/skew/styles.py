@@ -11,6 +11,7 @@ from scipy import ndimage
 from atoll.core.options import Seed
 from atoll.data.dataset import Dataset
 from atoll.data.index import Array, Partition, generator
+from atoll.data.rows import extremes
 from atoll.data.shares import Groups, random_groups
 from atoll.data.skew.features import resampled, with_images
 
@@ -33,7 +34,7 @@ def styles(dataset: Dataset, partition: Partition, *, seed: Seed = 0, num_groups
     slant_G = rng.permutation(np.linspace(-MAX_SLANT, MAX_SLANT, num_groups))
     thickness_G = rng.permutation(np.linspace(-1.0, 1.0, num_groups))
     inverted_G = rng.permutation(num_groups) % 2 == 1
-    range_sum = float(dataset.train_x.min()) + float(dataset.train_x.max())
+    range_sum = float(sum(map(float, extremes(dataset.train_x))))
 
     def restyle(client: int, x_SIHW: Array) -> Array:
         group = group_C[client]

@@ -12,6 +12,7 @@ import numpy as np
 
 from atoll.core.errors import DataError
 from atoll.data.dataset import Dataset
+from atoll.data.rows import Rows, is_lazy
 from atoll.data.targets import Array
 from atoll.network.protocol.agreement import ANY, NO_FUNCTIONS, Floors, Functions, OwnParts
 from atoll.train.array_work import Evaluate, Train, array_work
@@ -40,7 +41,7 @@ class ClientApp:
     Samples have the layout of `Dataset`, and never leave the client.
     """
 
-    train_x: Array
+    train_x: Array | Rows
     train_y: Array
     num_classes: int = 0
     scale: float = 1.0
@@ -66,7 +67,8 @@ class ClientApp:
 
     def __post_init__(self) -> None:
         for name in ("train_x", "train_y"):  # the memory layout must not change results
-            object.__setattr__(self, name, np.ascontiguousarray(getattr(self, name)))
+            if not is_lazy(getattr(self, name)):
+                object.__setattr__(self, name, np.ascontiguousarray(getattr(self, name)))
         given = [name for name in ("first", "train", "evaluate") if getattr(self, name) is not None]
         if len(given) not in (0, 3):
             raise DataError(f"the app has {' and '.join(given)} only: give first, train and evaluate together")
@@ -102,7 +104,7 @@ class ClientApp:
             name="own samples",
             train_x=self.train_x,
             train_y=self.train_y,
-            test_x=self.train_x[:1],
+            test_x=np.asarray(self.train_x[np.arange(1)]),
             test_y=self.train_y[:1],
             num_classes=self.num_classes,
             scale=self.scale,

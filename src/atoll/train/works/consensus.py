@@ -91,7 +91,7 @@ def _layout(job: Job, num_samples: int, public_epochs: int) -> Layout:
 
 def _output_shape(job: Job) -> tuple[int, ...]:
     """Return the shape of a model's scores for one sample."""
-    x = job.federation.features(job.federation.train_x[:2])
+    x, _ = job.federation.first(2)
     with as_before(job.model), torch.no_grad():
         outputs = job.model.eval()(job.inputs(x))
     return tuple(outputs.shape[1:])
