@@ -125,7 +125,24 @@ def random_plan(seed: int) -> Options:
     _server(rng, plan, chance, num_clients)
     if chance(0.12):
         plan |= OWN_PARTS[int(rng.integers(len(OWN_PARTS)))]
+    if chance(0.15):
+        _problem(rng, plan, chance, num_clients)
     return plan
+
+
+def _problem(rng: np.random.Generator, plan: Options, chance: Any, num_clients: int) -> None:
+    """Learn something else than classes, by a loss and metrics that may or may not fit."""
+    name = str(rng.choice(["diabetes", "cancer", "labels", "sequences", "lifetimes"]))
+    plan["data"] = {"name": f"problem_data:{name}"}
+    plan["model"] = part(rng, "models", of=["logistic", "mlp_2nn"])
+    if name == "sequences":
+        plan["model"] = {"name": "char_lstm", **options(rng, "models", "char_lstm")}
+    if chance(0.8):
+        plan["partition"] = {"name": "iid" if chance(0.7) else "quantity", "num_clients": num_clients}
+    if chance(0.3):
+        plan["loss"] = part(rng, "train.losses")
+    if chance(0.3):
+        plan["evaluation"]["metrics"] = [part(rng, "metrics") for _ in range(int(rng.integers(1, 4)))]
 
 
 AMPLIFIERS = ("uplink", "downlink", "privacy", "secagg", "aggregator", "detection", "contribution", "attack", "stop")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,7 +21,7 @@ from atoll.core.client_work import ClientWork
 from atoll.core.downlink import Downlink
 from atoll.core.errors import AtollError, PlanError
 from atoll.core.params import ParamSpec, flatten, flatten_kept, float_buffers, kept_names, spec_of
-from atoll.core.parts import Part, find
+from atoll.core.parts import Part, find, members
 from atoll.core.plan import MAX_NORM, Attackers, Local, Plan
 from atoll.core.privacy import Exposure
 from atoll.core.problem import Loss, Problem
@@ -52,7 +53,7 @@ def build_job(
     """
     federation = federation or build_federation(plan)
     problem = build_problem(plan, federation.dataset)
-    loss = loss or build_loss(plan.loss or problem.loss)
+    loss = loss or build_loss(plan.loss or problem.loss, problem.kind)
     measures = build_measures(problem, plan.evaluation.metrics, federation.dataset.groups)
     algorithm: Algorithm = plan.algorithm.build("algorithms")
     work: ClientWork = (plan.work or algorithm.work or Part("sgd")).build("train.works")
@@ -215,15 +216,23 @@ def build_problem(plan: Plan, dataset: Dataset) -> Problem:
     return problem
 
 
-def build_loss(part: Part) -> Loss:
-    """Return a loss of the catalogue; a function of one's own without options is the loss itself."""
+def build_loss(part: Part, kind: str) -> Loss:
+    """Return a loss of the catalogue for a kind of problem; one's own function without options is the loss itself."""
     own = part.call is not None or ":" in part.name
     if own and not part.options:
         return part.call or find("train.losses", part.name)
     loss = part.build("train.losses")
     if not callable(loss):
         raise PlanError(f"loss '{part.name}' gave {type(loss).__name__}: return a function of outputs and targets")
+    fits = () if own else _fits(part.name)
+    if fits and kind not in fits:
+        fitting = [name for name in members("train.losses") if kind in _fits(name)]
+        raise PlanError(f"loss '{part.name}' is for {', '.join(fits)}, not for {kind}: use {' or '.join(fitting)}")
     return loss  # type: ignore[no-any-return]
+
+
+def _fits(name: str) -> tuple[str, ...]:
+    return getattr(importlib.import_module(f"atoll.train.losses.{name}"), "FITS", ())
 
 
 def _mixing_loss(federation: Federation, model: nn.Module, loss: Loss) -> str | None:
@@ -268,7 +277,7 @@ def build_model(
         model.train()
         named = plan.loss or build_problem(plan, dataset).loss
         # what is lazy draws its first weights here
-        _try_model(model, part.name, named.name, loss or build_loss(named), federation, measures)
+        _try_model(model, part.name, named.name, loss or build_loss(named, dataset.problem), federation, measures)
     return model
 
 

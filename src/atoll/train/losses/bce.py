@@ -10,6 +10,8 @@ from atoll.core.problem import Loss
 from atoll.train.losses.shapes import alike, per_sample
 
 EXAMPLES = [{}, {"positive_weight": 3.0}]
+FITS = ("binary", "multi_label")
+"""The problems that it is for."""
 
 
 def bce(positive_weight: Positive = 1.0) -> Loss:

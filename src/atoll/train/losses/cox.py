@@ -8,6 +8,9 @@ from torch import Tensor
 from atoll.core.problem import Loss
 from atoll.train.losses.shapes import per_sample
 
+FITS = ("survival",)
+"""The problems that it is for."""
+
 
 def cox() -> Loss:
     """Negative log partial likelihood of the events of a batch (Cox 1972), with Breslow's handling of ties.

@@ -14,6 +14,8 @@ from atoll.core.problem import Loss
 IGNORED = -100
 """The label of a position that counts for nothing."""
 EXAMPLES = [{}, {"label_smoothing": 0.1}]
+FITS = ("classification", "tokens")
+"""The problems that it is for."""
 
 
 def cross_entropy(

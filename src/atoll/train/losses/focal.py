@@ -10,6 +10,8 @@ from atoll.core.problem import Loss
 from atoll.train.losses.shapes import alike, per_sample
 
 EXAMPLES = [{}, {"gamma": 0.5}]
+FITS = ("classification", "binary", "multi_label")
+"""The problems that it is for."""
 
 
 def focal(gamma: NotNegative = 2.0) -> Loss:

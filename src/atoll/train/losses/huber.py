@@ -10,6 +10,8 @@ from atoll.core.problem import Loss
 from atoll.train.losses.shapes import alike, per_sample
 
 EXAMPLES = [{}, {"delta": 0.1}]
+FITS = ("regression", "binary", "multi_label")
+"""The problems that it is for."""
 
 
 def huber(delta: Positive = 1.0) -> Loss:

@@ -7,6 +7,9 @@ from torch import Tensor
 from atoll.core.problem import Loss
 from atoll.train.losses.shapes import alike, per_sample
 
+FITS = ("regression", "binary", "multi_label")
+"""The problems that it is for."""
+
 
 def mae() -> Loss:
     """Absolute difference of each sample, the mean over targets where there are several."""
