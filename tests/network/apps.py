@@ -23,6 +23,7 @@ def dealt(plan: Plan, number: int) -> ClientApp:
         num_classes=dataset.num_classes,
         scale=dataset.scale,
         shift=dataset.shift,
+        tokens=dataset.tokens,
         attributes=dict,
     )
 
