@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from atoll.aggregators import columns
@@ -323,6 +323,7 @@ def slow_clusters(rows: np.ndarray, reach: float) -> np.ndarray:
 
 
 @settings(max_examples=40, deadline=None)
+@example(seed=79, num=7, size=403, reach=0.0)  # copies whose products are rounded in different ways
 @given(seed=SEEDS, num=st.integers(4, 12), size=SIZES, reach=st.sampled_from([0.0, 0.3, 0.9]))
 def test_sybils(seed: int, num: int, size: int, reach: float) -> None:
     rows = matrix(seed, num, size)

@@ -12,6 +12,8 @@ from atoll.core.errors import PlanError
 from atoll.core.options import Seed, ShareBelowOne
 from atoll.core.parts import Part
 
+ROUNDING = 1e-13
+"""Squared distances of float64 products err by about so much, as a share of the squares that they are made of."""
 EXAMPLES = [{"rule": "geometric_median"}, {"rule": {"name": "centered_clipping", "tau": 0.5}}]
 
 
@@ -34,7 +36,10 @@ def sybils(rule: Part, reach: ShareBelowOne = 0.3, seed: Seed = 0) -> Aggregator
         raise PlanError(f"sybils may leave a single cluster, but {why}: use norm_clipping or geometric_median after it")
 
     def cluster_means(updates_CD: Tensor, round_number: int) -> Tensor:
-        return weighted_sums(_cluster_shares(squared_distances(updates_CD).sqrt(), reach), updates_CD)
+        square_C = torch.linalg.vector_norm(updates_CD, dim=1, dtype=torch.float64).square()
+        distance_CC = squared_distances(updates_CD)
+        distance_CC[distance_CC <= ROUNDING * (square_C[:, None] + square_C[None])] = 0.0  # equal, but for rounding
+        return weighted_sums(_cluster_shares(distance_CC.sqrt(), reach), updates_CD)
 
     return preprocessed(cluster_means, inner, min_updates=1, needs=inner.needs)
 

@@ -155,7 +155,7 @@ def measured(plan: Plan, engine: Engine, version: int, state: RunState, *, last:
         charts=charts,
         clients=tuple(chosen) if at_home else (),
         scores_C2=scores_C2,
-        main=job.measures.main,
+        main=job.measures.main if at_home else "accuracy",
     )
 
 
