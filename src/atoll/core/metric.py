@@ -42,3 +42,8 @@ class Metric(NamedTuple):
     chart: Callable[[State], dict[str, Any]] | None = None
     """The part of all samples -> plain data that the report draws; None: nothing."""
     larger_is_better: bool = True
+    plausible: Callable[[State, float, float], bool] | None = None
+    """(sums of a place, least and largest weight of its samples) -> whether samples can have such sums.
+
+    A server asks this of sums that a client sent, after names, shapes and finiteness; None: anything is plausible.
+    """

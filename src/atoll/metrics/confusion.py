@@ -9,7 +9,7 @@ from torch import Tensor
 from atoll.core.messages import State
 from atoll.core.metric import Figures, Metric
 from atoll.core.options import Range
-from atoll.metrics.counts import arrays, class_counts, shares, tally
+from atoll.metrics.counts import are_class_counts, arrays, class_counts, shares, tally
 from atoll.metrics.forms import BINARY, CLASSES, rows
 from atoll.metrics.probabilities import as_classes
 
@@ -51,4 +51,9 @@ def confusion(max_classes: Annotated[int, Range(1, 4096)] = 256) -> Metric:
     def chart(part: State) -> dict[str, Any]:
         return {"matrix": part["confusion"].tolist()} if "confusion" in part else {}
 
-    return Metric(add, finish, chart=chart)
+    def plausible(sums: State, least: float, most: float) -> bool:
+        if "confusion" not in sums:
+            return are_class_counts(sums, least, most)
+        return bool((sums["confusion"] >= 0).all()) and least <= float(sums["confusion"].sum()) <= most
+
+    return Metric(add, finish, chart=chart, plausible=plausible)

@@ -47,6 +47,21 @@ def tally(index_N: Tensor, weight_N: Tensor, length: int) -> Tensor:
     return torch.bincount(index_N, weights=weight_N, minlength=length).double()
 
 
+def are_counts(sums: State, least: float, most: float) -> bool:
+    """Return whether sums can be those of `class_counts` or `label_counts`, of samples of such a weight in all."""
+    counts = arrays(sums)
+    hits_K, true_K = counts["hits"], counts["true"]
+    predicted_K = counts.get("predicted", true_K)
+    within = bool((hits_K >= 0).all() and (hits_K <= true_K).all() and (hits_K <= predicted_K).all())
+    return within and bool((np.maximum(true_K, predicted_K) <= most).all())
+
+
+def are_class_counts(sums: State, least: float, most: float) -> bool:
+    """Return whether sums can be those of `class_counts`: each sample has one true and one predicted class."""
+    totals = [float(sums[name].sum()) for name in ("true", "predicted") if name in sums]
+    return are_counts(sums, least, most) and all(least <= total <= most for total in totals)
+
+
 def arrays(part: State) -> dict[str, Array]:
     """Return the tensors of a part as NumPy arrays."""
     return {name: value.cpu().numpy() for name, value in part.items()}
@@ -93,4 +108,4 @@ def averaged(name: str, average: Average, ratio: Callable[[Array, Array, Array],
             return {figure: float(shares((true_K * value_K).sum(), true_K.sum()))}
         return {figure: float(value_K[occurs_K].mean())}
 
-    return Metric(add, finish)
+    return Metric(add, finish, plausible=are_counts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -111,6 +111,12 @@ class Federation:
             return Samples(client, self.num_samples(client), lambda: self._loaded(self.train_indices(client)))
         indices = self.evaluation_indices(client)
         return Samples(client, len(indices), lambda: self._loaded(indices))
+
+    def evaluation_slices(self, client: int, num: int) -> list[Samples]:
+        """Return the samples that a client is evaluated on, at most `num` at a time."""
+        indices = self.evaluation_indices(client)
+        cuts = [indices[start : start + num] for start in range(0, len(indices), num)]
+        return [Samples(client, len(cut), partial(self._loaded, cut)) for cut in cuts]
 
     def _loaded(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
         picked = torch.from_numpy(indices)

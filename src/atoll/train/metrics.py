@@ -56,6 +56,29 @@ class Measures(NamedTuple):
         first, rest = dict(list(figures.items())[:1]), dict(list(figures.items())[1:])
         return {**first, **means, **rest}
 
+    def condense(self, whole: State) -> State:
+        """Return float64 sums of one place's samples that add up over places."""
+        sums = {name: value for name, value in whole.items() if "/" not in name}
+        for label, metric in self._of(whole).items():
+            part = _of(label, whole)
+            part = part if metric.condense is None else metric.condense(part)
+            sums |= {f"{label}/{name}": value for name, value in part.items()}
+        return {name: value.to(torch.float64) for name, value in sums.items()}
+
+    def finish_sums(self, sums: State) -> Figures:
+        """Return the figures of condensed sums, of one place or of several added up."""
+        summed = {
+            label: metric._replace(finish=metric.finish_sums or metric.finish) for label, metric in self.metrics.items()
+        }
+        return self._replace(metrics=summed).finish(sums)
+
+    def why_implausible(self, sums: State, least: float, most: float) -> str:
+        """Return which metric's sums no samples of such a weight can have; "" if all are plausible."""
+        for label, metric in self._of(sums).items():
+            if metric.plausible is not None and not metric.plausible(_of(label, sums), least, most):
+                return label
+        return ""
+
     def charts(self, whole: State) -> dict[str, Any]:
         """Return what the report draws, by the metric that it belongs to."""
         found = {label: m.chart(_of(label, whole)) for label, m in self._of(whole).items() if m.chart is not None}

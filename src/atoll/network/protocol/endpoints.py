@@ -29,8 +29,10 @@ from atoll.network.protocol.messages import (
     Orders,
     Poll,
     Problem,
+    Readiness,
     Refusal,
     RunInfo,
+    SiteEvaluation,
     Welcome,
 )
 from atoll.network.protocol.objects import CHUNK, MAX_MANIFEST
@@ -126,6 +128,8 @@ PUT_UPDATE = _put(f"{_TASK}/update", Delivered, "Deliver an update of one chunk,
 SECURE = _post(f"{_TASK}/secure", Answer, Done, "Answer in secure aggregation")
 READY = _post(f"{_TASK}/ready", NoneType, Done, "The update is trained: let it be added in secret")
 REFUSE = _post(f"{_TASK}/refuse", Refusal, Done, "Refuse a task")
+EVALUATION = _post(f"{_RUN}/versions/{{version}}/evaluation", SiteEvaluation, Done, "Tell how a version does here")
+READINESS = _post(f"{_RUN}/readiness", Readiness, Done, "Tell whether this client could take part")
 
 ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
     ABOUT,
@@ -144,6 +148,8 @@ ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
     SECURE,
     READY,
     REFUSE,
+    EVALUATION,
+    READINESS,
 )
 
 

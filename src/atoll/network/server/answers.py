@@ -33,8 +33,10 @@ from atoll.network.protocol.messages import (
     Nonce,
     Orders,
     Poll,
+    Readiness,
     Refusal,
     RunInfo,
+    SiteEvaluation,
     Welcome,
     read_message,
 )
@@ -192,6 +194,16 @@ class Answers:
         self._handler.refuse(request.client, request.run, request.attempt, body)
         return Done()
 
+    def evaluation(self, request: Request, body: SiteEvaluation) -> Done:
+        """Take what a client measured of a version."""
+        self._handler.evaluated(request.client, request.run, request.number("version"), body)
+        return Done()
+
+    def readiness(self, request: Request, body: Readiness) -> Done:
+        """Note the result of a client's preflight."""
+        self._handler.readiness(request.client, request.run, body)
+        return Done()
+
 
 def _fitting(lines: list[str]) -> tuple[str, ...]:
     """Return the first lines that fit into a control message, but at least one."""
@@ -246,7 +258,12 @@ class WaitingPolls:
             if written is not None:
                 await asyncio.wrap_future(written)
             orders = await self._orders(request.client, poll)
-            if not orders.orders and set(orders.ended) <= set(poll.ended) and poll.wait and not self._ending:
+            if (
+                not (orders.orders or orders.evaluations)
+                and set(orders.ended) <= set(poll.ended)
+                and poll.wait
+                and not self._ending
+            ):
                 with self._operations.metrics.waiting():
                     try:
                         await asyncio.wait_for(event.wait(), poll.wait)

@@ -77,6 +77,8 @@ class ClientApi:
             threaded(endpoints.SECURE, answers.secure),
             threaded(endpoints.READY, answers.ready),
             threaded(endpoints.REFUSE, answers.refuse),
+            threaded(endpoints.EVALUATION, answers.evaluation),
+            threaded(endpoints.READINESS, answers.readiness),
             Route(OPENAPI_PATH, lambda request: Response(document, media_type="application/json")),
         ]
         self.app = Router(routes, redirect_slashes=False)  # the path is signed: no other may stand for it

@@ -72,6 +72,8 @@ class DeliveredUpdate(NamedTuple):
 class DeliveryEngine(InProcess):
     """The engine of a network server: reads delivered updates instead of training clients."""
 
+    holds_clients = False
+
     def __init__(self, job: Job, space: Workspace | None) -> None:
         super().__init__(job, Trainer(job, space=space))
         self.read: Callable[[Task], DeliveredUpdate] = _nothing

@@ -21,21 +21,23 @@ from atoll.commit.run_state import RunState, first_state
 from atoll.commit.secure_sum import Added
 from atoll.commit.versions import valid_of
 from atoll.core.aggregator import rows_of
-from atoll.core.coordinator import CoordinatorState, Phase
+from atoll.core.client_work import Samples
+from atoll.core.coordinator import CoordinatorState, Phase, Reason
 from atoll.core.downlink import DecodedBroadcast
 from atoll.core.events import Event
-from atoll.core.messages import Payload, State, Task
+from atoll.core.messages import SERVER, Payload, State, Task
 from atoll.core.params import params_hash
 from atoll.core.plan import Plan
 from atoll.core.wire import packed_size, pieces
 from atoll.ledger.signing import plan_hash
 from atoll.network.protocol.agreement import plan_for_clients
 from atoll.network.protocol.blobs import MakeBlobs
-from atoll.network.protocol.messages import News, Ref, RunInfo
+from atoll.network.protocol.messages import EvaluationOrder, News, Ref, RunInfo
 from atoll.network.protocol.objects import Manifest, Objects
 from atoll.network.server.parts import DeliveredUpdate, ServerParts, build_server_parts
 from atoll.network.server.run_files import RunFiles
 from atoll.network.server.secure_session import Mailbox, SecureContext, sum_with_clients
+from atoll.network.server.sites import Sites
 from atoll.network.server.tables import RefusalRow, TaskRow
 from atoll.network.server.uploads import PackPosition, Uploads
 from atoll.privacy.ledger import NAME as PRIVACY_LEDGER
@@ -49,6 +51,8 @@ NEVER = -1
 NEWS = 20
 """Number of differences that are kept for clients that missed some."""
 
+LAYOUT_SAMPLES = 2
+"""Samples of the server's data on which it tries which sums are due of clients."""
 
 FIRST_REFUSAL, LONGEST_REFUSAL = 10.0, 3600.0
 """Seconds for which a client is not asked after its first refusal; each one doubles them, up to an hour."""
@@ -157,6 +161,10 @@ class Run:
         """Whether the updates to be committed were being added in secret by a process that is gone."""
         self.refusals: dict[int, RefusalState] = {}
         """Clients that have refused work for it."""
+        self.sites = Sites(waiting.plan.evaluation)
+        """What clients measure of versions on their own samples."""
+        self.halting: Reason | None = None
+        """Why the run ends once its last version is measured by the clients, where it ends before its last round."""
         self.missing: set[int] = set()
         """Clients without which it cannot go on, as far as the log has said so."""
 
@@ -220,6 +228,7 @@ class Run:
         """Prepare the newest version for sending; return the file of the state, if that must be kept before."""
         state, models = self.state._replace(coordinator=machine), dict(self.models)  # others read them meanwhile
         known = {task.version for task in (*machine.in_flight.values(), *machine.arrived, *machine.committing)}
+        known |= self.sites.answers.keys()
         changed = ""
         for number in sorted(known & state.sent.keys()):
             if number not in models:
@@ -237,6 +246,31 @@ class Run:
             {*(name for model in self.models.values() for name in model.names()), *(n.object.name for n in self.news)}
         )
         return changed
+
+    def prepare_sites(self) -> None:
+        """Find out which sums are due of clients that evaluate: those of the plan's metrics on any samples."""
+        federation, worker = self.parts.job.federation, self.parts.engine.trainer.worker
+        few = slice(0, LAYOUT_SAMPLES)
+        x, y = federation.features(federation.train_x[few]), federation.train_y[few]
+        whole = worker.evaluate(self.state.params_D, {}, Samples(SERVER, len(y), lambda: (x, y)))
+        self.sites.layout = self.parts.job.measures.condense(whole)
+
+    def evaluation_orders(self, client: int) -> list[EvaluationOrder]:
+        """Return the versions that a client is to measure and has not."""
+        if self.status != RUNNING or not self.may_ask(client) or client in self.state.quarantined:
+            return []
+        return [
+            EvaluationOrder(
+                run=self.name,
+                version=version,
+                model=self.models[version].ref,
+                encoded=self.models[version].encoded,
+                news=tuple(news for news in self.news if news.version <= version),
+                counted=self.counted.get(client),
+            )
+            for version, answers in self.sites.answers.items()
+            if client not in answers and version in self.models
+        ]
 
     def count_down(self, tasks: Iterable[Task]) -> None:
         """Count what clients are sent for these tasks of the newest version."""
@@ -333,6 +367,10 @@ class Run:
     def describe(self) -> None:
         """Write what is known before the first round."""
         self.files.update(lambda: self.files.describe(self.parts, self.machine.version))
+
+    def write_sites(self, result: Mapping[str, Any], row: Mapping[str, Any] | None) -> None:
+        """Write what clients measured of a version, and its metrics row with it."""
+        self.files.update(lambda: self.files.write_sites(result, row))
 
     def write_result(self, reason: str) -> None:
         """Write how the run ended."""
