@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
+import os
+from pathlib import Path
 
-from atoll import Dataset
+import numpy as np
+from network.apps import NUMBER, PLAN, dealt
+
+from atoll import ClientApp, Dataset, Plan
 
 NUM, FEATURES = 150, 4
 
@@ -28,3 +32,10 @@ def yes_or_no() -> Dataset:
     return Dataset(
         name="yes or no", train_x=x, train_y=y, test_x=x[:30], test_y=y[:30], num_classes=0, problem="binary"
     )
+
+
+def client() -> ClientApp:
+    """The samples that the plan deals a client, also where the server has no test set."""
+    plan = Plan.from_toml(Path(os.environ[PLAN]).read_text())
+    with_tests = {"data.tests": 30} if "tests" in plan.data.options else {}
+    return dealt(plan.replace(with_tests), int(os.environ[NUMBER]))

@@ -13,7 +13,7 @@ from atoll.data.targets import BINARY, CLASSIFICATION, TOKENS, Array, checked_ta
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Dataset:
-    """Training and test samples with their targets, checked when it is made.
+    """Training and test samples with their targets, checked when it is made; only a server can do without a test set.
 
     Features keep their stored type (uint8 images are `(N, channels, height, width)`); a model sees `x * scale + shift`.
     Token data are indices into a vocabulary and are never scaled. Targets are what `problem` takes: classes `(N,)`, or
@@ -182,8 +182,8 @@ def _features(features: Any, tokens: bool, what: str) -> Array:
 
 
 def _check_lengths(x: Array, y: Array, what: str) -> None:
-    if x.ndim == 0 or len(x) == 0:
-        raise DataError(f"{what}: there are no samples; give at least one for training and one for test")
+    if x.ndim == 0 or (len(x) == 0 and not what.endswith(": test")):
+        raise DataError(f"{what}: there are no samples; give at least one")
     if len(x) != len(y):
         raise DataError(f"{what}: {len(x)} samples but {len(y)} labels; every sample needs exactly one label")
 

@@ -161,6 +161,8 @@ def _tensor(array: np.ndarray) -> Tensor:
 def build_federation(plan: Plan) -> Federation:
     """Load the plan's data and deal them out."""
     dataset, public = _with_public(load_dataset(plan), plan)
+    if not dataset.num_test:
+        raise DataError(f"{dataset.name}: test: there are no samples; give at least one, to measure the model on")
     partition = dealer(plan.partition).build("data.partition", dataset, seed=plan.seed)
     if not isinstance(partition, Partition):
         raise PlanError(

@@ -145,7 +145,7 @@ class Trainer:
         return torch.tensor(rows, dtype=torch.float64)
 
     def measure_client(self, params_D: Tensor, client: int, state: State) -> Sums:
-        """Return the parts of the plan's metrics of the shared model, or of a client's own, on its evaluation samples."""
+        """Return the parts of the plan's metrics of the shared or the client's own model on its evaluation samples."""
         slices = self.job.federation.evaluation_slices(client, SLICE)
         with explained():
             return self.job.measures.merge([self.worker.evaluate(params_D, state, samples) for samples in slices])
