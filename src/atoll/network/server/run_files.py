@@ -99,6 +99,17 @@ class RunFiles:
             history[place] = dict(row or {})
             self._directory.write_rows(history)
 
+    @property
+    def given_model(self) -> Path:
+        """Return the file of the model that the operator lets the run start from; there may be none."""
+        return self.directory / "first.safetensors"
+
+    def sites(self) -> dict[str, Any] | None:
+        """Return what clients measured of the newest version that they have, if they did."""
+        path = self.directory / SITES
+        found: dict[str, Any] | None = self._directory.read_json(SITES) if path.exists() else None
+        return found
+
     def row(self, version: int) -> dict[str, Any] | None:
         """Return the metrics row of a version, if there is one."""
         return next((row for row in reversed(self._writer.history) if row["round"] == version), None)

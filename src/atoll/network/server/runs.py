@@ -34,7 +34,7 @@ from atoll.network.protocol.agreement import plan_for_clients
 from atoll.network.protocol.blobs import MakeBlobs
 from atoll.network.protocol.messages import EvaluationOrder, News, Ref, RunInfo
 from atoll.network.protocol.objects import Manifest, Objects
-from atoll.network.server.parts import DeliveredUpdate, ServerParts, build_server_parts
+from atoll.network.server.parts import DeliveredUpdate, ServerParts, build_server_parts, given_params
 from atoll.network.server.run_files import RunFiles
 from atoll.network.server.secure_session import Mailbox, SecureContext, sum_with_clients
 from atoll.network.server.sites import Sites
@@ -119,6 +119,8 @@ class WaitingRun:
         if ledger is not None:
             ledger.check(machine.attempt if machine.phase is Phase.READY else 0)
         parts, first_M = build_server_parts(self.plan, sizes, ledger)
+        if not state_file and self.files.given_model.exists():
+            first_M = given_params(self.files.given_model, parts.job)
         state = self.files.read_state(state_file) if state_file else first_state(parts.job, parts.guard, first_M)
         return Run(self, parts, tuple(sizes), state, machine, seq)
 
@@ -161,7 +163,7 @@ class Run:
         """Whether the updates to be committed were being added in secret by a process that is gone."""
         self.refusals: dict[int, RefusalState] = {}
         """Clients that have refused work for it."""
-        self.sites = Sites(waiting.plan.evaluation)
+        self.sites = Sites(waiting.plan.evaluation, waiting.files.sites())
         """What clients measure of versions on their own samples."""
         self.halting: Reason | None = None
         """Why the run ends once its last version is measured by the clients, where it ends before its last round."""

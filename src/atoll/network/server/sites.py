@@ -46,7 +46,7 @@ class SiteAnswer(msgspec.Struct, frozen=True):
 class Sites:
     """The evaluations of a run at its clients; memory changes by transactions only."""
 
-    def __init__(self, ask: Evaluation) -> None:
+    def __init__(self, ask: Evaluation, result: dict[str, Any] | None = None) -> None:
         self._every = ask.clients_every
         self.answers: dict[int, dict[int, SiteAnswer]] = {}
         """Open versions, oldest first, and who has answered."""
@@ -56,7 +56,7 @@ class Sites:
         """The newest version that was opened."""
         self.layout: State = {}
         """Names and shapes of the sums that are due."""
-        self.result: dict[str, Any] | None = None
+        self.result = result
         """What the newest version that was closed came to, as in `sites.json`."""
 
     def is_due(self, version: int, *, last: bool) -> bool:
