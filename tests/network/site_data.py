@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,3 +40,15 @@ def client() -> ClientApp:
     plan = Plan.from_toml(Path(os.environ[PLAN]).read_text())
     with_tests = {"data.tests": 30} if "tests" in plan.data.options else {}
     return dealt(plan.replace(with_tests), int(os.environ[NUMBER]))
+
+
+def client_0() -> ClientApp:
+    """The samples of client 0, whoever asks."""
+    return dealt(Plan.from_toml(Path(os.environ[PLAN]).read_text()), 0)
+
+
+def with_gaps() -> ClientApp:
+    """Samples of which three values are missing."""
+    x = client().train_x.astype(np.float32)
+    x[0, 0, :3, 0] = np.nan
+    return replace(client(), train_x=x)

@@ -153,7 +153,11 @@ class Home:
 
     def run(self, name: str) -> RunHome:
         """Open the directory of a run."""
-        return RunHome(self.path / "runs" / name, Budget(self._budget, self.server().server_key.hex(), name))
+        return RunHome(self.path / "runs" / name, self.run_budget(name))
+
+    def run_budget(self, name: str) -> Budget:
+        """Return the account of a run in this client's budget."""
+        return Budget(self._budget, self.server().server_key.hex(), name)
 
 
 class RunHome:

@@ -26,6 +26,7 @@ from atoll.network.protocol.messages import (
     Message,
     Missing,
     Nonce,
+    OpenRuns,
     Orders,
     Poll,
     Problem,
@@ -117,6 +118,7 @@ ENROL = _post("/v1/enrol", Enrol, Enrolled, "Become known", public=True)
 CHALLENGE = _post("/v1/challenge", Challenge, Nonce, "Ask for something to sign", public=True)
 SESSION = _post("/v1/session", Hello, Welcome, "Begin a session; the one before ends", public=True)
 POLL = _post("/v1/poll", Poll, Orders, "Ask for work")
+RUNS = _get("/v1/runs", OpenRuns, "What the runs are that have not ended")
 RUN = _get(_RUN, RunInfo, "What a run is")
 LEDGER = _get(f"{_RUN}/ledger/{{start}}", Lines, "The ledger from a record on")
 MANIFEST = _get(f"{_RUN}/objects/{{name}}", bytes, "The manifest of an object, as msgpack", max_answer=MAX_MANIFEST)
@@ -137,6 +139,7 @@ ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
     CHALLENGE,
     SESSION,
     POLL,
+    RUNS,
     RUN,
     LEDGER,
     MANIFEST,

@@ -206,6 +206,16 @@ class RunInfo(Message, frozen=True):
     """Public keys of all clients by number, under secure aggregation."""
     model: Ref | None = None
     """The final parameters, once the run has ended."""
+    input_shape: tuple[int, ...] | None = None
+    """The shape of one sample of the server's data."""
+    num_outputs: int | None = None
+    """The number of the model's outputs for the server's data, such as its classes."""
+
+
+class OpenRuns(Message, frozen=True):
+    """What the runs are that have not ended, for a preflight; one that has not begun may change with its clients."""
+
+    runs: tuple[RunInfo, ...]
 
 
 class Missing(Message, frozen=True):

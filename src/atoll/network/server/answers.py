@@ -31,6 +31,7 @@ from atoll.network.protocol.messages import (
     Message,
     Missing,
     Nonce,
+    OpenRuns,
     Orders,
     Poll,
     Readiness,
@@ -140,6 +141,10 @@ class Answers:
         assert client.number is not None
         log("session", client=client.name, epoch=epoch)
         return Welcome(epoch, client.number, client.name)
+
+    def runs(self, request: Request, body: None) -> OpenRuns:
+        """Describe the runs that have not ended."""
+        return OpenRuns(self._handler.open_runs())
 
     def run(self, request: Request, body: None) -> RunInfo:
         """Describe a run."""

@@ -34,7 +34,7 @@ from atoll.network.server.monitoring import Metrics, log
 from atoll.network.server.parts import BadUpdate
 from atoll.network.server.presence import REFUSED
 from atoll.network.server.runs import RUNNING, Run, WaitingRun
-from atoll.network.server.sites import SiteAnswer, read_sums
+from atoll.network.server.sites import SiteAnswer, evaluation_orders, read_sums
 from atoll.network.server.tables import ClientRow, Stage
 from atoll.network.server.uploads import UploadTooLarge
 from atoll.network.server.writer import RETRY, Change, Transaction
@@ -85,12 +85,18 @@ class RequestHandler:
                 for run in self._driver.built_runs()
                 if (order := self._order(run, number)) is not None and (run.name, order.attempt) not in poll.busy
             ]
-            wanted = [each for run in self._driver.built_runs() for each in run.evaluation_orders(number)]
+            going = [run for run in self._driver.built_runs() if run.status == RUNNING and poll.evaluates]
+            evaluations = tuple(each for run in going for each in evaluation_orders(run, number))
             ended = tuple(run.name for run in self._runs.values() if run.status != RUNNING)
             if len(ended) == len(self._runs) and set(ended) <= set(poll.ended):
                 self.informed_of_end.add(number)
-            evaluations = tuple(wanted) if poll.evaluates else ()
             return Orders(tuple(orders), ended, len(self._runs) - len(ended), evaluations=evaluations)
+
+    def open_runs(self) -> tuple[RunInfo, ...]:
+        """Describe the runs that have not ended, for clients that only want to try them."""
+        keys = self._driver.presence.keys()
+        going = [run for run in list(self._runs.values()) if run.status == RUNNING]
+        return tuple(run.info(keys) if isinstance(run, Run) else run.preview(keys) for run in going)
 
     def run_info(self, run_name: str) -> RunInfo:
         """Describe a run to clients."""

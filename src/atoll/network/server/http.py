@@ -66,6 +66,7 @@ class ClientApi:
             threaded(endpoints.CHALLENGE, answers.challenge),
             threaded(endpoints.SESSION, answers.session),
             self._route(endpoints.POLL, self._polls.answer),
+            threaded(endpoints.RUNS, answers.runs),
             threaded(endpoints.RUN, answers.run),
             threaded(endpoints.LEDGER, answers.ledger),
             threaded(endpoints.MANIFEST, answers.manifest),

@@ -21,23 +21,22 @@ from atoll.commit.run_state import RunState, first_state
 from atoll.commit.secure_sum import Added
 from atoll.commit.versions import valid_of
 from atoll.core.aggregator import rows_of
-from atoll.core.client_work import Samples
 from atoll.core.coordinator import CoordinatorState, Phase, Reason
 from atoll.core.downlink import DecodedBroadcast
 from atoll.core.events import Event
-from atoll.core.messages import SERVER, Payload, State, Task
+from atoll.core.messages import Payload, State, Task
 from atoll.core.params import params_hash
 from atoll.core.plan import Plan
 from atoll.core.wire import packed_size, pieces
 from atoll.ledger.signing import plan_hash
 from atoll.network.protocol.agreement import plan_for_clients
 from atoll.network.protocol.blobs import MakeBlobs
-from atoll.network.protocol.messages import EvaluationOrder, News, Ref, RunInfo
+from atoll.network.protocol.messages import News, Ref, RunInfo
 from atoll.network.protocol.objects import Manifest, Objects
 from atoll.network.server.parts import DeliveredUpdate, ServerParts, build_server_parts, given_params
 from atoll.network.server.run_files import RunFiles
 from atoll.network.server.secure_session import Mailbox, SecureContext, sum_with_clients
-from atoll.network.server.sites import Sites
+from atoll.network.server.sites import Sites, layout_of_sums
 from atoll.network.server.tables import RefusalRow, TaskRow
 from atoll.network.server.uploads import PackPosition, Uploads
 from atoll.privacy.ledger import NAME as PRIVACY_LEDGER
@@ -51,8 +50,8 @@ NEVER = -1
 NEWS = 20
 """Number of differences that are kept for clients that missed some."""
 
-LAYOUT_SAMPLES = 2
-"""Samples of the server's data on which it tries which sums are due of clients."""
+PREVIEW_SAMPLES = 1000
+"""Samples of each client of a run that is described before it begins."""
 
 FIRST_REFUSAL, LONGEST_REFUSAL = 10.0, 3600.0
 """Seconds for which a client is not asked after its first refusal; each one doubles them, up to an hour."""
@@ -108,6 +107,8 @@ class WaitingRun:
         uploads.sweep()
         self.objects, self.uploads = Objects(objects), Uploads(uploads)
         self.min_clients: int = plan.policy.build("rounds").min_clients
+        self._previews: dict[int, RunInfo] = {}
+        self._preview_lock = threading.Lock()
         self.not_before = 0.0
         """When building may be tried again, after an error that may pass."""
         self.busy = False
@@ -123,6 +124,16 @@ class WaitingRun:
             first_M = given_params(self.files.given_model, parts.job)
         state = self.files.read_state(state_file) if state_file else first_state(parts.job, parts.guard, first_M)
         return Run(self, parts, tuple(sizes), state, machine, seq)
+
+    def preview(self, keys: Mapping[int, bytes]) -> RunInfo:
+        """Describe the run as if these clients had samples alike, for clients that try it before it begins."""
+        with self._preview_lock:
+            num = max(self.min_clients, len(keys), 1)
+            if num not in self._previews:
+                parts, first_M = build_server_parts(self.plan, [PREVIEW_SAMPLES] * num, None)
+                state = first_state(parts.job, parts.guard, first_M)
+                self._previews = {num: Run(self, parts, (PREVIEW_SAMPLES,) * num, state, FIRST, 0).info(keys)}
+            return self._previews[num]
 
 
 class Run:
@@ -213,6 +224,8 @@ class Run:
             max_samples=1 if job.secure is None else job.federation.max_samples,  # nobody else needs to know
             peers={str(number): key for number, key in keys.items()} if job.secure is not None else {},
             model=self._last_model(),
+            input_shape=job.federation.dataset.input_shape,
+            num_outputs=job.federation.dataset.num_outputs,
         )
 
     def _last_model(self) -> Ref | None:
@@ -251,28 +264,7 @@ class Run:
 
     def prepare_sites(self) -> None:
         """Find out which sums are due of clients that evaluate: those of the plan's metrics on any samples."""
-        federation, worker = self.parts.job.federation, self.parts.engine.trainer.worker
-        few = slice(0, LAYOUT_SAMPLES)
-        x, y = federation.features(federation.train_x[few]), federation.train_y[few]
-        whole = worker.evaluate(self.state.params_D, {}, Samples(SERVER, len(y), lambda: (x, y)))
-        self.sites.layout = self.parts.job.measures.condense(whole)
-
-    def evaluation_orders(self, client: int) -> list[EvaluationOrder]:
-        """Return the versions that a client is to measure and has not."""
-        if self.status != RUNNING or not self.may_ask(client) or client in self.state.quarantined:
-            return []
-        return [
-            EvaluationOrder(
-                run=self.name,
-                version=version,
-                model=self.models[version].ref,
-                encoded=self.models[version].encoded,
-                news=tuple(news for news in self.news if news.version <= version),
-                counted=self.counted.get(client),
-            )
-            for version, answers in self.sites.answers.items()
-            if client not in answers and version in self.models
-        ]
+        self.sites.layout = layout_of_sums(self.parts, self.state.params_D)
 
     def count_down(self, tasks: Iterable[Task]) -> None:
         """Count what clients are sent for these tasks of the newest version."""

@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import torch
+from torch import Tensor
 
 from atoll.commit.finish import without_nan
+from atoll.core.client_work import Samples
 from atoll.core.errors import AtollError
-from atoll.core.messages import Payload, State
+from atoll.core.messages import SERVER, Payload, State
 from atoll.core.metric import Figures
 from atoll.core.plan import Evaluation
 from atoll.core.wire import packed_size, unpack
 from atoll.data.targets import TOKENS
-from atoll.network.protocol.messages import SiteEvaluation
-from atoll.network.server.parts import BadUpdate
+from atoll.network.protocol.messages import EvaluationOrder, SiteEvaluation
+from atoll.network.server.parts import BadUpdate, ServerParts
 from atoll.train.metrics import Measures, spread
+
+if TYPE_CHECKING:
+    from atoll.network.server.runs import Run
 
 MAX_OPEN = 2
 """Versions that are measured at a time: a client may measure one while the others have made the next."""
@@ -33,6 +38,9 @@ MAX_SUM = 1e30
 """Maximum sum: larger ones would overflow when they are added up."""
 SLACK = 1 << 16
 """Bytes by which a packed answer may exceed its sums: names and shapes."""
+
+LAYOUT_SAMPLES = 2
+"""Samples of the server's data on which it tries which sums are due of clients."""
 
 
 class SiteAnswer(msgspec.Struct, frozen=True):
@@ -87,6 +95,32 @@ class Sites:
             if late or expected <= answers.keys():
                 return version
         return None
+
+
+def evaluation_orders(run: Run, client: int) -> list[EvaluationOrder]:
+    """Return the versions that a client is to measure and has not."""
+    if not run.may_ask(client) or client in run.state.quarantined:
+        return []
+    return [
+        EvaluationOrder(
+            run=run.name,
+            version=version,
+            model=run.models[version].ref,
+            encoded=run.models[version].encoded,
+            news=tuple(news for news in run.news if news.version <= version),
+            counted=run.counted.get(client),
+        )
+        for version, answers in run.sites.answers.items()
+        if client not in answers and version in run.models
+    ]
+
+
+def layout_of_sums(parts: ServerParts, params_D: Tensor) -> State:
+    """Return sums that have the names and shapes of those that are due of clients: of a few of the server's samples."""
+    federation, few = parts.job.federation, slice(0, LAYOUT_SAMPLES)
+    x, y = federation.features(federation.train_x[few]), federation.train_y[few]
+    whole = parts.engine.trainer.worker.evaluate(params_D, {}, Samples(SERVER, len(y), lambda: (x, y)))
+    return parts.job.measures.condense(whole)
 
 
 def read_sums(told: SiteEvaluation, layout: State, measures: Measures, most: int) -> State:
