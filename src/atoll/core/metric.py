@@ -47,3 +47,8 @@ class Metric(NamedTuple):
 
     A server asks this of sums that a client sent, after names, shapes and finiteness; None: anything is plausible.
     """
+    sensitivity: Callable[[State], float] | None = None
+    """Condensed sums, if they are whole numbers -> the largest L2 distance by which one more sample moves them.
+
+    None: there is no such bound, so that no noise can hide a sample.
+    """

@@ -9,7 +9,7 @@ from torch import Tensor
 from atoll.core.messages import State
 from atoll.core.metric import Figures, Metric
 from atoll.core.options import Range
-from atoll.metrics.counts import are_class_counts, arrays, class_counts, shares, tally
+from atoll.metrics.counts import CLASS_COUNTS_MOVE, are_class_counts, arrays, class_counts, shares, tally
 from atoll.metrics.forms import BINARY, CLASSES, rows
 from atoll.metrics.probabilities import as_classes
 
@@ -56,4 +56,7 @@ def confusion(max_classes: Annotated[int, Range(1, 4096)] = 256) -> Metric:
             return are_class_counts(sums, least, most)
         return bool((sums["confusion"] >= 0).all()) and least <= float(sums["confusion"].sum()) <= most
 
-    return Metric(add, finish, chart=chart, plausible=plausible)
+    def sensitivity(sums: State) -> float:
+        return 1.0 if "confusion" in sums else CLASS_COUNTS_MOVE
+
+    return Metric(add, finish, chart=chart, plausible=plausible, sensitivity=sensitivity)

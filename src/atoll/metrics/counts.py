@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -45,6 +46,10 @@ def label_counts(samples: Rows) -> State:
 def tally(index_N: Tensor, weight_N: Tensor, length: int) -> Tensor:
     """Return the summed weight of each index, in float64."""
     return torch.bincount(index_N, weights=weight_N, minlength=length).double()
+
+
+CLASS_COUNTS_MOVE = math.sqrt(3)
+"""L2 distance by which one sample moves `class_counts`: one more hit, truth and prediction."""
 
 
 def are_counts(sums: State, least: float, most: float) -> bool:
@@ -108,4 +113,4 @@ def averaged(name: str, average: Average, ratio: Callable[[Array, Array, Array],
             return {figure: float(shares((true_K * value_K).sum(), true_K.sum()))}
         return {figure: float(value_K[occurs_K].mean())}
 
-    return Metric(add, finish, plausible=are_counts)
+    return Metric(add, finish, plausible=are_counts, sensitivity=lambda sums: math.sqrt(3 * len(sums["hits"])))

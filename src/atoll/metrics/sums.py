@@ -25,11 +25,13 @@ def weighted_mean(
     after: Callable[[Array], Array] = lambda mean_L: mean_L,
     larger_is_better: bool = True,
     largest: float = math.inf,
+    counts: bool = False,
 ) -> Metric:
     """Return the metric of a value of each sample, (N,), or of each of its outputs, (N, L): after(mean) over outputs.
 
-    A value is at least 0 and at most `largest`.
+    A value is at least 0 and at most `largest`; with `counts` it is 0 or 1.
     """
+    largest = 1.0 if counts else largest
 
     def add(scores: Tensor, targets: Tensor, weight_N: Tensor) -> State:
         samples = rows(name, takes, scores, targets, weight_N)
@@ -46,7 +48,8 @@ def weighted_mean(
         within = bool((sum_L >= 0).all()) and bool((sum_L <= largest * max(count, ROUNDING) + ROUNDING).all())
         return least <= count <= most and within
 
-    return Metric(add, finish, larger_is_better=larger_is_better, plausible=plausible)
+    sensitivity = (lambda sums: math.sqrt(2)) if counts else None
+    return Metric(add, finish, larger_is_better=larger_is_better, plausible=plausible, sensitivity=sensitivity)
 
 
 def squared_errors(samples: Rows) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -71,6 +72,13 @@ class Measures(NamedTuple):
             label: metric._replace(finish=metric.finish_sums or metric.finish) for label, metric in self.metrics.items()
         }
         return self._replace(metrics=summed).finish(sums)
+
+    def countable(self, sums: State) -> tuple[State, float]:
+        """Return those condensed sums that are counts, and by how much one sample moves them all, as an L2 distance."""
+        known = {label: metric for label, metric in self._of(sums).items() if metric.sensitivity is not None}
+        kept = {name: value for name, value in sums.items() if "/" in name and name.partition("/")[0] in known}
+        moves = [metric.sensitivity(_of(label, sums)) for label, metric in known.items() if metric.sensitivity]
+        return kept, math.hypot(*moves)
 
     def why_implausible(self, sums: State, least: float, most: float) -> str:
         """Return which metric's sums no samples of such a weight can have; "" if all are plausible."""

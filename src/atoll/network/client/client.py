@@ -195,7 +195,7 @@ class Client:
             sent = agreed.receive_broadcast(order, lambda ref: self._fetch(agreed, order.run, ref))
             self._last_sent = (order.run, order.model.name, sent)
         sums = agreed.measure(self._last_sent[2])
-        return tell(self._floors, sums, agreed.home, order.version)
+        return tell(agreed, self._home.run_budget(f"{order.run} (evaluations)"), sums, order.version)
 
     def _agreed_run(self, run: str) -> AgreedRun:
         """Return a run that was agreed to; at first use, decide and build it."""
@@ -235,6 +235,8 @@ class Client:
     def _deliver(self, agreed: AgreedRun, order: Order) -> None:
         """Train, unless a pending update exists, and deliver until the server acknowledges the update."""
         home = agreed.home
+        if not agreed.plan.rounds:
+            raise WorkRefused("this run has no rounds: this client agreed to evaluate, not to train")
         rule = agreed.plan.eligibility
         reason = None if rule == ANYBODY else rule.why_not(self._app.current_attributes())
         if reason is not None:

@@ -159,7 +159,10 @@ class AgreedRun:
         _, state = self.home.state()
         if self.job.personal and not state:
             raise WorkRefused("this client has no model of its own yet: it has not been counted in a version")
-        return self.job.measures.condense(self.trainer.measure_client(self.job.model_of(sent), self.number, state))
+        sums = self.job.measures.condense(self.trainer.measure_client(self.job.model_of(sent), self.number, state))
+        if not all(bool(value.isfinite().all()) for value in sums.values()):
+            raise WorkRefused("the model gives NaN or Inf on this client's samples: check the model, or the data")
+        return sums
 
     def _is_usable(self, task: Task, update: Update, loss: float) -> bool:
         """Return whether an update may be sent; under privacy a decision by values would reveal them."""

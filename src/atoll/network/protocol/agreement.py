@@ -185,7 +185,8 @@ def refusal_reason(
     reason = secure_refusal_reason(floors, plan, keys_known=keys_known)
     if reason is not None:
         return reason
-    if floors.max_epsilon is not None:
+    noised_only = not plan.rounds and floors.evaluation != OPEN  # evaluations are charged one by one
+    if floors.max_epsilon is not None and not noised_only:
         if mechanism is None or info.epsilon is None:
             return f"the run is not private, this client asks for an epsilon of at most {floors.max_epsilon:g}"
         if mechanism.test_noise:
