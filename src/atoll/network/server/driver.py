@@ -200,7 +200,7 @@ class RunDriver:
             return
         _, commands = run.parts.coordinator.step(machine, self.journal.opening(run, machine))
         ends = any(isinstance(command, Finish) for command in commands)  # then nothing is sent
-        if run.sites.is_due(machine.version, last=ends):
+        if run.plan.evaluation.clients_every and run.sites.is_due(machine.version, last=ends):
             prepared = run.prepare_broadcast(machine)
             run.prepare_sites()
             self.writer.write(lambda transaction: self.journal.open_evaluation(transaction, run, prepared))

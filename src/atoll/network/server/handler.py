@@ -85,8 +85,8 @@ class RequestHandler:
                 for run in self._driver.built_runs()
                 if (order := self._order(run, number)) is not None and (run.name, order.attempt) not in poll.busy
             ]
-            going = [run for run in self._driver.built_runs() if run.status == RUNNING and poll.evaluates]
-            evaluations = tuple(each for run in going for each in evaluation_orders(run, number))
+            going = [run for run in self._driver.built_runs() if run.status == RUNNING and run.sites.answers]
+            evaluations = tuple(each for run in going if poll.evaluates for each in evaluation_orders(run, number))
             ended = tuple(run.name for run in self._runs.values() if run.status != RUNNING)
             if len(ended) == len(self._runs) and set(ended) <= set(poll.ended):
                 self.informed_of_end.add(number)
