@@ -62,8 +62,8 @@ def with_value(value: float) -> np.ndarray[Any, Any]:
         ({"train_y": np.zeros((6, 1, 1), dtype=int)}, "or (N, T) for sequences: got (6, 1, 1)"),
         ({"train_y": np.zeros(5, dtype=int)}, "train: 6 samples but 5 labels"),
         (
-            {"test_x": np.zeros((0, 4), dtype=np.float32), "test_y": np.zeros(0, dtype=int)},
-            "test: there are no samples",
+            {"train_x": np.zeros((0, 4), dtype=np.float32), "train_y": np.zeros(0, dtype=int)},
+            "train: there are no samples",
         ),
         ({"train_x": with_value(np.nan)}, "train_x: 2 NaN and 0 Inf values, the first in row 4"),
         ({"train_x": with_value(-np.inf)}, "train_x: 0 NaN and 2 Inf values, the first in row 4"),

@@ -292,23 +292,25 @@ def test_a_store_of_another_layout_is_left_alone(store_url: str) -> None:
     engine = create_engine(store_url.replace("postgresql://", "postgresql+psycopg://"))
     with engine.begin() as connection:
         connection.execute(text("UPDATE meta SET value = '99'"))
-    with pytest.raises(RunError, match="has layout 99, this Atoll knows 2: use the Atoll that made it"):
+    with pytest.raises(RunError, match="has layout 99, this Atoll knows 3: use the Atoll that made it"):
         Store(store_url)
 
 
-def test_a_store_of_the_layout_before_is_brought_up_to_date(store_url: str) -> None:
+@pytest.mark.parametrize("layout", ["1", "2"])
+def test_a_store_of_a_layout_before_is_brought_up_to_date(layout: str, store_url: str) -> None:
     from sqlalchemy import create_engine, text
 
     Store(store_url).close()
     engine = create_engine(store_url.replace("postgresql://", "postgresql+psycopg://"))
     with engine.begin() as connection:
-        connection.execute(text("DROP TABLE agreed"))
-        connection.execute(text("DROP TABLE refusals"))
-        connection.execute(text("UPDATE meta SET value = '1' WHERE key = 'schema'"))
+        for table in ("evaluations", "readiness", *(("agreed", "refusals") if layout == "1" else ())):
+            connection.execute(text(f"DROP TABLE {table}"))
+        connection.execute(text("UPDATE meta SET value = :layout WHERE key = 'schema'"), {"layout": layout})
     store = Store(store_url)
     with store.write() as tables:
         tables.set_agreed_samples("client", 7)
         assert tables.agreed_samples() == {"client": 7} and tables.refusals("run") == []
+        assert tables.evaluations("run") == {} and tables.readiness() == {}
     store.close()
     Store(store_url).close()
 

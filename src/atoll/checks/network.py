@@ -13,7 +13,6 @@ def _simulated(view: Networked) -> Values | None:
         "devices is for simulations, and over a network they are what they are": plan.devices,
         "secagg.lost is for simulations, and over a network clients are lost by themselves": secagg and secagg.lost,
         "secagg.scheme is pairwise over a network": secagg and secagg.scheme.name != "pairwise",
-        "evaluation.clients_every looks at clients' data, which stay with them": plan.evaluation.clients_every,
         "models is for simulations so far": plan.models,
         "public is for simulations so far": plan.public,
     }
@@ -24,8 +23,7 @@ RULES: tuple[Rule[Networked], ...] = (
     Rule(
         name="network-simulates-nothing",
         parts=(NETWORK,),
-        reason="{use|attack, devices, secagg.lost, schemes other than pairwise, evaluation.clients_every, models and "
-        "public are for simulations}",
+        reason="{use|attack, devices, secagg.lost, schemes other than pairwise, models and public are for simulations}",
         way_out="leave it out",
         finding=_simulated,
         refused=[
@@ -33,10 +31,9 @@ RULES: tuple[Rule[Networked], ...] = (
             {"devices": "fleet"},
             {"secagg.lost": 0.1},
             {"secagg.scheme": "additive"},
-            {"evaluation.clients_every": 1},
             {"public": {"name": "held_out", "fraction": 0.1}},
         ],
-        mended={"attack": None, "devices": None, "secagg": None, "evaluation.clients_every": None, "public": None},
+        mended={"attack": None, "devices": None, "secagg": None, "public": None},
     ),
     Rule(
         name="network-equal-shares",

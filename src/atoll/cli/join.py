@@ -71,6 +71,10 @@ def join(
     ] = None,
     cert: CertOption = None,
     key: KeyOption = None,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Try the app against the runs' plans and tell the operator; train for nobody."),
+    ] = False,
     once: Annotated[bool, typer.Option("--once", help="End when all runs are over.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; problems only.")] = False,
 ) -> None:
@@ -87,9 +91,18 @@ def join(
     consent = every_run if all_runs else asked_for(names, _ask if sys.stdin.isatty() else None)
     client_home = Home.open(home, budget)
     try:
-        server, own, asked = client_home.server(), _app(app), _floors(floors)
-        output = OwnerOutput((lambda text: None) if quiet else _say, _warn)
+        server, asked = client_home.server(), _floors(floors)
         tls = tls_context(Path(server.authority) if server.authority else None, cert, key)
+        if check:
+            from atoll.network.client.preflight import preflight
+
+            with Connection(server.url, client_home.key, tls, server_key=server.server_key, keep_trying=False) as link:
+                ready = preflight(
+                    lambda: _app(app), client_home, link, asked, names, _say, keys_known=peers is not None
+                )
+            raise typer.Exit(0 if ready else RunError.exit_code)
+        own = _app(app)
+        output = OwnerOutput((lambda text: None) if quiet else _say, _warn)
         with Connection(server.url, client_home.key, tls, server_key=server.server_key, say=_warn) as connection:
             Client(own, client_home, connection, output, asked, _peers(peers), consent=consent).run(once=once)
     except KeyboardInterrupt:

@@ -65,6 +65,10 @@ def status(
     print(f"clients  {clients['approved']} approved: {counts}")
     if answer["runs"]:
         print("\n" + _runs_table(answer["runs"]))
+    for run in answer["runs"]:
+        if run["sites"] is not None:
+            print(f"\n{run['run']}, measured at the clients after round {run['sites']['round']}")
+            print(_sites_table(run["sites"]))
 
 
 @clients_app.command("list")
@@ -85,8 +89,9 @@ def clients_list(
             return "now" if row["online"] else None
         return f"{human_seconds(row['seconds_since'])} ago"
 
-    shown = [{**row, "heard": last_heard(row)} for row in rows]
-    print(_table(shown, ("name", "number", "status", "samples", "agreed", "offences", "heard", "id")))
+    shown = [{**row, "heard": last_heard(row), "ready": _readiness(row["ready"])} for row in rows]
+    checked = ("ready",) if any(row["ready"] for row in rows) else ()
+    print(_table(shown, ("name", "number", "status", "samples", "agreed", "offences", "heard", "id", *checked)))
 
 
 @clients_app.command("approve")
@@ -239,6 +244,32 @@ def _runs_table(runs: Sequence[Mapping[str, Any]]) -> str:
         for run in runs
     ]
     return _table(rows, ("run", "status", "round", "attempt", "phase", "answers", "waiting", "accuracy", "epsilon"))
+
+
+def _readiness(checked: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Return for which runs a client is ready by its preflight, and why it is not for others."""
+    said = [f"{run}: {'yes' if each['ready'] else each['reason']}" for run, each in sorted(checked.items())]
+    return "; ".join(said) or None
+
+
+def _sites_table(sites: Mapping[str, Any]) -> str:
+    """Return the figures of each site and of all pooled; the worst site is marked."""
+    worst = sites.get("worst", {}).get("client")
+    rows = [
+        {
+            "site": site["name"] + " (worst)" * (site["client"] == worst),
+            "samples": site.get("samples"),
+            "told": (site.get("rejected") and f"rejected: {site['rejected']}") or site.get("reason") or "yes",
+            **site.get("figures", {}),
+        }
+        for site in sites["sites"]
+    ]
+    figures = list(sites.get("pooled", {}))
+    if figures:
+        total = sum(site.get("samples") or 0 for site in sites["sites"])
+        rows.append({"site": "all pooled", "samples": total, "told": None, **sites["pooled"]})
+    shown = [{**row, **{n: None if row.get(n) is None else f"{row[n]:.4g}" for n in figures}} for row in rows]
+    return _table(shown, ("site", "samples", *figures, "told"))
 
 
 def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:

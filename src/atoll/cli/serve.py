@@ -32,6 +32,10 @@ def serve(
         typer.Option(help="Begin when so many clients are approved and there; as many as the plan asks unless given."),
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the run; from the plan unless given.")] = "",
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Start from this model.safetensors; with rounds = 0 it is evaluated at the clients only."),
+    ] = None,
     store: Annotated[
         str | None, typer.Option(help="sqlite:///PATH or postgresql://USER@HOST/NAME; SQLite in the home unless given.")
     ] = None,
@@ -53,7 +57,14 @@ def serve(
             "--set changes a plan, but none is named, and the runs of the home keep theirs: name the plan, "
             "or leave --set out"
         )
+    if plan is None and model is not None:
+        raise RunError("--model is where a plan's run starts, but no plan is named: name one, or leave --model out")
     chosen = read_plan(plan, read_settings(settings)) if plan is not None else None
+    if chosen is not None and model is not None and not chosen.rounds and not chosen.evaluation.clients_every:
+        raise RunError(
+            "with rounds = 0 the model of --model is evaluated at the clients, but the plan does not ask for that: set "
+            "evaluation.clients_every = 1"
+        )
     with _server_packages():
         from atoll.network.server.operations import Operations
         from atoll.network.server.serving import locked
@@ -67,7 +78,8 @@ def serve(
             database = Store(store or f"sqlite:///{home.resolve()}/store.db")
         operations = Operations(home, database, objects=objects, num_clients=clients, max_samples=max_samples)
         if chosen is not None:
-            operations.ensure_run(name or _name(chosen.name or f"{chosen.data.name}-{chosen.algorithm.name}"), chosen)
+            called = name or _name(chosen.name or f"{chosen.data.name}-{chosen.algorithm.name}")
+            operations.ensure_run(called, chosen, model)
         serve_forever(operations, home, host=host, port=port, tls=tls, admin_port=admin_port, once=once)
 
 

@@ -44,3 +44,13 @@ class Metric(NamedTuple):
     larger_is_better: bool = True
     main: str = ""
     """The name of its first figure, if that is not its own name."""
+    plausible: Callable[[State, float, float], bool] | None = None
+    """(sums of a place, least and largest weight of its samples) -> whether samples can have such sums.
+
+    A server asks this of sums that a client sent, after names, shapes and finiteness; None: anything is plausible.
+    """
+    sensitivity: Callable[[State], float] | None = None
+    """Condensed sums, if they are whole numbers -> the largest L2 distance by which one more sample moves them.
+
+    None: there is no such bound, so that no noise can hide a sample.
+    """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Dataset:
-    """Training and test samples with their targets, checked when it is made.
+    """Training and test samples with their targets, checked when it is made; only a server can do without a test set.
 
     Features keep their stored type (uint8 images are `(N, channels, height, width)`); a model sees `x * scale + shift`.
     A memory-mapped file, or any `atoll.data.rows.Rows`, is read by index when samples are needed, and checked then.
@@ -378,8 +378,8 @@ def _features(features: Any, tokens: bool, what: str) -> Array | Rows:
 
 
 def _check_lengths(x: Array | Rows, y: Array, what: str) -> None:
-    if not x.shape or len(x) == 0:
-        raise DataError(f"{what}: there are no samples; give at least one for training and one for test")
+    if not x.shape or (len(x) == 0 and not what.endswith(": test")):
+        raise DataError(f"{what}: there are no samples; give at least one")
     if len(x) != len(y):
         raise DataError(f"{what}: {len(x)} samples but {len(y)} labels; every sample needs exactly one label")
 

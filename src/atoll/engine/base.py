@@ -42,6 +42,9 @@ def unheard(what: str) -> None:
 class Engine(ABC):
     """What a driver needs: train a cohort, evaluate a model, close."""
 
+    holds_clients = True
+    """Whether the clients' samples are here, so that clients can be evaluated."""
+
     def __init__(self, job: Job, trainer: Trainer) -> None:
         self.job, self.trainer = job, trainer
 

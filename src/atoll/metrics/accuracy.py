@@ -22,4 +22,4 @@ def right_answers(samples: Rows) -> Tensor:
 
 def accuracy() -> Metric:
     """Return the share of samples that are answered rightly; of several labels all must be right."""
-    return weighted_mean("accuracy", TAKES, right_answers)
+    return weighted_mean("accuracy", TAKES, right_answers, counts=True)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from atoll.core.messages import State
 from atoll.core.metric import Figures, Metric
-from atoll.metrics.counts import arrays, class_counts, mean_or_nan
+from atoll.metrics.counts import CLASS_COUNTS_MOVE, are_class_counts, arrays, class_counts, mean_or_nan
 from atoll.metrics.forms import BINARY, CLASSES, rows
 
 TAKES = (CLASSES, BINARY)
@@ -24,4 +24,4 @@ def balanced_accuracy() -> Metric:
         occurs_K = counts["true"] > 0
         return {"balanced_accuracy": mean_or_nan(counts["hits"][occurs_K] / counts["true"][occurs_K])}
 
-    return Metric(add, finish)
+    return Metric(add, finish, plausible=are_class_counts, sensitivity=lambda sums: CLASS_COUNTS_MOVE)

@@ -27,4 +27,4 @@ def brier() -> Metric:
         squares_N = (chance_NK - one_hot(samples.targets, num_classes)).square().sum(1)
         return squares_N / 2 if num_classes == 2 else squares_N
 
-    return weighted_mean("brier", TAKES, error, larger_is_better=False)
+    return weighted_mean("brier", TAKES, error, larger_is_better=False, largest=2.0)

@@ -51,7 +51,11 @@ def calibration_error(bins: Annotated[int, Range(1, 10_000)] = 15) -> Metric:
             "weight": weight_M.tolist(),
         }
 
-    return Metric(add, finish, chart=chart, larger_is_better=False)
+    def plausible(sums: State, least: float, most: float) -> bool:
+        weight_M = sums["weight"]
+        return all(bool(((sums[n] >= 0) & (sums[n] <= weight_M + 1e-6)).all()) for n in ("confidence", "frequency"))
+
+    return Metric(add, finish, chart=chart, larger_is_better=False, plausible=plausible)
 
 
 def _forecasts(samples: Rows) -> tuple[Tensor, Tensor, Tensor]:

@@ -36,7 +36,11 @@ def concordance() -> Metric:
         concordant, tied, total = (float(sums[name]) for name in ("concordant", "tied", "comparable"))
         return {"concordance": (concordant + tied / 2) / total if total else float("nan")}
 
-    return Metric(add, lambda part: finish_sums(condense(part)), join, condense, finish_sums)
+    def plausible(sums: State, least: float, most: float) -> bool:
+        concordant, tied, total = (float(sums[name]) for name in ("concordant", "tied", "comparable"))
+        return min(concordant, tied) >= 0 and concordant + tied <= total <= most * most / 2
+
+    return Metric(add, lambda part: finish_sums(condense(part)), join, condense, finish_sums, plausible=plausible)
 
 
 def comparable_pairs(part: State) -> dict[str, float]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from atoll.core.messages import State
 from atoll.core.metric import Figures, Metric
 from atoll.core.options import Range
-from atoll.metrics.counts import arrays, class_counts, shares, tally
+from atoll.metrics.counts import CLASS_COUNTS_MOVE, are_class_counts, arrays, class_counts, shares, tally
 from atoll.metrics.forms import BINARY, CLASSES, rows
 from atoll.metrics.probabilities import as_classes
 
@@ -51,4 +51,12 @@ def confusion(max_classes: Annotated[int, Range(1, 4096)] = 256) -> Metric:
     def chart(part: State) -> dict[str, Any]:
         return {"matrix": part["confusion"].tolist()} if "confusion" in part else {}
 
-    return Metric(add, finish, chart=chart, main="accuracy")
+    def plausible(sums: State, least: float, most: float) -> bool:
+        if "confusion" not in sums:
+            return are_class_counts(sums, least, most)
+        return bool((sums["confusion"] >= 0).all()) and least <= float(sums["confusion"].sum()) <= most
+
+    def sensitivity(sums: State) -> float:
+        return 1.0 if "confusion" in sums else CLASS_COUNTS_MOVE
+
+    return Metric(add, finish, chart=chart, plausible=plausible, sensitivity=sensitivity, main="accuracy")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -45,6 +46,25 @@ def label_counts(samples: Rows) -> State:
 def tally(index_N: Tensor, weight_N: Tensor, length: int) -> Tensor:
     """Return the summed weight of each index, in float64."""
     return torch.bincount(index_N, weights=weight_N, minlength=length).double()
+
+
+CLASS_COUNTS_MOVE = math.sqrt(3)
+"""L2 distance by which one sample moves `class_counts`: one more hit, truth and prediction."""
+
+
+def are_counts(sums: State, least: float, most: float) -> bool:
+    """Return whether sums can be those of `class_counts` or `label_counts`, of samples of such a weight in all."""
+    counts = arrays(sums)
+    hits_K, true_K = counts["hits"], counts["true"]
+    predicted_K = counts.get("predicted", true_K)
+    within = bool((hits_K >= 0).all() and (hits_K <= true_K).all() and (hits_K <= predicted_K).all())
+    return within and bool((np.maximum(true_K, predicted_K) <= most).all())
+
+
+def are_class_counts(sums: State, least: float, most: float) -> bool:
+    """Return whether sums can be those of `class_counts`: each sample has one true and one predicted class."""
+    totals = [float(sums[name].sum()) for name in ("true", "predicted") if name in sums]
+    return are_counts(sums, least, most) and all(least <= total <= most for total in totals)
 
 
 def arrays(part: State) -> dict[str, Array]:
@@ -93,4 +113,5 @@ def averaged(name: str, average: Average, ratio: Callable[[Array, Array, Array],
             return {figure: float(shares((true_K * value_K).sum(), true_K.sum()))}
         return {figure: float(value_K[occurs_K].mean())}
 
-    return Metric(add, finish, main=figure)
+    move = lambda sums: math.sqrt(3 * len(sums["hits"]))
+    return Metric(add, finish, plausible=are_counts, sensitivity=move, main=figure)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from atoll.core.messages import State
 from atoll.core.metric import Figures, Metric
-from atoll.metrics.counts import arrays, class_counts
+from atoll.metrics.counts import CLASS_COUNTS_MOVE, are_class_counts, arrays, class_counts
 from atoll.metrics.forms import BINARY, CLASSES, rows
 
 TAKES = (CLASSES, BINARY)
@@ -34,4 +34,4 @@ def mcc() -> Metric:
         several = (true_K > 0).sum() > 1 and (predicted_K > 0).sum() > 1
         return {"mcc": float((hits - true_K @ predicted_K) / np.sqrt(spread)) if several else 0.0}
 
-    return Metric(add, finish)
+    return Metric(add, finish, plausible=are_class_counts, sensitivity=lambda sums: CLASS_COUNTS_MOVE)

@@ -40,4 +40,9 @@ def r2() -> Metric:
         varies_L = ~(total_L <= CONSTANT * sums["squares"])  # NaN counts, and shows
         return {"r2": mean_or_nan(1 - sums["residual"][varies_L] / total_L[varies_L])}
 
-    return Metric(add, finish)
+    def plausible(sums: State, least: float, most: float) -> bool:
+        count, squares_L = float(sums["count"]), sums["squares"]
+        possible_L = squares_L * max(count, 1.0) * (1 + CONSTANT) >= sums["sum"].square()  # Cauchy-Schwarz
+        return least <= count <= most and bool((sums["residual"] >= 0).all() and possible_L.all())
+
+    return Metric(add, finish, plausible=plausible)

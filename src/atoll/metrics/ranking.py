@@ -84,7 +84,15 @@ def ranked(name: str, measure: Measure) -> Metric:
         error = [max(each.high - each.value, each.value - each.low) for each in known]
         return {name: _mean([each.value for each in known]), f"{name}_error": _mean(error)}
 
-    return Metric(add, finish, join, condense, finish_sums)
+    def sensitivity(sums: State) -> float:
+        return math.sqrt(len(sums["positive"]))  # a count of each class or label
+
+    def plausible(sums: State, least: float, most: float) -> bool:
+        totals_K = (sums["positive"] + sums["negative"]).sum(1)
+        counts = all(bool((value >= 0).all()) for value in sums.values())
+        return counts and bool((totals_K >= least).all() and (totals_K <= most).all())
+
+    return Metric(add, finish, join, condense, finish_sums, plausible=plausible, sensitivity=sensitivity)
 
 
 def _grouped(scores_N: Tensor, positive_N: Tensor, weight_N: Tensor) -> tuple[Array, Array]:

@@ -27,4 +27,4 @@ def top_k(k: Count = 5) -> Metric:
         ahead_NK = ~(scores_NK < own_N1) & ((scores_NK != own_N1) | later_NK)
         return (ahead_NK.sum(1) < k) & ~own_N1.isnan()[:, 0]
 
-    return weighted_mean("top_k", TAKES, hit, figure=f"top_{k}")
+    return weighted_mean("top_k", TAKES, hit, figure=f"top_{k}", counts=True)

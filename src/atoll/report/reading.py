@@ -50,6 +50,8 @@ class RunRecord:
     charts: Json | None = None
     """What metrics chart of the newest evaluation, by metric."""
     result: Json | None = None
+    sites: Json | None = None
+    """Contents of sites.json: what the clients of a federation measured at home."""
 
 
 def read_run(path: Path | str) -> RunRecord:
@@ -77,6 +79,7 @@ def read_run(path: Path | str) -> RunRecord:
         confusion=_checked(path / "confusion.json", _confusion_problem),
         charts=_table(path / "charts.json"),
         result=_table(path / "result.json"),
+        sites=_checked(path / "sites.json", _sites_problem),
     )
 
 
@@ -381,6 +384,15 @@ def _confusion_problem(table: Json) -> str:
     if not problem and len(table["matrix"]) != len(table["matrix"][0]):
         return f'"matrix" must be square: got {len(table["matrix"])} rows of {len(table["matrix"][0])}'
     return problem
+
+
+def _sites_problem(table: Json) -> str:
+    sites = table.get("sites")
+    if not (
+        isinstance(sites, list) and all(isinstance(site, dict) and {"client", "name"} <= site.keys() for site in sites)
+    ):
+        return '"sites" must be a list of tables with "client" and "name"'
+    return ""
 
 
 def _clients_problem(table: Json) -> str:

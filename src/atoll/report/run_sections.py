@@ -180,6 +180,8 @@ def run_section(record: RunRecord, name: str, index: int, single: bool) -> str:
         kind = "square" if picture.title == "Confusion" else ""
         figure = image(picture.draw(), picture.title, kind)
         parts.append((picture.title, f'{figure}<p class="note">{escape(picture.note)}</p>'))
+    if record.sites is not None:
+        parts.append(("Sites", _sites(record.sites)))
     if record.rows:
         parts.append(("Last rounds", _last_rounds(record)))
     parts.append(("Plan", f"<pre>{escape(record.plan.to_toml())}</pre>"))
@@ -189,6 +191,26 @@ def run_section(record: RunRecord, name: str, index: int, single: bool) -> str:
     inside = "".join(f"<h3>{title}</h3>{body}" for title, body in parts)
     body = f'<p class="note">{escape(lead(record))}</p>{warnings(record)}{cards(record)}{inside}'
     return f'<details class="run"><summary>{key}{escape(name)}</summary>{body}</details>'
+
+
+def _sites(sites: Json) -> str:
+    """Return what clients measured at home as an HTML table: figures of each site, of all pooled, and the worst."""
+    names = list(sites.get("pooled", {}))
+    worst = dig(sites, "worst.client")
+    lines = []
+    for site in sites["sites"]:
+        note = f"rejected: {site['rejected']}" if "rejected" in site else site.get("reason", "")
+        note = note or "worst" * (site["client"] == worst)
+        figures = [NONE if (v := number(site, f"figures.{name}")) is None else f"{v:.4g}" for name in names]
+        lines.append([str(site["name"]), count_text(site.get("samples")), *figures, note])
+    if names:
+        pooled = [NONE if (v := number(sites, f"pooled.{name}")) is None else f"{v:.4g}" for name in names]
+        lines.append(["all pooled", count_text(sum(site.get("samples") or 0 for site in sites["sites"])), *pooled, ""])
+    table = html_table(["site", "samples", *names, ""], [[escape(cell) for cell in line] for line in lines])
+    note = (
+        f"Measured by the clients on their own samples after round {sites.get('round', NONE)}; the server adds up sums."
+    )
+    return f'{table}<p class="note">{escape(note)}</p>'
 
 
 def _facts(record: RunRecord) -> str:

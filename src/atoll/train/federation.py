@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -119,6 +119,12 @@ class Federation:
         indices = self.evaluation_indices(client)
         return Samples(client, len(indices), lambda: self._loaded(indices))
 
+    def evaluation_slices(self, client: int, num: int) -> list[Samples]:
+        """Return the samples that a client is evaluated on, at most `num` at a time."""
+        indices = self.evaluation_indices(client)
+        cuts = [indices[start : start + num] for start in range(0, len(indices), num)]
+        return [Samples(client, len(cut), partial(self._loaded, cut)) for cut in cuts]
+
     def _loaded(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
         picked = torch.from_numpy(indices)
         return self.features(self.take(picked)), self.train_y[picked]
@@ -182,6 +188,8 @@ def _tensor(array: np.ndarray) -> Tensor:
 def build_federation(plan: Plan) -> Federation:
     """Load the plan's data and deal them out."""
     dataset, public = _with_public(load_dataset(plan), plan)
+    if not dataset.num_test:
+        raise DataError(f"{dataset.name}: test: there are no samples; give at least one, to measure the model on")
     partition = dealer(plan.partition).build("data.partition", dataset, seed=plan.seed)
     if not isinstance(partition, Partition):
         raise PlanError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -72,6 +73,36 @@ class Measures(NamedTuple):
         """Return how unequally groups fare, if that was measured."""
         sums = _of(GROUPS, whole)
         return fairness(sums, self.groups) if sums else None
+
+    def condense(self, whole: State) -> State:
+        """Return float64 sums of one place's samples that add up over places."""
+        sums = {name: value for name, value in whole.items() if "/" not in name}
+        for label, metric in self._of(whole).items():
+            part = _of(label, whole)
+            part = part if metric.condense is None else metric.condense(part)
+            sums |= {f"{label}/{name}": value for name, value in part.items()}
+        return {name: value.to(torch.float64) for name, value in sums.items()}
+
+    def finish_sums(self, sums: State) -> Figures:
+        """Return the figures of condensed sums, of one place or of several added up."""
+        summed = {
+            label: metric._replace(finish=metric.finish_sums or metric.finish) for label, metric in self.metrics.items()
+        }
+        return self._replace(metrics=summed).finish(sums)
+
+    def countable(self, sums: State) -> tuple[State, float]:
+        """Return those condensed sums that are counts, and by how much one sample moves them all, as an L2 distance."""
+        known = {label: metric for label, metric in self._of(sums).items() if metric.sensitivity is not None}
+        kept = {name: value for name, value in sums.items() if "/" in name and name.partition("/")[0] in known}
+        moves = [metric.sensitivity(_of(label, sums)) for label, metric in known.items() if metric.sensitivity]
+        return kept, math.hypot(*moves)
+
+    def why_implausible(self, sums: State, least: float, most: float) -> str:
+        """Return which metric's sums no samples of such a weight can have; "" if all are plausible."""
+        for label, metric in self._of(sums).items():
+            if metric.plausible is not None and not metric.plausible(_of(label, sums), least, most):
+                return label
+        return ""
 
     def charts(self, whole: State) -> dict[str, Any]:
         """Return what the report draws, by the metric that it belongs to."""

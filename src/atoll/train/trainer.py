@@ -144,6 +144,12 @@ class Trainer:
             rows.append(job.measures.main_and_loss(self.worker.evaluate(params_D, states.get(client, {}), samples)))
         return torch.tensor(rows, dtype=torch.float64)
 
+    def measure_client(self, params_D: Tensor, client: int, state: State) -> Sums:
+        """Return the parts of the plan's metrics of the shared or the client's own model on its evaluation samples."""
+        slices = self.job.federation.evaluation_slices(client, SLICE)
+        with explained():
+            return self.job.measures.merge([self.worker.evaluate(params_D, state, samples) for samples in slices])
+
     def evaluate_own(self, params_D: Tensor, client: int, state: State) -> Sums:
         """Evaluate a client's own model on the whole test set."""
         federation = self.job.federation

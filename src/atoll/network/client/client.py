@@ -12,27 +12,31 @@ import torch
 
 from atoll.core.eligibility import ANYBODY
 from atoll.core.errors import AtollError, DiskFull, RunError
+from atoll.core.messages import Broadcast
 from atoll.core.params import params_hash
 from atoll.ledger import chain
 from atoll.network.client.app import ClientApp
 from atoll.network.client.connection import Connection, Declined
 from atoll.network.client.consent import Consent, asked_for
+from atoll.network.client.evaluation import tell
 from atoll.network.client.home import Home, PendingUpdate, RunHome
 from atoll.network.client.secure_session import SecureSession, longest_silence
 from atoll.network.client.task import AgreedRun, TrainedUpdate, WorkRefused, agree
 from atoll.network.client.witness import DISTRUST, Witness
 from atoll.network.protocol import endpoints
-from atoll.network.protocol.agreement import Floors, is_working_hour
+from atoll.network.protocol.agreement import NOTHING, Floors, is_working_hour
 from atoll.network.protocol.identity import public_bytes
 from atoll.network.protocol.messages import (
     MAX_WAIT,
     Answer,
     Delivery,
+    EvaluationOrder,
     Order,
     Poll,
     Ref,
     Refusal,
     RunInfo,
+    SiteEvaluation,
     is_run_name,
     update_text,
 )
@@ -79,6 +83,8 @@ class Client:
         self._now = now
         self._silent_since: dict[tuple[str, int, int], float] = {}
         """Since when sessions of secure aggregation are silent, by run, attempt and mark of the last message."""
+        self._last_sent: tuple[str, str, Broadcast] | None = None
+        """Run, name and content of the newest broadcast of a run whose versions are evaluated here."""
         torch.set_num_threads(1)  # as in a simulation: sums must not depend on the number of cores
 
     def run(self, *, once: bool = False) -> None:
@@ -100,10 +106,11 @@ class Client:
         self._end_silent_sessions()
         answer = self._connection.ask(endpoints.POLL, self._poll(MAX_WAIT), wait=MAX_WAIT)
         done = [self._execute(order) for order in answer.orders]
+        done += [self._evaluate(order) for order in answer.evaluations]
         self._end([name for name in answer.ended if is_run_name(name)])
         if not any(done):
             self._sleep(answer.retry + random.uniform(0, answer.spread))  # noqa: S311
-        return bool(answer.ended) and not answer.open and not answer.orders
+        return bool(answer.ended) and not answer.open and not done
 
     def _end_silent_sessions(self) -> None:
         """Remove the secrets of sessions of secure aggregation that the server left without an end.
@@ -125,6 +132,7 @@ class Client:
             wait=wait,
             attributes=self._app.current_attributes(),
             ended=tuple(sorted(self._ended)),
+            evaluates=self._floors.evaluation != NOTHING,
         )
 
     def _execute(self, order: Order) -> bool:
@@ -150,6 +158,44 @@ class Client:
             self._refuse(order, str(error))
             return False
         return True
+
+    def _evaluate(self, order: EvaluationOrder) -> bool:
+        """Measure a version on this client's samples and tell what the floors allow, or why nothing is told."""
+        if not is_run_name(order.run):
+            raise RunError(f"the server names a run {order.run[:70]!r}, which is no name: tell the operator")
+        began = time.monotonic()
+        try:
+            told = self._measured(self._agreed_run(order.run), order)
+        except Declined as declined:
+            self._output.info(f"{order.run}: {declined}")
+            return False
+        except DiskFull as full:
+            self._warn_once(order.run, str(full))
+            self._sleep(SHORT_REST)
+            return False
+        except RunError:
+            raise
+        except AtollError as error:
+            self._warn_once(order.run, f"tells nothing of version {order.version}: {error}")
+            told = SiteEvaluation(reason=str(error)[:1000])
+        try:
+            self._connection.ask(endpoints.EVALUATION, told, run=order.run, version=order.version)
+        except Declined as declined:
+            self._output.info(f"{order.run}: {declined}")
+            return False
+        took = human_seconds(time.monotonic() - began)
+        self._output.info(f"{order.run}: version {order.version} evaluated in {took}")
+        return True
+
+    def _measured(self, agreed: AgreedRun, order: EvaluationOrder) -> SiteEvaluation:
+        """Measure a version that the ledger confirms; it often was trained on just now."""
+        self._check_ledger(agreed, order)
+        agreed.home.confirm_update(order.counted)
+        if self._last_sent is None or self._last_sent[:2] != (order.run, order.model.name):
+            sent = agreed.receive_broadcast(order, lambda ref: self._fetch(agreed, order.run, ref))
+            self._last_sent = (order.run, order.model.name, sent)
+        sums = agreed.measure(self._last_sent[2])
+        return tell(agreed, self._home.run_budget(f"{order.run} (evaluations)"), sums, order.version)
 
     def _agreed_run(self, run: str) -> AgreedRun:
         """Return a run that was agreed to; at first use, decide and build it."""
@@ -189,6 +235,8 @@ class Client:
     def _deliver(self, agreed: AgreedRun, order: Order) -> None:
         """Train, unless a pending update exists, and deliver until the server acknowledges the update."""
         home = agreed.home
+        if not agreed.plan.rounds:
+            raise WorkRefused("this run has no rounds: this client agreed to evaluate, not to train")
         rule = agreed.plan.eligibility
         reason = None if rule == ANYBODY else rule.why_not(self._app.current_attributes())
         if reason is not None:
@@ -236,6 +284,8 @@ class Client:
             return self._fetch(agreed, order.run, ref)
 
         sent = agreed.receive_broadcast(order, fetch)
+        if agreed.plan.evaluation.clients_every:
+            self._last_sent = (order.run, order.model.name, sent)
         params = params_hash(sent.params_D).hex()
         if not agreed.job.downlink.chain.transforms:  # else clients receive other parameters than the server has
             model = params_hash(agreed.job.model_of(sent)).hex()
@@ -330,7 +380,7 @@ class Client:
             )
         return self._witnesses[run]
 
-    def _check_ledger(self, agreed: AgreedRun, order: Order) -> None:
+    def _check_ledger(self, agreed: AgreedRun, order: Order | EvaluationOrder) -> None:
         """Read the ledger up to the version of an order, and refuse what it does not confirm."""
         witness = self._witness(order.run, agreed.home)
         while order.version not in witness.history.sent:

@@ -29,7 +29,7 @@ from atoll.network.client.budget import NAME as BUDGET
 from atoll.network.client.budget import Budget
 from atoll.network.protocol.blobs import Disk, disk_errors, open_private, sync_directory, write_file
 from atoll.network.protocol.identity import load_key, make_key
-from atoll.network.protocol.messages import Delivery, RunInfo
+from atoll.network.protocol.messages import Delivery, RunInfo, SiteEvaluation
 from atoll.network.protocol.objects import Objects
 from atoll.privacy.noise import derived
 
@@ -153,7 +153,11 @@ class Home:
 
     def run(self, name: str) -> RunHome:
         """Open the directory of a run."""
-        return RunHome(self.path / "runs" / name, Budget(self._budget, self.server().server_key.hex(), name))
+        return RunHome(self.path / "runs" / name, self.run_budget(name))
+
+    def run_budget(self, name: str) -> Budget:
+        """Return the account of a run in this client's budget."""
+        return Budget(self._budget, self.server().server_key.hex(), name)
 
 
 class RunHome:
@@ -265,6 +269,15 @@ class RunHome:
         if pending is not None and pending.attempt == counted:
             (self.path / "pending.safetensors").rename(self.path / "state.safetensors")
             sync_directory(self.path)
+
+    def told_evaluation(self) -> tuple[int, SiteEvaluation] | None:
+        """Return the newest version whose evaluation was told with noise, and what was told."""
+        path = self.path / "told.json"
+        return _read(path, tuple[int, SiteEvaluation]) if path.exists() else None
+
+    def save_evaluation(self, version: int, told: SiteEvaluation) -> None:
+        """Save an evaluation with noise, before it leaves."""
+        _write(self.path / "told.json", msgspec.json.encode((version, told)))
 
     def last_broadcast(self) -> tuple[int, Tensor] | None:
         """Return version and vector of the newest broadcast, where the downlink sends differences."""

@@ -30,7 +30,7 @@ from atoll.network.client.app import ClientApp
 from atoll.network.client.budget import cost_of
 from atoll.network.client.home import RunHome
 from atoll.network.protocol.agreement import Floors, read_plan, refusal_reason
-from atoll.network.protocol.messages import Order, Ref, RunInfo
+from atoll.network.protocol.messages import EvaluationOrder, Order, Ref, RunInfo
 from atoll.network.protocol.objects import ObjectError, manifest_of
 from atoll.privacy.accounting import spent
 from atoll.train.build import build_job
@@ -109,7 +109,7 @@ class AgreedRun:
             cost = partial(cost_of, self.job, order.attempt + 1)
             self.home.budget.charge(order.attempt, cost, self.floors.max_epsilon)
 
-    def receive_broadcast(self, order: Order, fetch: Fetch) -> Broadcast:
+    def receive_broadcast(self, order: Order | EvaluationOrder, fetch: Fetch) -> Broadcast:
         """Return the broadcast named by the order's `model`: from differences, decoded, or complete."""
         sent = self._from_news(order, fetch)
         if sent is None and order.encoded is not None:
@@ -154,6 +154,16 @@ class AgreedRun:
             state=trained.state | memory,
         )
 
+    def measure(self, sent: Broadcast) -> State:
+        """Return the condensed sums of the plan's metrics of a version on this client's evaluation samples."""
+        _, state = self.home.state()
+        if self.job.personal and not state:
+            raise WorkRefused("this client has no model of its own yet: it has not been counted in a version")
+        sums = self.job.measures.condense(self.trainer.measure_client(self.job.model_of(sent), self.number, state))
+        if not all(bool(value.isfinite().all()) for value in sums.values()):
+            raise WorkRefused("the model gives NaN or Inf on this client's samples: check the model, or the data")
+        return sums
+
     def _is_usable(self, task: Task, update: Update, loss: float) -> bool:
         """Return whether an update may be sent; under privacy a decision by values would reveal them."""
         mechanism = self.job.mechanism
@@ -171,7 +181,7 @@ class AgreedRun:
             addend = mechanism.on_grid(addend, sent_by(self.job, [task]))
         return Payload(addend.rows(0).vector())
 
-    def _from_news(self, order: Order, fetch: Fetch) -> Broadcast | None:
+    def _from_news(self, order: Order | EvaluationOrder, fetch: Fetch) -> Broadcast | None:
         """Return the saved broadcast plus the differences since; None if some are missing, or exceed the model."""
         known = self.home.last_broadcast() if self.job.downlink.by_difference else None
         if known is None:

@@ -35,6 +35,10 @@ Functions = Mapping[str, Callable[..., Any]]
 ANY = "*"
 """Among a client's own works: what it does for a plan whose work is neither in the catalogue nor named by it."""
 NO_FUNCTIONS: Functions = MappingProxyType({})
+OPEN, NOISED, NOTHING = "open", "noised", "none"
+"""What a client tells of how a version does on its samples."""
+MAX_EPSILON = 20.0
+"""Largest epsilon of noise that deserves the name."""
 
 
 class OwnParts(NamedTuple):
@@ -67,6 +71,11 @@ class Floors(Section, key="floors"):
     max_model_bytes: int = 1 << 32
     max_local_steps: int | None = None
     """Maximum number of steps of a task."""
+    evaluation: str = OPEN
+    """What is told of a version that the plan lets clients measure: "open" (sums), "noised" (counts with noise) or
+    "none"."""
+    evaluation_epsilon: float | None = None
+    """Epsilon of the noise of one evaluation, by which a sample is protected; with "noised"."""
     hours: tuple[int, ...] = ()
     """First hour of work and the hour before which it ends, in local time; all day if empty."""
 
@@ -76,6 +85,17 @@ class Floors(Section, key="floors"):
             raise PlanError(
                 f"floors.min_survivors must be at least 2, got {self.min_survivors}: a sum of one is no sum"
             )
+        if self.evaluation not in (OPEN, NOISED, NOTHING):
+            raise PlanError(
+                f'floors.evaluation is "open", "noised" or "none", got {self.evaluation!r}: evaluations are not added '
+                "in secret"
+            )
+        if (self.evaluation == NOISED) != (self.evaluation_epsilon is not None):
+            raise PlanError(
+                'floors.evaluation = "noised" and floors.evaluation_epsilon, e.g. 0.5, belong together: give both'
+            )
+        if self.evaluation_epsilon is not None and not 0 < self.evaluation_epsilon <= MAX_EPSILON:
+            raise PlanError(f"floors.evaluation_epsilon is in (0, {MAX_EPSILON:g}], got {self.evaluation_epsilon}")
         if self.hours and (len(self.hours) != 2 or not all(0 <= hour <= 24 for hour in self.hours)):
             raise PlanError(f"floors.hours are two hours of the day, e.g. [20, 6], got {list(self.hours)}")
 
@@ -87,13 +107,24 @@ def plan_for_clients(plan: Plan, kind: str = CLASSIFICATION) -> dict[str, Any]:
     """
     check(Networked(plan, plan.sampler.build("rounds.samplers")))
     plain = {key: value for key, value in plan.to_dict().items() if key not in NOT_SENT}
-    plain["evaluation"] = {"holdout": plan.evaluation.holdout}
+    plain["evaluation"] = {"holdout": plan.evaluation.holdout, **_at_clients(plan)}
     if plan.problem is None and kind != CLASSIFICATION:
         plain["problem"] = {"name": kind}
     if ":" in plan.algorithm.name and _clients_do_fedavg(plan.algorithm.build("algorithms")):
         plain["algorithm"] = Part("fedavg").to_dict()  # its other slots run on the server
     _check_plain(plain)
     return plain
+
+
+def _at_clients(plan: Plan) -> dict[str, Any]:
+    """Return what clients must know to measure versions, if they are asked to; metrics must be in the catalogue."""
+    ask = plan.evaluation
+    if not ask.clients_every:
+        return {}
+    for part in ask.metrics or ():
+        _check_part(part, "evaluation.metrics", "metrics")
+    metrics = {} if ask.metrics is None else {"metrics": [part.to_dict() for part in ask.metrics]}
+    return {"clients_every": ask.clients_every, **metrics}
 
 
 def read_plan(plain: dict[str, Any], own: OwnParts) -> Plan:
@@ -158,7 +189,8 @@ def refusal_reason(
     reason = secure_refusal_reason(floors, plan, keys_known=keys_known)
     if reason is not None:
         return reason
-    if floors.max_epsilon is not None:
+    noised_only = not plan.rounds and floors.evaluation != OPEN  # evaluations are charged one by one
+    if floors.max_epsilon is not None and not noised_only:
         if mechanism is None or info.epsilon is None:
             return f"the run is not private, this client asks for an epsilon of at most {floors.max_epsilon:g}"
         if mechanism.test_noise:

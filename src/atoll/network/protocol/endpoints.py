@@ -26,11 +26,14 @@ from atoll.network.protocol.messages import (
     Message,
     Missing,
     Nonce,
+    OpenRuns,
     Orders,
     Poll,
     Problem,
+    Readiness,
     Refusal,
     RunInfo,
+    SiteEvaluation,
     Welcome,
 )
 from atoll.network.protocol.objects import CHUNK, MAX_MANIFEST
@@ -115,6 +118,7 @@ ENROL = _post("/v1/enrol", Enrol, Enrolled, "Become known", public=True)
 CHALLENGE = _post("/v1/challenge", Challenge, Nonce, "Ask for something to sign", public=True)
 SESSION = _post("/v1/session", Hello, Welcome, "Begin a session; the one before ends", public=True)
 POLL = _post("/v1/poll", Poll, Orders, "Ask for work")
+RUNS = _get("/v1/runs", OpenRuns, "What the runs are that have not ended")
 RUN = _get(_RUN, RunInfo, "What a run is")
 LEDGER = _get(f"{_RUN}/ledger/{{start}}", Lines, "The ledger from a record on")
 MANIFEST = _get(f"{_RUN}/objects/{{name}}", bytes, "The manifest of an object, as msgpack", max_answer=MAX_MANIFEST)
@@ -126,6 +130,8 @@ PUT_UPDATE = _put(f"{_TASK}/update", Delivered, "Deliver an update of one chunk,
 SECURE = _post(f"{_TASK}/secure", Answer, Done, "Answer in secure aggregation")
 READY = _post(f"{_TASK}/ready", NoneType, Done, "The update is trained: let it be added in secret")
 REFUSE = _post(f"{_TASK}/refuse", Refusal, Done, "Refuse a task")
+EVALUATION = _post(f"{_RUN}/versions/{{version}}/evaluation", SiteEvaluation, Done, "Tell how a version does here")
+READINESS = _post(f"{_RUN}/readiness", Readiness, Done, "Tell whether this client could take part")
 
 ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
     ABOUT,
@@ -133,6 +139,7 @@ ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
     CHALLENGE,
     SESSION,
     POLL,
+    RUNS,
     RUN,
     LEDGER,
     MANIFEST,
@@ -144,6 +151,8 @@ ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
     SECURE,
     READY,
     REFUSE,
+    EVALUATION,
+    READINESS,
 )
 
 

@@ -117,6 +117,8 @@ class Poll(Message, frozen=True):
     """Run and attempt of orders that are in work: the answer leaves them out."""
     ended: tuple[str, ...] = ()
     """Runs that the client knows to have ended: if there are others, the answer comes at once."""
+    evaluates: bool = False
+    """Whether the client takes orders to evaluate; older clients do not know them."""
 
 
 class Ref(Message, frozen=True):
@@ -158,6 +160,18 @@ class Order(Message, frozen=True):
     """A message of secure aggregation to answer, in place of a task."""
 
 
+class EvaluationOrder(Message, frozen=True):
+    """A version that a client is to measure on its own samples; training does not wait for the answer."""
+
+    run: str
+    version: Count
+    model: Ref
+    """As that of an order to train on this version."""
+    encoded: Ref | None = None
+    news: tuple[News, ...] = ()
+    counted: int | None = None
+
+
 class Orders(Message, frozen=True):
     """The answer to a poll. An idle client polls again after `retry` seconds, plus a random part of `spread`."""
 
@@ -168,6 +182,8 @@ class Orders(Message, frozen=True):
     """Number of runs that have not ended."""
     retry: float = 0.0
     spread: float = 1.0
+    evaluations: tuple[EvaluationOrder, ...] = ()
+    """Versions to measure, after the orders; only for clients that evaluate."""
 
 
 class RunInfo(Message, frozen=True):
@@ -190,6 +206,16 @@ class RunInfo(Message, frozen=True):
     """Public keys of all clients by number, under secure aggregation."""
     model: Ref | None = None
     """The final parameters, once the run has ended."""
+    input_shape: tuple[int, ...] | None = None
+    """The shape of one sample of the server's data."""
+    num_outputs: int | None = None
+    """The number of the model's outputs for the server's data, such as its classes."""
+
+
+class OpenRuns(Message, frozen=True):
+    """What the runs are that have not ended, for a preflight; one that has not begun may change with its clients."""
+
+    runs: tuple[RunInfo, ...]
 
 
 class Missing(Message, frozen=True):
@@ -229,6 +255,28 @@ class Refusal(Message, frozen=True):
     reason: Annotated[str, Meta(max_length=1000)]
     whole_run: bool = False
     """Whether the client leaves the whole run, such as where the plan is weaker than its floors."""
+
+
+class SiteEvaluation(Message, frozen=True):
+    """What a client measured of a version on its own samples, or why it tells nothing."""
+
+    num_samples: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
+    sums: bytes = b""
+    """A packed payload whose only side has the condensed sums of the plan's metrics, in float64."""
+    epsilon: float | None = None
+    """The epsilon of the noise in the counts; then there are no other sums, and they need not fit together."""
+    reason: Annotated[str, Meta(max_length=1000)] = ""
+    """Why there are no sums; "" if there are."""
+
+
+class Readiness(Message, frozen=True):
+    """The result of a client's preflight for a run, which trains for nobody."""
+
+    ready: bool
+    reason: Annotated[str, Meta(max_length=1000)] = ""
+    """What stands in the way; "" if it is ready."""
+    seconds: Annotated[float, Meta(ge=0)] | None = None
+    """Estimated seconds that a task takes."""
 
 
 class Lines(Message, frozen=True):

@@ -73,6 +73,8 @@ class RunStatus(TypedDict):
     accuracy: float | None
     epsilon: float | None
     seconds_waiting: float
+    sites: dict[str, Any] | None
+    """What clients measured of the newest version that they have measured, as in `sites.json`."""
 
 
 class Overview(TypedDict):
@@ -94,6 +96,8 @@ class ClientStatus(TypedDict):
     agreed: int | None
     offences: int
     refused: bool
+    ready: dict[str, dict[str, Any]]
+    """Results of the client's preflights by run: whether it is `ready`, the `reason`, the `seconds` of a task."""
     online: bool
     seconds_since: float | None
 

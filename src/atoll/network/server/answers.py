@@ -31,10 +31,13 @@ from atoll.network.protocol.messages import (
     Message,
     Missing,
     Nonce,
+    OpenRuns,
     Orders,
     Poll,
+    Readiness,
     Refusal,
     RunInfo,
+    SiteEvaluation,
     Welcome,
     read_message,
 )
@@ -139,6 +142,10 @@ class Answers:
         log("session", client=client.name, epoch=epoch)
         return Welcome(epoch, client.number, client.name)
 
+    def runs(self, request: Request, body: None) -> OpenRuns:
+        """Describe the runs that have not ended."""
+        return OpenRuns(self._handler.open_runs())
+
     def run(self, request: Request, body: None) -> RunInfo:
         """Describe a run."""
         return self._handler.run_info(request.run)
@@ -190,6 +197,16 @@ class Answers:
     def refuse(self, request: Request, body: Refusal) -> Done:
         """Note that a client refuses a task."""
         self._handler.refuse(request.client, request.run, request.attempt, body)
+        return Done()
+
+    def evaluation(self, request: Request, body: SiteEvaluation) -> Done:
+        """Take what a client measured of a version."""
+        self._handler.evaluated(request.client, request.run, request.number("version"), body)
+        return Done()
+
+    def readiness(self, request: Request, body: Readiness) -> Done:
+        """Note the result of a client's preflight."""
+        self._handler.readiness(request.client, request.run, body)
         return Done()
 
 
@@ -246,7 +263,12 @@ class WaitingPolls:
             if written is not None:
                 await asyncio.wrap_future(written)
             orders = await self._orders(request.client, poll)
-            if not orders.orders and set(orders.ended) <= set(poll.ended) and poll.wait and not self._ending:
+            if (
+                not (orders.orders or orders.evaluations)
+                and set(orders.ended) <= set(poll.ended)
+                and poll.wait
+                and not self._ending
+            ):
                 with self._operations.metrics.waiting():
                     try:
                         await asyncio.wait_for(event.wait(), poll.wait)

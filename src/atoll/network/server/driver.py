@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import msgspec
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from atoll.commit.finish import why_stop
 from atoll.core.coordinator import Arrived, CoordinatorState, Failed, Finish, Phase
 from atoll.core.errors import AtollError
 from atoll.core.plan import Plan
@@ -25,6 +27,7 @@ from atoll.network.server.presence import Presence
 from atoll.network.server.queries import Tables
 from atoll.network.server.runs import NEVER, RUNNING, Run, WaitingRun, built_runs, position_of
 from atoll.network.server.secure_session import STEP_SECONDS, SecureContext
+from atoll.network.server.sites import LAST_SECONDS, SiteAnswer, summary
 from atoll.network.server.store import Store
 from atoll.network.server.tables import RunRow, Stage
 from atoll.network.server.writer import Transaction, Writer
@@ -127,7 +130,9 @@ class RunDriver:
 
     def _continue(self, run: Run) -> None:
         """Start what is due in a run."""
-        if run.machine.phase is Phase.READY and self._can_begin(run):
+        if self._evaluation_to_close(run) is not None:
+            self._start_work(run, self._close_evaluation)
+        elif run.machine.phase is Phase.READY and self._can_begin(run):
             self._start_work(run, self._begin)
         elif run.machine.phase is Phase.COMMITTING:
             self._start_work(run, self._commit_version)
@@ -138,10 +143,10 @@ class RunDriver:
 
     def _can_begin(self, run: Run) -> bool:
         policy, machine = run.parts.coordinator.policy, run.machine
+        if run.halting is not None or machine.version >= run.parts.coordinator.rounds:
+            return not run.sites.answers.keys() >= {machine.version}  # no client is needed for the end, but to evaluate
         if machine.in_flight or len(machine.arrived) >= policy.goal(run.parts.coordinator.num_clients):
             return True  # clients are working, or enough have delivered
-        if machine.version >= run.parts.coordinator.rounds:
-            return True  # no client is needed for the end
         waiting = {task.client for task in machine.arrived}
         may = self.presence.may_be_asked(run)
         least = 1 if policy.overlaps_rounds else max(1, policy.min_reports)
@@ -195,9 +200,33 @@ class RunDriver:
             return
         _, commands = run.parts.coordinator.step(machine, self.journal.opening(run, machine))
         ends = any(isinstance(command, Finish) for command in commands)  # then nothing is sent
+        if run.plan.evaluation.clients_every and run.sites.is_due(machine.version, last=ends):
+            prepared = run.prepare_broadcast(machine)
+            run.prepare_sites()
+            self.writer.write(lambda transaction: self.journal.open_evaluation(transaction, run, prepared))
+        if ends and machine.version in run.sites.answers:
+            return  # clients measure the last version
         changed = "" if ends else run.prepare_broadcast(machine)
         measured = run.measure_last() if ends else ()
         self.writer.write(lambda transaction: self.journal.record_asked(transaction, run, changed, measured))
+
+    def _evaluation_to_close(self, run: Run) -> int | None:
+        """Return a version of which all clients have told that are there, or whose time is over."""
+        if not run.sites.answers:
+            return None
+        seconds = run.parts.coordinator.policy.deadline or LAST_SECONDS
+        return run.sites.next_to_close(self.presence.evaluators(run), self.now(), seconds)
+
+    def _close_evaluation(self, run: Run) -> None:
+        """Make figures of what clients measured of a version."""
+        with self.writer.lock:
+            version = self._evaluation_to_close(run)
+            if version is None:
+                return
+            answers = dict(run.sites.answers[version])
+            names = {number: client.name for number, client in self.presence.clients.items()}
+        result = summary(version, answers, names, run.sites.layout, run.parts.job.measures)
+        self.writer.write(lambda transaction: self.journal.close_evaluation(transaction, run, version, result))
 
     def _commit_version(self, run: Run) -> None:
         """Commit a version from what has arrived."""
@@ -292,9 +321,25 @@ def _restore_run(
         for attempt in range(run.state.coordinator.attempt, run.machine.attempt + 1):  # since it was saved
             run.count_down(each.task for each in tables.tasks(row.id, attempt))
         run.lost_sum = run.parts.job.secure is not None and run.machine.phase is Phase.COMMITTING
-    run.rewrite_files(tables.metrics_rows(row.id), lines)
+    rows = tables.metrics_rows(row.id)
+    run.rewrite_files(rows, lines)
+    _restore_sites(run, tables, rows)
     run.remove_stale_files(row.state)
     return run
+
+
+def _restore_sites(run: Run, tables: Tables, rows: Sequence[dict[str, Any]]) -> None:
+    """Open the evaluation of the newest version again, with its answers, if clients were asked for it."""
+    if not run.plan.evaluation.clients_every or run.status != RUNNING:
+        return
+    version = run.machine.version
+    run.halting = why_stop(run.plan.stop, rows[-1]) if rows else None
+    last = run.halting is not None or version >= run.parts.coordinator.rounds
+    if run.announced == version and run.sites.is_due(version, last=last):
+        run.prepare_sites()
+        answers = tables.evaluations(run.name).get(version, {})
+        known = {client: msgspec.json.decode(text, type=SiteAnswer) for client, text in answers.items()}
+        run.sites.open(version, time.monotonic(), known)
 
 
 def _announced(lines: Sequence[str]) -> int:

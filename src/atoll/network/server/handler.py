@@ -10,6 +10,8 @@ from http import HTTPStatus
 from itertools import islice
 from typing import Any
 
+import msgspec
+
 from atoll.core.messages import Task
 from atoll.network.protocol.identity import holds
 from atoll.network.protocol.messages import (
@@ -19,8 +21,10 @@ from atoll.network.protocol.messages import (
     Order,
     Orders,
     Poll,
+    Readiness,
     Refusal,
     RunInfo,
+    SiteEvaluation,
     update_text,
 )
 from atoll.network.protocol.objects import Manifest, ObjectError, Objects, read_manifest
@@ -30,6 +34,7 @@ from atoll.network.server.monitoring import Metrics, log
 from atoll.network.server.parts import BadUpdate
 from atoll.network.server.presence import REFUSED
 from atoll.network.server.runs import RUNNING, Run, WaitingRun
+from atoll.network.server.sites import SiteAnswer, evaluation_orders, read_sums
 from atoll.network.server.tables import ClientRow, Stage
 from atoll.network.server.uploads import UploadTooLarge
 from atoll.network.server.writer import RETRY, Change, Transaction
@@ -59,7 +64,7 @@ class RequestHandler:
         """Note that a client polls, and its number of samples; return a future if that must be written."""
         number, presence = _number(client), self._driver.presence
         short = (each for each in poll.attributes.items() if len(each[0]) <= MAX_ATTRIBUTE_NAME)
-        presence.note_poll(number, dict(islice(short, MAX_ATTRIBUTES)))
+        presence.note_poll(number, dict(islice(short, MAX_ATTRIBUTES)), evaluates=poll.evaluates)
         known, num_samples = presence.clients.get(number), min(poll.num_samples, self._max_samples)
         if known is None or known.num_samples == num_samples:
             return None
@@ -80,10 +85,18 @@ class RequestHandler:
                 for run in self._driver.built_runs()
                 if (order := self._order(run, number)) is not None and (run.name, order.attempt) not in poll.busy
             ]
+            going = [run for run in self._driver.built_runs() if run.status == RUNNING and run.sites.answers]
+            evaluations = tuple(each for run in going if poll.evaluates for each in evaluation_orders(run, number))
             ended = tuple(run.name for run in self._runs.values() if run.status != RUNNING)
             if len(ended) == len(self._runs) and set(ended) <= set(poll.ended):
                 self.informed_of_end.add(number)
-            return Orders(tuple(orders), ended, len(self._runs) - len(ended))
+            return Orders(tuple(orders), ended, len(self._runs) - len(ended), evaluations=evaluations)
+
+    def open_runs(self) -> tuple[RunInfo, ...]:
+        """Describe the runs that have not ended, for clients that only want to try them."""
+        keys = self._driver.presence.keys()
+        going = [run for run in list(self._runs.values()) if run.status == RUNNING]
+        return tuple(run.info(keys) if isinstance(run, Run) else run.preview(keys) for run in going)
 
     def run_info(self, run_name: str) -> RunInfo:
         """Describe a run to clients."""
@@ -210,6 +223,36 @@ class RequestHandler:
             offences.record_refusal(transaction, run, task, refusal.reason, whole_run=refusal.whole_run)
 
         self._submit(client, change).result()
+
+    def evaluated(self, client: ClientRow, run_name: str, version: int, told: SiteEvaluation) -> None:
+        """Take what a client measured of a version; an answer that cannot be true is rejected, and an offence."""
+        run, number = self._built_run(run_name), _number(client)
+        with self._writer.lock:
+            answers, known = run.sites.answers.get(version), self._driver.presence.clients.get(number)
+        if answers is None or known is None:
+            raise Refused(HTTPStatus.GONE, "nobody waits for this evaluation any more: poll for work")
+        if number in answers:
+            return  # the answer was lost
+        most = min(known.num_samples, self._driver.presence.agreed_samples.get(number, known.num_samples))
+        answer = SiteAnswer(told)
+        if not told.reason:
+            try:
+                read_sums(told, run.sites.layout, run.parts.job.measures, most)
+            except BadUpdate as error:
+                answer = SiteAnswer(SiteEvaluation(), str(error))
+                self._metrics.rejected("bad evaluation")
+                log("rejected", run=run_name, client=client.name, why=str(error))
+        record = partial(self._driver.journal.record_answer, run=run, version=version, client=number, answer=answer)
+        self._submit(client, record).result()
+        if answer.rejected:
+            raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, answer.rejected)
+
+    def readiness(self, client: ClientRow, run_name: str, told: Readiness) -> None:
+        """Note the result of a client's preflight."""
+        self.run(run_name)
+        log("checked", run=run_name, client=client.name, ready=told.ready, why=told.reason)
+        text = msgspec.json.encode(told).decode()
+        self._submit(client, lambda each: each.tables.set_readiness(run_name, client.id, text)).result()
 
     def _submit(self, client: ClientRow, change: Change) -> Future[Any]:
         """Submit a change for a client, which must still be approved when it is written."""

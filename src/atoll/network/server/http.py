@@ -66,6 +66,7 @@ class ClientApi:
             threaded(endpoints.CHALLENGE, answers.challenge),
             threaded(endpoints.SESSION, answers.session),
             self._route(endpoints.POLL, self._polls.answer),
+            threaded(endpoints.RUNS, answers.runs),
             threaded(endpoints.RUN, answers.run),
             threaded(endpoints.LEDGER, answers.ledger),
             threaded(endpoints.MANIFEST, answers.manifest),
@@ -77,6 +78,8 @@ class ClientApi:
             threaded(endpoints.SECURE, answers.secure),
             threaded(endpoints.READY, answers.ready),
             threaded(endpoints.REFUSE, answers.refuse),
+            threaded(endpoints.EVALUATION, answers.evaluation),
+            threaded(endpoints.READINESS, answers.readiness),
             Route(OPENAPI_PATH, lambda request: Response(document, media_type="application/json")),
         ]
         self.app = Router(routes, redirect_slashes=False)  # the path is signed: no other may stand for it

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.commit.finish import Outcome, abandon, end_reason, is_spent, send_tasks
@@ -39,6 +40,7 @@ from atoll.network.server.ledger_records import cohort_entries, public_participa
 from atoll.network.server.monitoring import Metrics, log
 from atoll.network.server.presence import Offences, Presence
 from atoll.network.server.runs import FIRST, CommitResult, Run, WaitingRun, hash_of
+from atoll.network.server.sites import SiteAnswer
 from atoll.network.server.tables import RunRow, Stage, TaskRow
 from atoll.network.server.writer import Transaction
 
@@ -71,7 +73,54 @@ class Journal:
 
     def opening(self, run: Run, machine: CoordinatorState) -> Begin | Halt:
         """Return the event that begins the next attempt, or ends a run whose privacy budget does not pay for it."""
+        if run.halting is not None:
+            return Halt(run.halting)
         return Halt(Reason.PRIVACY) if is_spent(run.parts, machine) else Begin(self._presence.may_be_asked(run))
+
+    def open_evaluation(self, transaction: Transaction, run: Run, state_file: str) -> None:
+        """Let clients measure the newest version, which is prepared, unless the run has ended meanwhile."""
+        machine, _ = transaction.machine(run)
+        if machine.phase is Phase.FINISHED:
+            return
+        self._start_ledger(transaction, run)
+        transaction.tables.set_run(run.name, sizes=json.dumps(run.sizes))
+        if state_file:
+            transaction.tables.set_run(run.name, state=state_file)
+            transaction.after_commit(lambda: run.files.remove_other_states(state_file))
+        self._announce(transaction, run, machine.version)
+        transaction.after_commit(lambda: run.sites.open(machine.version, self._clock.monotonic(), {}))
+        transaction.after_commit(lambda: self._wake(set(self._presence.last_polls)))
+        log("evaluating", run=run.name, round=machine.version)
+
+    def record_answer(self, transaction: Transaction, run: Run, version: int, client: int, answer: SiteAnswer) -> None:
+        """Record what a client answered about an open version; the first answer counts, a rejected one offends."""
+        text = msgspec.json.encode(answer).decode()
+        if version not in run.sites.answers or not transaction.tables.add_evaluation(run.name, version, client, text):
+            return
+        if answer.rejected:
+            self.offences.count_offences(transaction, [client])
+        transaction.after_commit(partial(run.sites.add, version, client, answer))
+        transaction.after_commit(self._wake_writer)
+
+    def close_evaluation(self, transaction: Transaction, run: Run, version: int, result: dict[str, Any]) -> None:
+        """Record what clients measured of a version; answers about earlier ones are not needed any more."""
+        row = run.files.row(version)
+        if row is not None and "spread" in result:
+            row = {**row, "clients_test": result["spread"]}
+            transaction.tables.add_metrics_row(run.name, row)
+        transaction.tables.drop_evaluations(run.name, version)
+        transaction.after_commit(lambda: run.sites.close(version, result))
+        transaction.after_commit(lambda: run.write_sites(result, row))
+        transaction.after_commit(self._wake_writer)
+        num = sum("figures" in site for site in result["sites"])
+        log("evaluated", run=run.name, round=version, clients=num, pooled=result.get("pooled"))
+
+    def _start_ledger(self, transaction: Transaction, run: Run) -> None:
+        """Write the first record of a run's ledger, if it is not there."""
+        if _row(transaction, run).head == chain.EMPTY:
+            first = {"run": run.name, "plan": run.client_plan, "plan_hash": run.plan_hash}
+            self._add_ledger_record(transaction, run, chain.START, {**first, "model": hash_of(run.state.params_D)})
+            transaction.after_commit(run.describe)
 
     def record_asked(self, transaction: Transaction, run: Run, state_file: str, measured: tuple[Event, ...]) -> None:
         """Begin an attempt, unless the run has ended meanwhile; what is to be sent is prepared."""
@@ -79,10 +128,7 @@ class Journal:
         if machine.phase is not Phase.READY:
             return
         now = self._clock.monotonic()
-        if _row(transaction, run).head == chain.EMPTY:
-            first = {"run": run.name, "plan": run.client_plan, "plan_hash": run.plan_hash}
-            self._add_ledger_record(transaction, run, chain.START, {**first, "model": hash_of(run.state.params_D)})
-            transaction.after_commit(run.describe)
+        self._start_ledger(transaction, run)
         machine, commands = run.parts.coordinator.step(machine, self.opening(run, machine))
         transaction.set_machine(run, machine, seq)
         plain = json.dumps(machine.to_plain())
@@ -247,7 +293,11 @@ class Journal:
         if outcome.row is not None:
             self._record_round(transaction, run, before, outcome, rows, left_out)
         self._record_measured(transaction, run, result.measured)
-        if outcome.reason is not None:
+        if outcome.reason is not None and outcome.row is not None and run.plan.evaluation.clients_every:
+            transaction.after_commit(
+                lambda: setattr(run, "halting", outcome.reason)
+            )  # clients measure the last version
+        elif outcome.reason is not None:
             machine, more = run.parts.coordinator.step(machine, Halt(outcome.reason))
             commands = commands + more
         transaction.set_machine(run, machine, seq)

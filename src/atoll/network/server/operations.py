@@ -10,7 +10,7 @@ from pathlib import Path
 from atoll.core.coordinator import Phase, Policy
 from atoll.core.errors import PlanError, RunError
 from atoll.core.plan import Plan
-from atoll.network.protocol.blobs import blobs_at
+from atoll.network.protocol.blobs import blobs_at, write_file
 from atoll.network.protocol.identity import load_key, make_key, public_bytes, token_hash
 from atoll.network.protocol.messages import is_run_name
 from atoll.network.protocol.operator_endpoints import ClientStatus, Overview, RunStatus, ServerStatus
@@ -98,6 +98,7 @@ class Operations:
         with self._store.read() as tables:
             known, agreed = tables.clients(), tables.agreed_samples()
             refused = {row.client for run in self._runs for row in tables.refusals(run)}
+            checked = tables.readiness()
         rows: list[ClientStatus] = []
         for client in known:
             since = self.driver.presence.seconds_since(client.number)
@@ -111,6 +112,7 @@ class Operations:
                     "agreed": agreed.get(client.id),
                     "offences": client.offences,
                     "refused": client.number in refused,
+                    "ready": {run: json.loads(text) for run, text in checked.get(client.id, {}).items()},
                     "online": since is not None and since < ONLINE_SECONDS,
                     "seconds_since": None if since is None else round(since, 1),
                 }
@@ -147,13 +149,13 @@ class Operations:
         )
         return token
 
-    def ensure_run(self, run: str, plan: Plan) -> None:
-        """Add a run before the server starts, unless it exists."""
+    def ensure_run(self, run: str, plan: Plan, model: Path | None = None) -> None:
+        """Add a run before the server starts, unless it exists; it starts from `model`, or else from the plan's."""
         known = self._runs.get(run)
         if known is not None and known.plan != plan:
             raise RunError(f"there is a run {run} with another plan: choose another --name, or serve without a plan")
         if known is None:
-            new = self._new_run(run, plan)
+            new = self._new_run(run, plan, model)
             with self._store.write() as tables:
                 tables.add_run(run, plan.to_toml(), json.dumps(FIRST.to_plain()))
             self._runs[run] = new
@@ -173,7 +175,7 @@ class Operations:
 
         self._writer.write(change)
 
-    def _new_run(self, run: str, plan: Plan) -> WaitingRun:
+    def _new_run(self, run: str, plan: Plan, model: Path | None = None) -> WaitingRun:
         if not is_run_name(run):
             raise RunError(f"a run is called by small letters, digits and hyphens, at most 64 of them: got {run!r}")
         policy: Policy = plan.policy.build("rounds")
@@ -184,8 +186,12 @@ class Operations:
                 f"start it with --clients {policy.min_clients} or without --clients, or change the plan, e.g. by "
                 f"--set policy.{'concurrency' if policy.overlaps_rounds else 'size'}={num}"
             )
-        dry_run_for(plan, num)  # refuse early what is wrong
-        return WaitingRun(run, plan, self.driver.home, self.driver.make_blobs, self.driver.notify)
+        dry_run_for(plan, num, model)  # refuse early what is wrong
+        new = WaitingRun(run, plan, self.driver.home, self.driver.make_blobs, self.driver.notify)
+        if model is not None:
+            kept = new.files.given_model
+            write_file(kept, kept.with_name(f".{kept.name}.new"), model.read_bytes())
+        return new
 
     def ledger_lines(self, run: str) -> list[str]:
         """Return the ledger of a run."""
@@ -237,6 +243,7 @@ class Operations:
             "arrived": arrived,
             "accuracy": row.get("test", {}).get("accuracy"),
             "epsilon": row.get("privacy", {}).get("epsilon"),
+            "sites": run.sites.result if isinstance(run, Run) else None,
             "seconds_waiting": round(self._now() - began, 1) if began and run.status == RUNNING else 0.0,
         }
 

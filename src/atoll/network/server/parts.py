@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple, final
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from atoll.commit.parts import RunParts, build_parts
@@ -71,6 +74,8 @@ class DeliveredUpdate(NamedTuple):
 
 class DeliveryEngine(InProcess):
     """The engine of a network server: reads delivered updates instead of training clients."""
+
+    holds_clients = False
 
     def __init__(self, job: Job, space: Workspace | None) -> None:
         super().__init__(job, Trainer(job, space=space))
@@ -191,10 +196,38 @@ def build_server_parts(plan: Plan, sizes: Sequence[int], ledger: Ledger | None) 
     return parts, kept[0][0]
 
 
-def dry_run_for(plan: Plan, num_clients: int) -> None:
+def dry_run_for(plan: Plan, num_clients: int, model: Path | None = None) -> None:
     """Build a plan for so many clients and rehearse a round; raise a PlanError for what does not fit."""
     plan_for_clients(plan)
-    build_server_parts(plan, [1000] * num_clients, None)
+    parts, _ = build_server_parts(plan, [1000] * num_clients, None)
+    if model is not None:
+        given_params(model, parts.job)
+
+
+def given_params(path: Path, job: Job) -> Tensor:
+    """Return the flat vector of a model that a run is to start from, from a file of its named tensors."""
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{path} cannot be read as a model ({error}): give a model.safetensors of a run") from error
+    spec, own = job.spec, job.model.state_dict()
+    for slot in spec.slots:
+        shape = tuple(tensors[slot.name].shape) if slot.name in tensors else None
+        if shape != slot.shape:
+            found = "nothing" if shape is None else f"shape {shape}"
+            raise PlanError(f"{path} has {found} for {slot.name}, the plan's model {slot.shape}: name the same model")
+    stays = {slot.name for slot in (*spec.slots, *spec.kept)} | set(job.local_buffers)
+    for name, tensor in tensors.items():
+        if (
+            name not in stays
+            and tensor.dtype.is_floating_point
+            and not (name in own and torch.equal(tensor, own[name]))
+        ):
+            raise PlanError(
+                f"{path} has another {name} than the plan's model, and it is not trained, so that it would not travel: "
+                "train it, or let the plan build the model with it"
+            )
+    return torch.cat([tensors[slot.name].reshape(-1).to(spec.dtype) for slot in spec.slots])
 
 
 def _without_values(update: Update) -> Update:

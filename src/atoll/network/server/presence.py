@@ -31,13 +31,15 @@ class LastPoll(NamedTuple):
     time: float
     """When it was last heard, by the monotonic clock."""
     attributes: dict[str, bool | float]
+    evaluates: bool = False
+    """Whether the client measures versions on its own samples."""
 
 
 class Presence:
     """The approved clients by number, and when they were last heard."""
 
     def __init__(self, known: list[ClientRow], now: Callable[[], float]) -> None:
-        self._now = now
+        self._now, self._started = now, now()
         self.clients: dict[int, ClientRow] = {}
         self.last_polls: dict[int, LastPoll] = {}
         self.agreed_samples: dict[int, int] = {}
@@ -49,9 +51,9 @@ class Presence:
         self.clients = {c.number: c for c in known if c.status is Status.APPROVED and c.number is not None}
         self.agreed_samples = {number: agreed[c.id] for number, c in self.clients.items() if c.id in agreed}
 
-    def note_poll(self, number: int, attributes: dict[str, bool | float]) -> None:
+    def note_poll(self, number: int, attributes: dict[str, bool | float], *, evaluates: bool) -> None:
         """Note a poll of a client."""
-        self.last_polls[number] = LastPoll(self._now(), attributes)
+        self.last_polls[number] = LastPoll(self._now(), attributes, evaluates)
 
     def note_request(self, number: int | None) -> None:
         """Note another request of a client that has polled, such as for a chunk of a large model."""
@@ -68,6 +70,17 @@ class Presence:
         """Return the clients that are online."""
         lately = self._now() - ONLINE_SECONDS
         return {number for number, seen in list(self.last_polls.items()) if seen.time > lately}
+
+    def evaluators(self, run: Run) -> set[int]:
+        """Return the clients whose evaluations a run waits for; a new server waits a while for all to come back."""
+        fresh, online = self._now() < self._started + ONLINE_SECONDS, self.online()
+
+        def answers(client: int) -> bool:
+            seen = self.last_polls.get(client)
+            return fresh if seen is None else seen.evaluates and client in online
+
+        may = [client for client in self.clients if client not in run.state.quarantined and run.may_ask(client)]
+        return {client for client in may if answers(client)}
 
     def keys(self) -> dict[int, bytes]:
         """Return the public keys of clients."""

@@ -22,9 +22,11 @@ from atoll.network.server.tables import (
     agreed_table,
     all_tables,
     clients_table,
+    evaluations_table,
     is_task,
     ledger_table,
     meta_table,
+    readiness_table,
     refusals_table,
     rounds_table,
     runs_table,
@@ -303,6 +305,41 @@ class Tables:
         """Return the metrics rows of a run."""
         wanted = select(rounds_table.c.row).where(rounds_table.c.run == run).order_by(rounds_table.c.number)
         return [json.loads(row) for row in self._db.execute(wanted).scalars()]
+
+    def add_evaluation(self, run: str, version: int, client: int, answer: str) -> bool:
+        """Add a client's answer about a version; return False if there is one already."""
+        table = evaluations_table
+        where = (table.c.run == run, table.c.version == version, table.c.client == client)
+        if self._db.execute(select(table.c.client).where(*where)).first() is not None:
+            return False
+        self._db.execute(insert(table).values(run=run, version=version, client=client, answer=answer))
+        return True
+
+    def evaluations(self, run: str) -> dict[int, dict[int, str]]:
+        """Return the clients' answers about versions that are kept: version -> client -> answer."""
+        wanted = select(evaluations_table).where(evaluations_table.c.run == run).order_by(evaluations_table.c.client)
+        answers: dict[int, dict[int, str]] = {}
+        for row in self._db.execute(wanted):
+            answers.setdefault(row.version, {})[row.client] = row.answer
+        return answers
+
+    def drop_evaluations(self, run: str, before: int) -> None:
+        """Delete the answers about versions before one."""
+        table = evaluations_table
+        self._db.execute(delete(table).where(table.c.run == run, table.c.version < before))
+
+    def set_readiness(self, run: str, client: str, answer: str) -> None:
+        """Set the result of a client's preflight."""
+        table = readiness_table
+        self._db.execute(delete(table).where(table.c.run == run, table.c.client == client))
+        self._db.execute(insert(table).values(run=run, client=client, answer=answer))
+
+    def readiness(self) -> dict[str, dict[str, str]]:
+        """Return the results of preflights: client id -> run -> answer."""
+        answers: dict[str, dict[str, str]] = {}
+        for row in self._db.execute(select(readiness_table)):
+            answers.setdefault(row.client, {})[row.run] = row.answer
+        return answers
 
 
 def _client_of(row: Any) -> ClientRow:

@@ -7,7 +7,7 @@ from which the files for people are written again after a kill.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from atoll.report.writer import RunWriter, run_info
 from atoll.train.build import final_model
 from atoll.train.works.sgd import shared_tensors
 
-LEDGER, INFO, RESULT = "ledger.jsonl", "run.json", "result.json"
+LEDGER, INFO, RESULT, SITES = "ledger.jsonl", "run.json", "result.json", "sites.json"
 
 
 class RunFiles:
@@ -89,6 +89,30 @@ class RunFiles:
             if last.kind == chain.END:
                 self.finish(last.body["reason"], parts, state)
         self.stale = False
+
+    def write_sites(self, result: Mapping[str, Any], row: Mapping[str, Any] | None) -> None:
+        """Write what clients measured of a version, and replace its metrics row."""
+        self._directory.write_json(SITES, result)
+        history = self._writer.history
+        places = [place for place, known in enumerate(history) if row is not None and known["round"] == row["round"]]
+        for place in places:
+            history[place] = dict(row or {})
+            self._directory.write_rows(history)
+
+    @property
+    def given_model(self) -> Path:
+        """Return the file of the model that the operator lets the run start from; there may be none."""
+        return self.directory / "first.safetensors"
+
+    def sites(self) -> dict[str, Any] | None:
+        """Return what clients measured of the newest version that they have, if they did."""
+        path = self.directory / SITES
+        found: dict[str, Any] | None = self._directory.read_json(SITES) if path.exists() else None
+        return found
+
+    def row(self, version: int) -> dict[str, Any] | None:
+        """Return the metrics row of a version, if there is one."""
+        return next((row for row in reversed(self._writer.history) if row["round"] == version), None)
 
     def describe(self, parts: ServerParts, version: int) -> None:
         """Write what is known before the first round."""

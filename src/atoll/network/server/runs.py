@@ -21,7 +21,7 @@ from atoll.commit.run_state import RunState, first_state
 from atoll.commit.secure_sum import Added
 from atoll.commit.versions import valid_of
 from atoll.core.aggregator import rows_of
-from atoll.core.coordinator import CoordinatorState, Phase
+from atoll.core.coordinator import CoordinatorState, Phase, Reason
 from atoll.core.downlink import DecodedBroadcast
 from atoll.core.events import Event
 from atoll.core.messages import Payload, State, Task
@@ -33,9 +33,10 @@ from atoll.network.protocol.agreement import plan_for_clients
 from atoll.network.protocol.blobs import MakeBlobs
 from atoll.network.protocol.messages import News, Ref, RunInfo
 from atoll.network.protocol.objects import Manifest, Objects
-from atoll.network.server.parts import DeliveredUpdate, ServerParts, build_server_parts
+from atoll.network.server.parts import DeliveredUpdate, ServerParts, build_server_parts, given_params
 from atoll.network.server.run_files import RunFiles
 from atoll.network.server.secure_session import Mailbox, SecureContext, sum_with_clients
+from atoll.network.server.sites import Sites, layout_of_sums
 from atoll.network.server.tables import RefusalRow, TaskRow
 from atoll.network.server.uploads import PackPosition, Uploads
 from atoll.privacy.ledger import NAME as PRIVACY_LEDGER
@@ -49,6 +50,8 @@ NEVER = -1
 NEWS = 20
 """Number of differences that are kept for clients that missed some."""
 
+PREVIEW_SAMPLES = 1000
+"""Samples of each client of a run that is described before it begins."""
 
 FIRST_REFUSAL, LONGEST_REFUSAL = 10.0, 3600.0
 """Seconds for which a client is not asked after its first refusal; each one doubles them, up to an hour."""
@@ -104,6 +107,8 @@ class WaitingRun:
         uploads.sweep()
         self.objects, self.uploads = Objects(objects), Uploads(uploads)
         self.min_clients: int = plan.policy.build("rounds").min_clients
+        self._previews: dict[int, RunInfo] = {}
+        self._preview_lock = threading.Lock()
         self.not_before = 0.0
         """When building may be tried again, after an error that may pass."""
         self.busy = False
@@ -115,8 +120,20 @@ class WaitingRun:
         if ledger is not None:
             ledger.check(machine.attempt if machine.phase is Phase.READY else 0)
         parts, first_M = build_server_parts(self.plan, sizes, ledger)
+        if not state_file and self.files.given_model.exists():
+            first_M = given_params(self.files.given_model, parts.job)
         state = self.files.read_state(state_file) if state_file else first_state(parts.job, parts.guard, first_M)
         return Run(self, parts, tuple(sizes), state, machine, seq)
+
+    def preview(self, keys: Mapping[int, bytes]) -> RunInfo:
+        """Describe the run as if these clients had samples alike, for clients that try it before it begins."""
+        with self._preview_lock:
+            num = max(self.min_clients, len(keys), 1)
+            if num not in self._previews:
+                parts, first_M = build_server_parts(self.plan, [PREVIEW_SAMPLES] * num, None)
+                state = first_state(parts.job, parts.guard, first_M)
+                self._previews = {num: Run(self, parts, (PREVIEW_SAMPLES,) * num, state, FIRST, 0).info(keys)}
+            return self._previews[num]
 
 
 class Run:
@@ -157,6 +174,10 @@ class Run:
         """Whether the updates to be committed were being added in secret by a process that is gone."""
         self.refusals: dict[int, RefusalState] = {}
         """Clients that have refused work for it."""
+        self.sites = Sites(waiting.plan.evaluation, waiting.files.sites())
+        """What clients measure of versions on their own samples."""
+        self.halting: Reason | None = None
+        """Why the run ends once its last version is measured by the clients, where it ends before its last round."""
         self.missing: set[int] = set()
         """Clients without which it cannot go on, as far as the log has said so."""
 
@@ -203,6 +224,8 @@ class Run:
             max_samples=1 if job.secure is None else job.federation.max_samples,  # nobody else needs to know
             peers={str(number): key for number, key in keys.items()} if job.secure is not None else {},
             model=self._last_model(),
+            input_shape=job.federation.dataset.input_shape,
+            num_outputs=job.federation.dataset.num_outputs,
         )
 
     def _last_model(self) -> Ref | None:
@@ -220,6 +243,7 @@ class Run:
         """Prepare the newest version for sending; return the file of the state, if that must be kept before."""
         state, models = self.state._replace(coordinator=machine), dict(self.models)  # others read them meanwhile
         known = {task.version for task in (*machine.in_flight.values(), *machine.arrived, *machine.committing)}
+        known |= self.sites.answers.keys()
         changed = ""
         for number in sorted(known & state.sent.keys()):
             if number not in models:
@@ -237,6 +261,10 @@ class Run:
             {*(name for model in self.models.values() for name in model.names()), *(n.object.name for n in self.news)}
         )
         return changed
+
+    def prepare_sites(self) -> None:
+        """Find out which sums are due of clients that evaluate: those of the plan's metrics on any samples."""
+        self.sites.layout = layout_of_sums(self.parts, self.state.params_D)
 
     def count_down(self, tasks: Iterable[Task]) -> None:
         """Count what clients are sent for these tasks of the newest version."""
@@ -333,6 +361,10 @@ class Run:
     def describe(self) -> None:
         """Write what is known before the first round."""
         self.files.update(lambda: self.files.describe(self.parts, self.machine.version))
+
+    def write_sites(self, result: Mapping[str, Any], row: Mapping[str, Any] | None) -> None:
+        """Write what clients measured of a version, and its metrics row with it."""
+        self.files.update(lambda: self.files.write_sites(result, row))
 
     def write_result(self, reason: str) -> None:
         """Write how the run ended."""

@@ -29,8 +29,9 @@ from atoll.core.errors import RunError
 from atoll.core.messages import Task
 from atoll.ledger.chain import Head
 
-SCHEMA = 2
-"""The version of the layout; layout 1 had no tables of agreed samples and refusals."""
+SCHEMA = 3
+"""The version of the layout; layout 2 had no tables of evaluations and readiness, layout 1 none of agreed samples and
+refusals either."""
 LAYOUT = 0x41746F6C6D
 """Key of the advisory lock under which the layout is checked."""
 
@@ -197,9 +198,30 @@ ledger_table = Table(
     Column("line", Text, nullable=False),
 )
 
+evaluations_table = Table(
+    "evaluations",
+    all_tables,
+    Column("run", String(64), primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("client", Integer, primary_key=True),
+    Column("answer", Text, nullable=False),
+)
+readiness_table = Table(
+    "readiness",
+    all_tables,
+    Column("run", String(64), primary_key=True),
+    Column("client", String(32), primary_key=True),
+    Column("answer", Text, nullable=False),
+)
+ADDED = {
+    "1": (agreed_table, refusals_table, evaluations_table, readiness_table),
+    "2": (evaluations_table, readiness_table),
+}
+"""Tables that earlier layouts lack."""
+
 
 def check_layout(connection: Connection, store: str) -> None:
-    """Create the tables of an empty store, upgrade layout 1, and refuse another or a damaged layout."""
+    """Create the tables of an empty store, upgrade earlier layouts, and refuse another or a damaged one."""
     if connection.dialect.name == "postgresql":  # SQLite has one writer
         connection.execute(text(f"SELECT pg_advisory_xact_lock({LAYOUT})"))
     there, tables = inspect(connection), {table.name: table for table in all_tables.sorted_tables}
@@ -217,8 +239,8 @@ def check_layout(connection: Connection, store: str) -> None:
             f"the store {store} has tables ({', '.join(sorted(here))}) but does not say which layout it has: it is not "
             "one of Atoll's, or it is damaged; restore it from a backup, or give another --store"
         )
-    if layout == "1":
-        all_tables.create_all(connection, tables=[agreed_table, refusals_table])
+    if layout in ADDED:
+        all_tables.create_all(connection, tables=ADDED[layout])
         connection.execute(update(meta_table).where(meta_table.c.key == "schema").values(value=str(SCHEMA)))
         check_layout(connection, store)
         return

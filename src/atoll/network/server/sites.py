@@ -1,0 +1,210 @@
+"""Evaluation at the sites: which versions clients measure, how their answers are checked, and what comes of them.
+
+A client answers with sums of its samples, never with samples. Each answer is checked alone: its names, shapes and
+counts. A plausible lie cannot be told from the truth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.commit.finish import without_nan
+from atoll.core.client_work import Samples
+from atoll.core.errors import AtollError
+from atoll.core.messages import SERVER, Payload, State
+from atoll.core.metric import Figures
+from atoll.core.plan import Evaluation
+from atoll.core.wire import packed_size, unpack
+from atoll.data.targets import TOKENS
+from atoll.network.protocol.messages import EvaluationOrder, SiteEvaluation
+from atoll.network.server.parts import BadUpdate, ServerParts
+from atoll.train.metrics import Measures, spread
+
+if TYPE_CHECKING:
+    from atoll.network.server.runs import Run
+
+MAX_OPEN = 2
+"""Versions that are measured at a time: a client may measure one while the others have made the next."""
+LAST_SECONDS = 600.0
+"""Seconds for which a run waits for evaluations of its last version, unless its policy has a deadline."""
+MAX_SUM = 1e30
+"""Maximum sum: larger ones would overflow when they are added up."""
+SLACK = 1 << 16
+"""Bytes by which a packed answer may exceed its sums: names and shapes."""
+
+LAYOUT_SAMPLES = 2
+"""Samples of the server's data on which it tries which sums are due of clients."""
+
+
+class SiteAnswer(msgspec.Struct, frozen=True):
+    """A client's answer as it is stored."""
+
+    told: SiteEvaluation
+    rejected: str = ""
+    """Why it does not count; "" if it does, or if the client told nothing."""
+
+
+class Sites:
+    """The evaluations of a run at its clients; memory changes by transactions only."""
+
+    def __init__(self, ask: Evaluation, result: dict[str, Any] | None = None) -> None:
+        self._every = ask.clients_every
+        self.answers: dict[int, dict[int, SiteAnswer]] = {}
+        """Open versions, oldest first, and who has answered."""
+        self.opened: dict[int, float] = {}
+        """The monotonic time at which each open version was opened."""
+        self.newest = -1
+        """The newest version that was opened."""
+        self.layout: State = {}
+        """Names and shapes of the sums that are due."""
+        self.result = result
+        """What the newest version that was closed came to, as in `sites.json`."""
+
+    def is_due(self, version: int, *, last: bool) -> bool:
+        """Return whether a version is to be measured, and is not yet: every so many versions, and the last."""
+        wanted = self._every > 0 and (last or (version > 0 and version % self._every == 0))
+        return wanted and version > self.newest
+
+    def open(self, version: int, now: float, answers: Mapping[int, SiteAnswer]) -> None:
+        """Open a version, with the answers that are there already."""
+        self.answers[version], self.opened[version], self.newest = dict(answers), now, version
+
+    def add(self, version: int, client: int, answer: SiteAnswer) -> None:
+        """Add a client's answer, if its version is open."""
+        if version in self.answers:
+            self.answers[version].setdefault(client, answer)
+
+    def close(self, version: int, result: dict[str, Any]) -> None:
+        """Close a version."""
+        self.answers.pop(version, None)
+        self.opened.pop(version, None)
+        if self.result is None or self.result["round"] <= version:
+            self.result = result
+
+    def next_to_close(self, expected: set[int], now: float, seconds: float) -> int | None:
+        """Return an open version that all expected clients have answered, or that is too old; None if there is none."""
+        for version, answers in self.answers.items():
+            late = now > self.opened[version] + seconds or version < self.newest - self._every * (MAX_OPEN - 1)
+            if late or expected <= answers.keys():
+                return version
+        return None
+
+
+def evaluation_orders(run: Run, client: int) -> list[EvaluationOrder]:
+    """Return the versions that a client is to measure and has not."""
+    if not run.may_ask(client) or client in run.state.quarantined:
+        return []
+    return [
+        EvaluationOrder(
+            run=run.name,
+            version=version,
+            model=run.models[version].ref,
+            encoded=run.models[version].encoded,
+            news=tuple(news for news in run.news if news.version <= version),
+            counted=run.counted.get(client),
+        )
+        for version, answers in run.sites.answers.items()
+        if client not in answers and version in run.models
+    ]
+
+
+def layout_of_sums(parts: ServerParts, params_D: Tensor) -> State:
+    """Return sums that have the names and shapes of those that are due of clients: of a few of the server's samples."""
+    x, y = parts.job.federation.first(LAYOUT_SAMPLES)
+    whole = parts.engine.trainer.worker.evaluate(params_D, {}, Samples(SERVER, len(y), lambda: (x, y)))
+    return parts.job.measures.condense(whole)
+
+
+def read_sums(told: SiteEvaluation, layout: State, measures: Measures, most: int) -> State:
+    """Return the sums that a client told of at most `most` samples; BadUpdate if they cannot be sums of samples."""
+    due = {name: value for name, value in layout.items() if told.epsilon is None or "/" in name}
+    try:
+        payload = unpack(told.sums, max_bytes=packed_size(Payload(torch.zeros(0), (layout,))) + SLACK)
+    except AtollError as error:
+        raise BadUpdate(f"the evaluation cannot be read: {error}") from error
+    sums = payload.sides[0] if len(payload.sides) == 1 else {}
+    complete = sums.keys() == due.keys() if told.epsilon is None else bool(sums) and sums.keys() <= due.keys()
+    if not complete:
+        raise BadUpdate(
+            f"the evaluation has the sums {', '.join(sorted(sums))[:200]}: {', '.join(sorted(due))} are due"
+        )
+    for name, value in sums.items():
+        if value.shape != due[name].shape or value.dtype != torch.float64:
+            raise BadUpdate(
+                f"{name} of the evaluation is {tuple(value.shape)} of {value.dtype}: {tuple(due[name].shape)} of "
+                "torch.float64 is due"
+            )
+        if not bool((value.abs() <= MAX_SUM).all()):
+            raise BadUpdate(f"{name} of the evaluation is not finite: check the client's data")
+    if told.epsilon is not None:
+        if not 0 < told.epsilon < math.inf:
+            raise BadUpdate(f"the evaluation's noise has an epsilon of {told.epsilon}: it is a number above 0")
+        return sums
+    if not 1 <= told.num_samples <= most:
+        raise BadUpdate(f"an evaluation on {told.num_samples:,} samples: this client stated {most:,}")
+    if "count" in sums and float(sums["count"]) != told.num_samples:
+        raise BadUpdate(f"the evaluation counts {float(sums['count']):g} samples, but says {told.num_samples:,}")
+    _check_plausible(sums, measures, told.num_samples)
+    return sums
+
+
+def _check_plausible(sums: State, measures: Measures, num_samples: int) -> None:
+    """Refuse sums that no samples can have; of sequences it is not known how many positions count."""
+    tokens = measures.problem.kind == TOKENS
+    wrong = measures.why_implausible(sums, 0 if tokens else num_samples, math.inf if tokens else num_samples)
+    if wrong:
+        raise BadUpdate(f"no {num_samples:,} samples have such sums of {wrong}: let the client use the plan's metrics")
+
+
+def summary(
+    version: int, answers: Mapping[int, SiteAnswer], names: Mapping[int, str], layout: State, measures: Measures
+) -> dict[str, Any]:
+    """Return what the answers about a version come to: figures by site, pooled, of the worst site, and their spread."""
+    rows: list[dict[str, Any]] = []
+    told: list[State] = []
+    scores: list[tuple[float, float]] = []
+    for client, answer in sorted(answers.items()):
+        row: dict[str, Any] = {"client": client, "name": names.get(client, str(client))}
+        rows.append(row)
+        if answer.rejected or answer.told.reason:
+            row |= {"rejected": answer.rejected} if answer.rejected else {"reason": answer.told.reason}
+            continue
+        sums = read_sums(answer.told, layout, measures, answer.told.num_samples)
+        noisy = answer.told.epsilon is not None
+        figures = measures.finish_sums(_not_negative(sums) if noisy else sums)
+        row |= {"epsilon": answer.told.epsilon} if noisy else {"samples": answer.told.num_samples}
+        row["figures"] = figures
+        told.append(sums)
+        scores.append((_main(figures), figures.get("loss", math.nan)))
+    result: dict[str, Any] = {"round": version, "sites": rows}
+    if told:
+        shared = [name for name in told[0] if all(name in each for each in told)]
+        pooled = {name: torch.stack([each[name] for each in told]).sum(0) for name in shared}
+        main_C, loss_C = np.array(scores, dtype=np.float64).T
+        better = measures.larger_is_better
+        counted = [row for row in rows if "figures" in row]
+        known = [place for place in range(len(counted)) if not math.isnan(main_C[place])]
+        result["pooled"] = measures.finish_sums(_not_negative(pooled) if "count" not in pooled else pooled)
+        if known:
+            worst = counted[(min if better else max)(known, key=lambda place: main_C[place])]
+            result["worst"] = {"client": worst["client"], "name": worst["name"], "figure": _main(worst["figures"])}
+        result["spread"] = spread(main_C, loss_C, larger_is_better=better)
+    plain: dict[str, Any] = without_nan(result)
+    return plain
+
+
+def _main(figures: Figures) -> float:
+    """Return the main figure."""
+    return next((value for name, value in figures.items() if name != "loss"), math.nan)
+
+
+def _not_negative(sums: State) -> State:
+    """Return sums with noise whose counts are at least 0, so that figures can be made of them."""
+    return {name: value.clamp(min=0) for name, value in sums.items()}
