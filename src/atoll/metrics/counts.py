@@ -113,5 +113,7 @@ def averaged(name: str, average: Average, ratio: Callable[[Array, Array, Array],
             return {figure: float(shares((true_K * value_K).sum(), true_K.sum()))}
         return {figure: float(value_K[occurs_K].mean())}
 
-    move = lambda sums: math.sqrt(3 * len(sums["hits"]))
+    def move(sums: State) -> float:
+        return math.sqrt(3 * len(sums["hits"]))
+
     return Metric(add, finish, plausible=are_counts, sensitivity=move, main=figure)

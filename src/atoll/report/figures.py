@@ -270,7 +270,9 @@ def client_spread(record: RunRecord) -> Figure:
         )
     name = record.clients.get("metric", "accuracy")
     falling, share = name in SMALLER_IS_BETTER, name in SHARES
-    main_C = np.sort(np.asarray(record.clients[name], dtype=float))
+    main_C = np.sort(np.asarray([value for value in record.clients[name] if value is not None], dtype=float))
+    if not len(main_C):
+        raise RunError(f"{record.path}: no client has a {title_of(name)}; name another figure in evaluation.metrics")
     main_C = main_C[::-1] if falling else main_C
     C = len(main_C)
     tenth = max(1, C // 10)

@@ -13,6 +13,13 @@ from atoll.core.coordinator import FAILURES, Reason
 from atoll.core.errors import PlanError, RunError, nearest
 from atoll.core.parts import Part
 from atoll.core.plan import Plan
+from atoll.report.file_checks import (
+    clients_problem,
+    confusion_problem,
+    is_number,
+    partition_problem,
+    sites_problem,
+)
 
 Json = dict[str, Any]
 Against = Literal["round", "seconds", "simulated_seconds", "bytes"]
@@ -74,12 +81,12 @@ def read_run(path: Path | str) -> RunRecord:
         plan=plan,
         info=info,
         rows=_rows(path / "metrics.jsonl"),
-        partition=_checked(path / "partition.json", _partition_problem),
-        clients=_checked(path / "clients.json", _clients_problem),
-        confusion=_checked(path / "confusion.json", _confusion_problem),
+        partition=_checked(path / "partition.json", partition_problem),
+        clients=_checked(path / "clients.json", clients_problem),
+        confusion=_checked(path / "confusion.json", confusion_problem),
         charts=_table(path / "charts.json"),
         result=_table(path / "result.json"),
-        sites=_checked(path / "sites.json", _sites_problem),
+        sites=_checked(path / "sites.json", sites_problem),
     )
 
 
@@ -97,7 +104,7 @@ def dig(table: Any, dotted: str) -> Any:
 def number(table: Any, dotted: str) -> float | None:
     """Return the finite number at a dotted path, or None."""
     value = dig(table, dotted)
-    return float(value) if _is_number(value) and math.isfinite(value) else None
+    return float(value) if is_number(value) and math.isfinite(value) else None
 
 
 def series(record: RunRecord, measure: str, against: Against = "round") -> tuple[list[float], list[float]]:
@@ -296,10 +303,6 @@ def _folder(record: RunRecord) -> str:
     return record.path.resolve().name or "run"
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
@@ -363,43 +366,3 @@ def _rows(path: Path) -> tuple[Json, ...]:
             rows.pop()
         rows.append(row)
     return tuple(rows)
-
-
-def _matrix_problem(rows: Any, name: str) -> str:
-    if not (isinstance(rows, list) and rows and all(isinstance(row, list) and row for row in rows)):
-        return f'"{name}" must be a list of lists of numbers'
-    if len({len(row) for row in rows}) > 1:
-        return f'the rows of "{name}" must be equally long: got lengths {sorted({len(row) for row in rows})}'
-    if not all(_is_number(value) and math.isfinite(value) and value >= 0 for row in rows for value in row):
-        return f'"{name}" must hold counts of 0 or more'
-    return ""
-
-
-def _partition_problem(table: Json) -> str:
-    return _matrix_problem(table.get("counts"), "counts")
-
-
-def _confusion_problem(table: Json) -> str:
-    problem = _matrix_problem(table.get("matrix"), "matrix")
-    if not problem and len(table["matrix"]) != len(table["matrix"][0]):
-        return f'"matrix" must be square: got {len(table["matrix"])} rows of {len(table["matrix"][0])}'
-    return problem
-
-
-def _sites_problem(table: Json) -> str:
-    sites = table.get("sites")
-    if not (
-        isinstance(sites, list) and all(isinstance(site, dict) and {"client", "name"} <= site.keys() for site in sites)
-    ):
-        return '"sites" must be a list of tables with "client" and "name"'
-    return ""
-
-
-def _clients_problem(table: Json) -> str:
-    metric = table.get("metric", "accuracy")
-    values = table.get(metric) if isinstance(metric, str) else None
-    if not (isinstance(values, list) and values and all(_is_number(value) for value in values)):
-        return f'"{metric}" must be a list of numbers, one a client'
-    if metric == "accuracy" and not all(0 <= value <= 1 for value in values):
-        return '"accuracy" must be a list of shares in [0, 1], one a client'
-    return ""

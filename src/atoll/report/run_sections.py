@@ -265,7 +265,7 @@ def run_pictures(record: RunRecord) -> list[RunPicture]:
     if record.rows and number(record.rows[-1], "privacy.epsilon") is not None:
         note = "Epsilon is that of all rounds so far; accuracy is that on the test set."
         pictures.append(RunPicture("privacy", lambda: spending_picture(record), "Privacy", note))
-    if record.clients is not None:
+    if record.clients is not None and _have_figures(record.clients):
         holdout = record.plan.evaluation.holdout
         samples = (
             f"the {share_text(holdout)} of its samples that it does not train on"
@@ -288,6 +288,11 @@ def run_pictures(record: RunRecord) -> list[RunPicture]:
     if record.partition is not None:
         pictures.append(_partition_picture(record, record.partition))
     return pictures
+
+
+def _have_figures(clients: Json) -> bool:
+    """Return whether some client has the main figure, which need not be defined for each."""
+    return any(value is not None for value in clients[clients.get("metric", "accuracy")])
 
 
 def _chart_pictures(record: RunRecord) -> list[RunPicture]:

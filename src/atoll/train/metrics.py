@@ -149,13 +149,19 @@ def build_measures(problem: Problem, chosen: Sequence[Part] | None, groups: tupl
 
 
 def spread(main_C: np.ndarray, loss_C: np.ndarray, *, larger_is_better: bool = True) -> Metrics:
-    """How unequal clients fare: mean, standard deviation and the mean of the worst tenth."""
-    tenth = max(1, len(main_C) // 10)
-    ordered_C = np.sort(main_C) if larger_is_better else np.sort(main_C)[::-1]
+    """How unequal clients fare: mean, standard deviation and the mean of the worst tenth.
+
+    A client for which the figure is not defined, such as a concordance without pairs, has no share in these.
+    """
+    known_C = main_C[~np.isnan(main_C)] if bool(np.isnan(main_C).any()) else main_C
+    if not len(known_C):
+        known_C = np.array([np.nan])
+    tenth = max(1, len(known_C) // 10)
+    ordered_C = np.sort(known_C) if larger_is_better else np.sort(known_C)[::-1]
     return {
         "num_clients": float(len(main_C)),
-        "mean": float(main_C.mean()),
-        "std": float(main_C.std()),
+        "mean": float(known_C.mean()),
+        "std": float(known_C.std()),
         "worst_decile": float(ordered_C[:tenth].mean()),
         "loss": float(loss_C.mean()),
     }
