@@ -59,7 +59,8 @@ class Workspace(NamedTuple):
     def restore(self, params_D: Tensor, memory: State) -> None:
         """Give the model what was sent and what a client keeps of it, or the first of that; nothing of others."""
         self.params_D.copy_(params_D)
-        self.kept_K.copy_(memory.get(KEPT, self.first_kept_K))
+        if len(self.kept_K):
+            self.kept_K.copy_(memory.get(KEPT, self.first_kept_K))
         for name, first in self.own_buffers.items():
             self.model.get_buffer(name).copy_(memory.get(f"{BUFFER}{name}", first))
         self.attributes.restore()

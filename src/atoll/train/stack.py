@@ -218,7 +218,9 @@ class StackedTrainer:
             padded, sent + sent[:1] * idle, states + states[:1] * idle, first_losses + first_losses[:1] * idle
         )
         params_GD = fixed.sent.params_D.expand(size, -1).clone()
-        kept_GK = torch.stack([state.get(KEPT, job.first_kept_K) for state in states + states[:1] * idle])
+        kept_GK = params_GD[:, :0]
+        if job.spec.kept:
+            kept_GK = torch.stack([state.get(KEPT, job.first_kept_K) for state in states + states[:1] * idle])
         leaves, num_shared = self._leaves(params_GD, kept_GK), len(job.spec.trainable)
         moved = [params_GD, *leaves[num_shared:]] if job.algorithm.local_grad is not None else leaves
         memory = job.optimizer.init(moved)
