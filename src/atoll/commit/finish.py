@@ -283,11 +283,13 @@ def why_stop(stop: Stop, row: Mapping[str, Any]) -> Reason | None:
 
 def without_nan(value: Any) -> Any:
     """Replace numbers that are not finite by None, in tables and lists too: JSON has no word for them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, int | str):
+        return value
     if isinstance(value, Mapping):
         return {key: without_nan(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nan(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return [without_nan(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _is_finite(value: Any) -> bool:
