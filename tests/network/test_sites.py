@@ -224,6 +224,7 @@ def test_an_older_client_is_not_asked_to_evaluate(tmp_path: Path, processes: For
         assert network.wait_for(RUN, 30) == "all rounds done"
 
 
+@pytest.mark.slow
 def test_a_run_that_reaches_its_target_is_measured_before_it_ends(
     tmp_path: Path, processes: ForkServer, certs: Path
 ) -> None:
@@ -237,6 +238,7 @@ def test_a_run_that_reaches_its_target_is_measured_before_it_ends(
         assert network.audited().ended == "target reached"
 
 
+@pytest.mark.slow
 def test_clients_that_keep_parameters_measure_their_own_models(
     tmp_path: Path, processes: ForkServer, certs: Path
 ) -> None:
