@@ -126,7 +126,13 @@ def test_a_store_is_brought_up_to_date_with_all_that_is_in_it(script: str, broad
     after = rows_of(database)
     database.close()
     assert dict(after.pop("meta"))["schema"] == str(SCHEMA) and before.pop("meta")
-    assert after == {"agreed": [], "refusals": [], **before}  # nothing is lost, and what is new is empty
+    assert after == {
+        "agreed": [],
+        "refusals": [],
+        "evaluations": [],
+        "readiness": [],
+        **before,
+    }  # nothing is lost, and what is new is empty
     assert [(row[1], row[3]) for row in after["clients"]] == [("c0", "approved"), ("c1", "approved")]
     found = audit([line for _, _, line in sorted(after["ledger"])])
     assert isinstance(found, Findings) and (found.rounds, found.broadcasts) == (2, broadcasts)

@@ -176,7 +176,7 @@ def test_tricks_in_paths_lead_nowhere(open_server: tuple[Federation, RawClient])
     made, raw_client = open_server
     order = raw_client.order()
     real = {"run": RUN, "attempt": str(order.attempt), "name": order.model.name, "index": "0", "start": "0"}
-    real["digest"] = "00" * 32
+    real |= {"digest": "00" * 32, "version": "0"}
     before = {path: path.stat().st_mtime_ns for path in made.home.rglob("*") if path.is_file()}
     tried = 0
     for endpoint in ENDPOINTS:
@@ -213,7 +213,7 @@ def test_texts_that_are_none_are_refused_by_every_request(open_server: tuple[Fed
     made, raw_client = open_server
     order = raw_client.order()
     real = {"run": RUN, "attempt": str(order.attempt), "name": order.model.name, "index": "0", "start": "0"}
-    real["digest"] = "00" * 32
+    real |= {"digest": "00" * 32, "version": "0"}
     tried = 0
     for endpoint in ENDPOINTS:
         path = endpoint.path.format(**real)

@@ -17,7 +17,7 @@ from network.raw_client import RawClient, approved_raw_clients
 from network.test_network_lies import offences
 from safetensors.torch import save_file
 
-from atoll import Plan
+from atoll import Plan, run
 from atoll.cli.operator import status
 from atoll.commit.run_state import read_state
 from atoll.core.messages import Payload, State
@@ -222,3 +222,29 @@ def test_an_older_client_is_not_asked_to_evaluate(tmp_path: Path, processes: For
         assert old.ask("POST", "/v1/poll", Poll(40, 0.0)).read(Orders).evaluations == ()
         assert new.ask("POST", path, told()).status == 200
         assert network.wait_for(RUN, 30) == "all rounds done"
+
+
+@pytest.mark.slow
+def test_a_run_that_reaches_its_target_is_measured_before_it_ends(
+    tmp_path: Path, processes: ForkServer, certs: Path
+) -> None:
+    changes = {"rounds": 50, "evaluation.every": 1, "evaluation.clients_every": 40, "stop.accuracy": 0.3}
+    plan = BASE.replace(changes)
+    with federation(tmp_path / "f", processes, certs, plan) as network:
+        network.run_to_end(NUM)
+        last = network.rows()[-1]
+        assert last["round"] < 40 and last["test"]["accuracy"] >= 0.3 and "clients_test" in last
+        assert sites_of(network)["round"] == last["round"]
+        assert network.audited().ended == "target reached"
+
+
+@pytest.mark.slow
+def test_clients_that_keep_parameters_measure_their_own_models(
+    tmp_path: Path, processes: ForkServer, certs: Path
+) -> None:
+    plan = BASE.replace({"model": {"name": "mlp_2nn", "hidden": 8}, "keep": ["5.*"], "evaluation.clients_every": 3})
+    with federation(tmp_path / "f", processes, certs, plan) as network:
+        network.run_to_end(NUM)
+        run(plan.replace({"engine": "inline"}), out=tmp_path / "alone")
+        rows = [json.loads(line) for line in (tmp_path / "alone" / "metrics.jsonl").read_text().splitlines()]
+        assert network.rows()[-1]["clients_test"] == pytest.approx(rows[-1]["clients_test"])

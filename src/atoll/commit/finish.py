@@ -134,7 +134,7 @@ def measured(plan: Plan, engine: Engine, version: int, state: RunState, *, last:
     charts: Mapping[str, Any] = {}
     scores_C2 = None
     covered = not job.personal or job.mechanism is None or job.mechanism.test_noise
-    measurable = job.federation.dataset.num_test > 0
+    measurable = len(job.federation.test_y) > 0
     asked = covered and measurable and (last or (ask.every > 0 and version % ask.every == 0))
     at_home = engine.holds_clients and ask.clients_every > 0 and (last or version % ask.clients_every == 0)
     chosen = _chosen(plan, engine, state) if at_home or (asked and job.personal) else []

@@ -51,7 +51,7 @@ class Presence:
         self.clients = {c.number: c for c in known if c.status is Status.APPROVED and c.number is not None}
         self.agreed_samples = {number: agreed[c.id] for number, c in self.clients.items() if c.id in agreed}
 
-    def note_poll(self, number: int, attributes: dict[str, bool | float], *, evaluates: bool) -> None:
+    def note_poll(self, number: int, attributes: dict[str, bool | float], *, evaluates: bool = False) -> None:
         """Note a poll of a client."""
         self.last_polls[number] = LastPoll(self._now(), attributes, evaluates)
 
