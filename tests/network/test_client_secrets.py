@@ -84,7 +84,7 @@ class Half(Sum):
 
 def abandoned(half: Half) -> None:
     half.server.note(RUN, chain.ABANDON, {"attempt": 0, "why": "too few updates", "rejected": []})
-    half.scripted.clients[0]._read_ledger(RUN, half.scripted.clients[0]._agreed_runs[RUN].home)
+    half.scripted.clients[0]._ledgers.read(RUN, half.scripted.clients[0]._agreed_runs[RUN].home)
 
 
 def ended(half: Half) -> None:

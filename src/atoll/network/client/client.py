@@ -21,15 +21,14 @@ from atoll.network.client.consent import Consent, asked_for
 from atoll.network.client.evaluation import tell
 from atoll.network.client.home import Home, PendingUpdate, RunHome
 from atoll.network.client.secure_session import SecureSession, longest_silence
-from atoll.network.client.task import AgreedRun, TrainedUpdate, WorkRefused, agree
-from atoll.network.client.witness import DISTRUST, Witness
+from atoll.network.client.task import AgreedRun, WorkRefused, agree, signed_delivery
+from atoll.network.client.witness import DISTRUST, LedgerReader
 from atoll.network.protocol import endpoints
 from atoll.network.protocol.agreement import NOTHING, Floors, is_working_hour
 from atoll.network.protocol.identity import public_bytes
 from atoll.network.protocol.messages import (
     MAX_WAIT,
     Answer,
-    Delivery,
     EvaluationOrder,
     Order,
     Poll,
@@ -38,9 +37,8 @@ from atoll.network.protocol.messages import (
     RunInfo,
     SiteEvaluation,
     is_run_name,
-    update_text,
 )
-from atoll.network.protocol.objects import Manifest, manifest_of
+from atoll.network.protocol.objects import manifest_of
 from atoll.report.reading import human_bytes, human_seconds
 from atoll.train.works.sgd import kept_model
 
@@ -76,7 +74,12 @@ class Client:
         self._consent = asked_for() if consent is None else consent
         self._server_key = home.server().server_key
         self._agreed_runs: dict[str, AgreedRun] = {}
-        self._witnesses: dict[str, Witness] = {}
+        self._ledgers = LedgerReader(
+            connection,
+            self._server_key,
+            public_bytes(home.key),
+            lambda run, text: output.info(f"{run}: {text}"),
+        )
         self._refused_runs: dict[str, str] = {}
         self._warned: set[tuple[str, str]] = set()
         self._ended: set[str] = set()
@@ -189,7 +192,7 @@ class Client:
 
     def _measured(self, agreed: AgreedRun, order: EvaluationOrder) -> SiteEvaluation:
         """Measure a version that the ledger confirms; it often was trained on just now."""
-        self._check_ledger(agreed, order)
+        self._ledgers.check(agreed.home, order)
         agreed.home.confirm_update(order.counted)
         if self._last_sent is None or self._last_sent[:2] != (order.run, order.model.name):
             sent = agreed.receive_broadcast(order, lambda ref: self._fetch(agreed, order.run, ref))
@@ -221,7 +224,7 @@ class Client:
                 self._refused_runs[run] = str(error)
                 raise
             self._output.info(f"{run}: agreed; {self._agreed_runs[run].job.spec.num_params:,} parameters")
-            self._read_ledger(run, self._agreed_runs[run].home)  # before work is done: another may use this key
+            self._ledgers.read(run, self._agreed_runs[run].home)  # before work is done: another may use this key
         return self._agreed_runs[run]
 
     def _check_consent(self, run: str, info: RunInfo) -> None:
@@ -241,7 +244,7 @@ class Client:
         reason = None if rule == ANYBODY else rule.why_not(self._app.current_attributes())
         if reason is not None:
             raise WorkRefused(f"this device may not be asked now: {reason}")
-        self._check_ledger(agreed, order)
+        self._ledgers.check(agreed.home, order)
         home.confirm_update(order.counted)
         pending = home.pending()
         if pending is None or pending.attempt != order.attempt:
@@ -258,13 +261,13 @@ class Client:
             raise WorkRefused(f"attempt {order.attempt} was done on another model: noise is never used twice")
         if agreed.job.secure is not None:
             self._connection.ask(endpoints.READY, None, run=order.run, attempt=order.attempt)
-            self._witness(order.run, home).acknowledged(order.attempt, "")
+            self._ledgers.witness(order.run, home).acknowledged(order.attempt, "")
             return
         began, data = time.monotonic(), home.update()
         delivered = self._connection.deliver(order.run, order.attempt, data, pending.delivery)
         if delivered.object != pending.object:
             raise RunError("the server has taken another update than was sent: tell the operator")
-        self._witness(order.run, home).acknowledged(order.attempt, delivered.object)
+        self._ledgers.witness(order.run, home).acknowledged(order.attempt, delivered.object)
         took = human_seconds(time.monotonic() - began)
         self._output.info(f"{order.run}: round {order.version + 1}: {human_bytes(len(data))} up in {took}")
 
@@ -289,7 +292,7 @@ class Client:
         params = params_hash(sent.params_D).hex()
         if not agreed.job.downlink.chain.transforms:  # else clients receive other parameters than the server has
             model = params_hash(agreed.job.model_of(sent)).hex()
-            self._witness(order.run, home).check_params(order.version, model)
+            self._ledgers.witness(order.run, home).check_params(order.version, model)
         heard = time.monotonic()
         trained = agreed.train(order, sent)
         times = [human_seconds(seconds) for seconds in (heard - start, time.monotonic() - heard)]
@@ -303,7 +306,7 @@ class Client:
             model=order.model.name,
             params=params,
             object=manifest.name(),
-            delivery=self._delivery(order, manifest, trained),
+            delivery=signed_delivery(self._home.key, order, manifest, trained),
         )
         home.save_update(pending, trained.data, trained.state)
         return pending
@@ -337,18 +340,6 @@ class Client:
         """Return the keys of all clients: those that the owner gave, or those that were seen first."""
         return self._home.peers(announced) if self._given_peers is None else self._given_peers
 
-    def _delivery(self, order: Order, manifest: Manifest, trained: TrainedUpdate) -> Delivery:
-        delivery = Delivery(
-            manifest=msgspec.msgpack.encode(manifest),
-            num_samples=trained.num_samples,
-            loss=trained.loss,
-            weight=trained.weight,
-            signature=bytes(64),
-            broadcast=order.model.name,
-        )
-        text = update_text(order.run, order.attempt, order.version, manifest.name(), delivery)
-        return msgspec.structs.replace(delivery, signature=self._home.key.sign(text))
-
     def _refuse(self, order: Order, reason: str) -> None:
         self._warn_once(order.run, reason)
         try:
@@ -357,60 +348,20 @@ class Client:
         except Declined as declined:  # the task was closed
             self._output.info(f"{order.run}: {declined}")
 
-    def _read_ledger(self, run: str, home: RunHome) -> bool:
-        """Fetch new ledger records, verify and keep them; return False if there are none."""
-        witness = self._witness(run, home)
-        lines = self._connection.ask(endpoints.LEDGER, None, run=run, start=home.head.length).lines
-        if not lines:
-            witness.receipts.caught_up(witness.history.version)
-            return False
-        witness.hear(lines)
-        return True
-
-    def _witness(self, run: str, home: RunHome) -> Witness:
-        """Return the witness of a run's ledger."""
-        if run not in self._witnesses:
-            number = self._connection.welcome().number
-            self._witnesses[run] = Witness(
-                home,
-                self._server_key,
-                number,
-                public_bytes(self._home.key),
-                lambda text: self._output.info(f"{run}: {text}"),
-            )
-        return self._witnesses[run]
-
-    def _check_ledger(self, agreed: AgreedRun, order: Order | EvaluationOrder) -> None:
-        """Read the ledger up to the version of an order, and refuse what it does not confirm."""
-        witness = self._witness(order.run, agreed.home)
-        while order.version not in witness.history.sent:
-            if not self._read_ledger(order.run, agreed.home):
-                raise RunError(
-                    f"the ledger of {order.run} has no record that version {order.version} was sent, which the server "
-                    f"wants work on; {DISTRUST}, or let its operator update it"
-                )
-        witness.check_sent(order.version, order.model.name)
-        while order.counted is not None and not witness.knows_counted(order.counted):
-            if not self._read_ledger(order.run, agreed.home):
-                raise RunError(
-                    f"the server says that this client's update of attempt {order.counted} counted, the ledger of "
-                    f"{order.run} does not; {DISTRUST}"
-                )
-
     def _end(self, names: list[str]) -> None:
         """Finish runs that have ended: read the ledger to its end and save the final model."""
         kept = set[str]()
         for run in set(names) & set(self._home.unfinished()):
             home = self._agreed_runs[run].home if run in self._agreed_runs else self._home.run(run)
             try:
-                while self._read_ledger(run, home):
+                while self._ledgers.read(run, home):
                     pass
                 last = next((chain.read(line)[0] for line in home.ledger_lines()[-1:]), None)
                 if last is None or last.kind != chain.END:
                     self._warn_once(run, "the server has given it up, and may go on with it when it is started again")
                     continue
                 pending = home.pending()
-                if pending is not None and self._witness(run, home).knows_counted(pending.attempt):
+                if pending is not None and self._ledgers.witness(run, home).knows_counted(pending.attempt):
                     home.confirm_update(pending.attempt)  # no later order says so
                 self._save_final_model(run, home, last.body.get("model", ""))
                 home.mark_ended()

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor, nn
 
 from atoll.commit.coordinator import build_coordinator
@@ -30,8 +31,8 @@ from atoll.network.client.app import ClientApp
 from atoll.network.client.budget import cost_of
 from atoll.network.client.home import RunHome
 from atoll.network.protocol.agreement import Floors, read_plan, refusal_reason
-from atoll.network.protocol.messages import EvaluationOrder, Order, Ref, RunInfo
-from atoll.network.protocol.objects import ObjectError, manifest_of
+from atoll.network.protocol.messages import Delivery, EvaluationOrder, Order, Ref, RunInfo, update_text
+from atoll.network.protocol.objects import Manifest, ObjectError, manifest_of
 from atoll.privacy.accounting import spent
 from atoll.train.build import build_job
 from atoll.train.exchange import acceptable, decoded, encoded, protected, sent_by
@@ -222,6 +223,20 @@ class AgreedRun:
 def _if_named(ref: Ref, sent: Broadcast) -> Broadcast | None:
     """Return a broadcast if it has this name: machines may decode to other last bits than the server."""
     return sent if manifest_of(*pieces(sent.plain())).name() == ref.name else None
+
+
+def signed_delivery(key: Ed25519PrivateKey, order: Order, manifest: Manifest, trained: TrainedUpdate) -> Delivery:
+    """Return the metadata of an update, signed by the client's key."""
+    delivery = Delivery(
+        manifest=msgspec.msgpack.encode(manifest),
+        num_samples=trained.num_samples,
+        loss=trained.loss,
+        weight=trained.weight,
+        signature=bytes(64),
+        broadcast=order.model.name,
+    )
+    text = update_text(order.run, order.attempt, order.version, manifest.name(), delivery)
+    return msgspec.structs.replace(delivery, signature=key.sign(text))
 
 
 def agree(

@@ -12,7 +12,10 @@ from atoll.core.errors import RunError
 from atoll.ledger import chain
 from atoll.ledger.audit import History
 from atoll.ledger.receipts import Receipt, Receipts, max_versions
+from atoll.network.client.connection import Connection
 from atoll.network.client.home import RunHome
+from atoll.network.protocol import endpoints
+from atoll.network.protocol.messages import EvaluationOrder, Order
 
 DISTRUST = "do not trust this server"
 
@@ -113,3 +116,49 @@ class Witness:
 
     def _lie(self, number: int, what: str) -> RunError:
         return RunError(f"record {number} of the ledger of {self._info.run} {what}; {DISTRUST}")
+
+
+class LedgerReader:
+    """Fetches the ledgers of runs from the server, and has each verified by its witness."""
+
+    def __init__(
+        self, connection: Connection, server_key: bytes, own_key: bytes, say: Callable[[str, str], None]
+    ) -> None:
+        self._connection, self._server_key, self._own_key, self._say = connection, server_key, own_key, say
+        self._witnesses: dict[str, Witness] = {}
+
+    def read(self, run: str, home: RunHome) -> bool:
+        """Fetch new ledger records, verify and keep them; return False if there are none."""
+        witness = self.witness(run, home)
+        lines = self._connection.ask(endpoints.LEDGER, None, run=run, start=home.head.length).lines
+        if not lines:
+            witness.receipts.caught_up(witness.history.version)
+            return False
+        witness.hear(lines)
+        return True
+
+    def witness(self, run: str, home: RunHome) -> Witness:
+        """Return the witness of a run's ledger."""
+        if run not in self._witnesses:
+            number = self._connection.welcome().number
+            self._witnesses[run] = Witness(
+                home, self._server_key, number, self._own_key, lambda text: self._say(run, text)
+            )
+        return self._witnesses[run]
+
+    def check(self, home: RunHome, order: Order | EvaluationOrder) -> None:
+        """Read the ledger up to the version of an order, and refuse what it does not confirm."""
+        witness = self.witness(order.run, home)
+        while order.version not in witness.history.sent:
+            if not self.read(order.run, home):
+                raise RunError(
+                    f"the ledger of {order.run} has no record that version {order.version} was sent, which the server "
+                    f"wants work on; {DISTRUST}, or let its operator update it"
+                )
+        witness.check_sent(order.version, order.model.name)
+        while order.counted is not None and not witness.knows_counted(order.counted):
+            if not self.read(order.run, home):
+                raise RunError(
+                    f"the server says that this client's update of attempt {order.counted} counted, the ledger of "
+                    f"{order.run} does not; {DISTRUST}"
+                )
