@@ -192,7 +192,7 @@ def test_strangers_and_those_who_were_shut_out(made: Federation) -> None:
     other.begin()
     for endpoint in ENDPOINTS:
         if not endpoint.public:
-            path = endpoint.path.format(run=RUN, attempt=0, name="0" * 64, index=0, start=0, digest="0" * 64)
+            path = endpoint.path.format(run=RUN, attempt=0, name="0" * 64, index=0, start=0, digest="0" * 64, version=0)
             assert raw_client.plain(endpoint.method, path).status == 401, endpoint
             said = stranger.ask(
                 endpoint.method, path, client=raw_client.id, epoch=raw_client.epoch

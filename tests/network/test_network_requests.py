@@ -297,10 +297,19 @@ def test_who_wants_another_protocol_gets_this_one(open_server: tuple[Federation,
 def test_one_client_has_few_bodies_in_memory(open_server: tuple[Federation, RawClient]) -> None:
     made, raw_client = open_server
     path = f"{TASK.format(run=RUN, attempt=0)}/chunks/{'00' * 32}"
-    lines = [RawConnection(made.port, made.certs) for _ in range(MAX_BODIES_PER_CLIENT)]
-    for line in lines:
-        line.say(raw_client.signed("PUT", path, bytes(MEGABYTE))[: -MEGABYTE // 2])  # and not the rest
-    until(lambda: raw_client.ask("PUT", path, bytes(MEGABYTE)).status == 429, 10, "no more bodies to be taken")
+    lines: list[RawConnection] = []
+
+    def begin() -> None:
+        lines.append(RawConnection(made.port, made.certs))
+        lines[-1].say(raw_client.signed("PUT", path, bytes(MEGABYTE))[: -MEGABYTE // 2])  # and not the rest
+
+    def is_refused() -> bool:
+        begin()  # one that came before others were authenticated may have been refused
+        return raw_client.ask("PUT", path, bytes(MEGABYTE)).status == 429
+
+    for _ in range(MAX_BODIES_PER_CLIENT - 1):
+        begin()
+    until(is_refused, 10, "no more bodies to be taken")
     assert raw_client.ask("POST", "/v1/poll", Poll(10, 0.0)).status == 200
     for line in lines:
         line.close()
