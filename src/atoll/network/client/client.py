@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
@@ -140,54 +141,51 @@ class Client:
 
     def _execute(self, order: Order) -> bool:
         """Execute an order, or refuse it; return whether it was done."""
-        if not is_run_name(order.run):
-            raise RunError(f"the server names a run {order.run[:70]!r}, which is no name: tell the operator")
-        try:
-            agreed = self._agreed_run(order.run)
+
+        def work(agreed: AgreedRun) -> None:
             if order.secure is not None:
                 self._answer(agreed, order, order.secure)
             else:
                 self._deliver(agreed, order)
-        except Declined as declined:  # such as a task that was closed
-            self._output.info(f"{order.run}: {declined}")
-            return False
-        except DiskFull as full:
-            self._warn_once(order.run, str(full))
-            self._sleep(SHORT_REST)
-            return False
-        except RunError:
-            raise
-        except AtollError as error:
-            self._refuse(order, str(error))
-            return False
-        return True
+
+        return self._try(order.run, work, lambda reason: self._refuse(order, reason))
 
     def _evaluate(self, order: EvaluationOrder) -> bool:
         """Measure a version on this client's samples and tell what the floors allow, or why nothing is told."""
-        if not is_run_name(order.run):
-            raise RunError(f"the server names a run {order.run[:70]!r}, which is no name: tell the operator")
         began = time.monotonic()
+
+        def tell(told: SiteEvaluation) -> None:
+            self._connection.ask(endpoints.EVALUATION, told, run=order.run, version=order.version)
+
+        def refuse(reason: str) -> None:
+            self._warn_once(order.run, f"tells nothing of version {order.version}: {reason}")
+            with suppress(Declined):  # it was closed
+                tell(SiteEvaluation(reason=reason[:1000]))
+
+        done = self._try(order.run, lambda agreed: tell(self._measured(agreed, order)), refuse)
+        if done:
+            took = human_seconds(time.monotonic() - began)
+            self._output.info(f"{order.run}: version {order.version} evaluated in {took}")
+        return done
+
+    def _try(self, run: str, work: Callable[[AgreedRun], None], refuse: Callable[[str], None]) -> bool:
+        """Do work for a run, or refuse it with the reason; return whether it was done."""
+        if not is_run_name(run):
+            raise RunError(f"the server names a run {run[:70]!r}, which is no name: tell the operator")
         try:
-            told = self._measured(self._agreed_run(order.run), order)
-        except Declined as declined:
-            self._output.info(f"{order.run}: {declined}")
+            work(self._agreed_run(run))
+        except Declined as declined:  # such as a task that was closed
+            self._output.info(f"{run}: {declined}")
             return False
         except DiskFull as full:
-            self._warn_once(order.run, str(full))
+            self._warn_once(run, str(full))
             self._sleep(SHORT_REST)
             return False
         except RunError:
             raise
         except AtollError as error:
-            self._warn_once(order.run, f"tells nothing of version {order.version}: {error}")
-            told = SiteEvaluation(reason=str(error)[:1000])
-        try:
-            self._connection.ask(endpoints.EVALUATION, told, run=order.run, version=order.version)
-        except Declined as declined:
-            self._output.info(f"{order.run}: {declined}")
+            refuse(str(error))
             return False
-        took = human_seconds(time.monotonic() - began)
-        self._output.info(f"{order.run}: version {order.version} evaluated in {took}")
         return True
 
     def _measured(self, agreed: AgreedRun, order: EvaluationOrder) -> SiteEvaluation:
