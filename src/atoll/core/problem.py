@@ -9,6 +9,8 @@ from torch import Tensor
 
 from atoll.core.parts import Part
 
+IGNORED = -100
+"""The label of a position that counts for nothing."""
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> one number a sample, (B,)."""
 

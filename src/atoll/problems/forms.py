@@ -5,10 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from atoll.core.problem import Scored
-
-IGNORED = -100
-"""The label of a position that counts for nothing."""
+from atoll.core.problem import IGNORED, Scored
 
 
 def by_class(outputs: Tensor, targets: Tensor) -> Scored:

@@ -9,10 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from atoll.core.options import NotNegative, Range
-from atoll.core.problem import Loss
+from atoll.core.problem import IGNORED, Loss
 
-IGNORED = -100
-"""The label of a position that counts for nothing."""
 EXAMPLES = [{}, {"label_smoothing": 0.1}]
 FITS = ("classification", "tokens")
 """The problems that it is for."""
