@@ -34,7 +34,7 @@ from atoll.simulation.driver import Simulation
 from atoll.train.build import build_model, final_model
 from atoll.train.federation import Federation, build_federation
 from atoll.train.job import Job
-from atoll.train.works.sgd import kept_model
+from atoll.train.own_models import OwnModels
 
 if TYPE_CHECKING:
     import pandas
@@ -279,14 +279,11 @@ def _simulate(simulation: Simulation, writer: RunWriter, checkpoints: Checkpoint
     return simulation.reason
 
 
-def _models(plan: Plan, job: Job, state: RunState) -> tuple[nn.Module | None, dict[int, nn.Module]]:
-    """Return the model that all share, or those that clients have."""
-    if job.personal:
-        make = job.work.own_model or kept_model
-        makers = [partial(build_model, plan, job.federation, part) for part in plan.models or (plan.model,)]
-        memories = sorted(state.clients.items())
-        return None, {c: make(job, makers, c, state.params_D, memory).eval() for c, memory in memories}
-    return load(final_model(plan, job), job.spec, state.params_D).eval(), {}
+def _models(plan: Plan, job: Job, state: RunState) -> tuple[nn.Module | None, Mapping[int, nn.Module]]:
+    """Return the model that all share, if they do, and those that clients have of their own."""
+    shared = load(final_model(plan, job), job.spec, state.params_D).eval() if job.shares_model else None
+    makers = [partial(build_model, plan, job.federation, part) for part in plan.models or (plan.model,)]
+    return shared, OwnModels(job, makers, state.params_D, state.clients) if job.personal else {}
 
 
 def _tensors(shared: nn.Module | None, models: Mapping[int, nn.Module]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Rules on what clients do: public samples to distil on, scores instead of a model, own work, kept parameters."""
+"""Rules on what clients do: public samples to distil on, scores instead of a model, own work."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ def _feeds_back(view: Parts) -> Values | None:
 def _statistics(view: Parts) -> Values | None:
     lacks = "runs the clients' models on the server, which lacks batch-norm statistics that stay with the clients"
     leaves = "leaves batch-norm statistics with the clients, as all of their models"
-    return first({leaves: not view.shares_model, lacks: view.algorithm.needs_public})
+    return first({leaves: not view.sends_models, lacks: view.algorithm.needs_public})
 
 
 def _unused(view: Parts) -> Values | None:
     """Say what takes effect in the local loop alone, where clients do something else."""
     if view.plan.work is None or view.work.uses_algorithm:
         return None
-    slots = ("init_client", "local_loss", "local_grad", "finish", "needs_loss", "local")
+    loop = ("init_client", "local_loss", "local_grad", "local_step", "start", "moves", "finish", "needs_loss", "local")
+    slots = (*loop, "personal", "adapt", "keep")
     changed = [slot for slot in slots if getattr(view.algorithm, slot) != getattr(Algorithm(), slot)]
     return first(
         {
@@ -41,62 +42,7 @@ def _unused(view: Parts) -> Values | None:
     )
 
 
-def _wants_whole_models(view: Parts) -> Values | None:
-    """Say what runs a model on the server, which has none where clients keep a part of theirs."""
-    return first(
-        {
-            f"{view.plan.algorithm.name} runs clients' models": view.algorithm.needs_public,
-            f"{view.plan.aggregator.name} trains a model": view.aggregator.add_server_update,
-            "detection by loss runs a model": view.detector is not None and view.detector.needs_loss,
-            "contribution runs models": view.contribution is not None,
-        }
-    )
-
-
-KEEPS = {"model": "mlp_2nn", "keep": ["*bias"]}
 RULES: tuple[Rule[Parts], ...] = (
-    Rule(
-        name="kept-parameters-are-trained",
-        parts=("work",),
-        reason="parameters that clients keep are trained by the local loop, which {work|other work} replaces",
-        way_out="leave share and keep out, or leave work out",
-        finding=lambda view: view.keeps and not view.work.uses_algorithm,
-        refused=[{"work": "consensus", **HELD_OUT, **KEEPS}],
-        mended={"work": None},
-    ),
-    Rule(
-        name="kept-parameters-have-no-consensus",
-        parts=("algorithm",),
-        reason="clients of {algorithm|fedmd} keep whole models already",
-        way_out="leave share and keep out, or use another algorithm",
-        finding=lambda view: view.keeps and view.plan.work is None and not view.work.uses_algorithm,
-        refused=[{**FEDMD, **KEEPS}],
-        mended={"keep": None, "model": "logistic"},
-    ),
-    Rule(
-        name="kept-parameters-without-private-steps",
-        parts=("privacy",),
-        reason="what a client keeps is trained without noise and steers later gradients, so that "
-        "{privacy|privacy of samples} would promise too much",
-        way_out="leave share and keep out, or protect whole clients, e.g. by central",
-        finding=lambda view: view.keeps and view.protection.steps is not None,
-        refused=[{**KEEPS, "privacy": {"name": "sample", "clip": 1.0, "sigma": 1.0, "delta": 1e-5}}],
-        mended={"keep": None},
-    ),
-    Rule(
-        name="kept-parameters-stay-away",
-        parts=("algorithm",),
-        reason="{use|what runs a model} on the server, which lacks the parameters that clients keep",
-        way_out="leave share and keep out, or leave that out",
-        finding=lambda view: _wants_whole_models(view) if view.keeps else None,
-        refused=[
-            {**KEEPS, "aggregator": "fltrust", "server.samples": 20},
-            {**KEEPS, "algorithm": "feddf", **HELD_OUT},
-            {**KEEPS, "contribution": "leave_one_out", "server.samples": 20},
-            {**KEEPS, "detection": "loss", "server.samples": 20},
-        ],
-        mended={"keep": None},
-    ),
     Rule(
         name="work-fits-the-rest",
         parts=("work",),
@@ -115,7 +61,7 @@ RULES: tuple[Rule[Parts], ...] = (
         "shape",
         finding=lambda view: (
             view.public is None
-            and first({", and the plan has none": view.algorithm.needs_public or not view.shares_model})
+            and first({", and the plan has none": view.algorithm.needs_public or not view.sends_models})
         ),
         refused=[{"algorithm": "feddf"}, {"algorithm": "fedmd"}],
         mended={"public": {"name": "held_out", "fraction": 0.05}},
@@ -134,7 +80,7 @@ RULES: tuple[Rule[Parts], ...] = (
         parts=("models", "algorithm"),
         reason="{algorithm|an algorithm with a shared model} averages parameters, so that all clients need one model",
         way_out="set model, not models",
-        finding=lambda view: view.shares_model,
+        finding=lambda view: view.sends_models,
         refused=[{"models": ["logistic", "mlp_2nn"]}],
         mended={"models": None, "model": "mlp_2nn"},
     ),
@@ -145,7 +91,7 @@ RULES: tuple[Rule[Parts], ...] = (
         "are no scores",
         way_out="leave server.lr out, and use mean or median",
         finding=lambda view: (
-            not view.shares_model and (view.plan.server.lr not in (None, 1.0) or view.aggregator.unit_steps)
+            not view.sends_models and (view.plan.server.lr not in (None, 1.0) or view.aggregator.unit_steps)
         ),
         refused=[{**FEDMD, "server.lr": 0.5}, {**FEDMD, "server.lr": 1.0, "aggregator": "majority"}],
         mended={"server.lr": None, "aggregator": "median"},

@@ -56,7 +56,7 @@ def _looks_at_model(view: Parts) -> Values | None:
         "secure aggregation adds changes of": view.plan.secagg,
         "privacy protects": view.plan.privacy,
     }
-    return None if view.shares_model else first(uses)
+    return None if view.sends_models else first(uses)
 
 
 def _many_players(view: Parts) -> Values | None:

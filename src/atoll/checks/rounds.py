@@ -27,7 +27,7 @@ def _late(view: Parts) -> Values | None:
     uses = {
         "detection compares": plan.detection,
         "contribution compares": plan.contribution,
-        f"{plan.algorithm.name} needs": view.algorithm.needs_updates or not view.shares_model,
+        f"{plan.algorithm.name} needs": view.algorithm.needs_updates or not view.sends_models,
         "secure aggregation adds": plan.secagg,
         "privacy is accounted for by": plan.privacy,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from atoll.checks import network, privacy, problems, public, robust, rounds, secret
+from atoll.checks import network, personal, privacy, problems, public, robust, rounds, secret
 from atoll.checks.rule import Rule
 from atoll.checks.views import Budget, Networked, Parts, Round, ServerSamples, Simulated
 from atoll.core.errors import PlanError
@@ -14,7 +14,15 @@ TABLE: Mapping[type, tuple[Rule[Any], ...]] = {
     Networked: network.RULES,
     ServerSamples: robust.SAMPLES,
     Simulated: rounds.SIMULATED,
-    Parts: (*problems.RULES, *rounds.RULES, *public.RULES, *robust.RULES, *secret.RULES, *privacy.RULES),
+    Parts: (
+        *problems.RULES,
+        *rounds.RULES,
+        *personal.RULES,
+        *public.RULES,
+        *robust.RULES,
+        *secret.RULES,
+        *privacy.RULES,
+    ),
     Budget: privacy.BUDGET,
     Round: (*privacy.REHEARSED, *rounds.REHEARSED),
 }

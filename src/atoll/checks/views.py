@@ -77,9 +77,9 @@ class Parts:
     """Whether clients keep parameters of the model."""
 
     @property
-    def shares_model(self) -> bool:
-        """Whether all clients train one model, and send what changed of it."""
-        return not self.work.personal
+    def sends_models(self) -> bool:
+        """Whether clients train models that travel, and send what changed of them."""
+        return self.work.sends_models
 
     @property
     def goal(self) -> int:

@@ -26,7 +26,7 @@ from atoll.engine.base import Engine
 from atoll.train.exchange import Work
 from atoll.train.metrics import Metrics, spread
 
-MEASURES = ("test", "models_test", "clients_test")
+MEASURES = ("test", "models_test", "clients_test", "shared_test")
 """The parts of a metrics row that say how good the model is."""
 
 
@@ -126,30 +126,33 @@ def _finished(
 def measured(plan: Plan, engine: Engine, version: int, state: RunState, *, last: bool) -> Evaluated:
     """Measure what the plan asks for after this round; the last round is always measured.
 
-    Where clients have models of their own, those are measured of the clients that have taken part, if they are here. A
-    mechanism's noise does not cover what they keep, so that nothing is told of such models then.
+    Where clients have models of their own, those are measured on clients' data, beside the shared one if there is one;
+    if there is none, on the test set too, of the clients that have taken part. A mechanism's noise does not cover what
+    clients keep, so that nothing is told of such models then.
     """
     ask, job = plan.evaluation, engine.job
     metrics: dict[str, Metrics] = {}
     charts: Mapping[str, Any] = {}
     scores_C2 = None
-    covered = not job.personal or job.mechanism is None or job.mechanism.test_noise
+    covered = job.shares_model or job.mechanism is None or job.mechanism.test_noise
     measurable = len(job.federation.test_y) > 0
     asked = covered and measurable and (last or (ask.every > 0 and version % ask.every == 0))
     at_home = engine.holds_clients and ask.clients_every > 0 and (last or version % ask.clients_every == 0)
-    chosen = _chosen(plan, engine, state) if at_home or (asked and job.personal) else []
-    own = {client: state.clients[client] for client in chosen} if job.personal else {}
+    chosen = _chosen(plan, engine, state) if at_home or (asked and not job.shares_model) else []
+    own = {client: state.clients.get(client, {}) for client in chosen} if job.personal else None
     if asked:
-        if own:
+        if job.shares_model:
+            metrics["test"], charts = engine.evaluate(state.params_D)
+        elif own:
             metrics["test"], charts, models_C2 = engine.evaluate_own(state.params_D, own)
             metrics["models_test"] = _spread(engine, models_C2)
-        elif not job.personal:
-            metrics["test"], charts = engine.evaluate(state.params_D)
     if "fairness" in charts:
         metrics["fairness"] = {name: value for name, value in charts["fairness"].items() if isinstance(value, float)}
     if at_home and chosen:
         scores_C2 = engine.evaluate_clients(state.params_D, chosen, own)
         metrics["clients_test"] = _spread(engine, scores_C2)
+        if own is not None and job.shares_model:
+            metrics["shared_test"] = _spread(engine, engine.evaluate_clients(state.params_D, chosen))
     return Evaluated(
         version=version,
         metrics=metrics,
@@ -166,10 +169,9 @@ def _spread(engine: Engine, scores_C2: np.ndarray) -> Metrics:
 
 def _chosen(plan: Plan, engine: Engine, state: RunState) -> list[int]:
     """Return the clients to measure: all but those who joined to attack, or as many as the plan allows, by seed."""
-    added = engine.job.federation.added  # the last clients
-    have_models = (
-        sorted(client for client in state.clients if client not in added) if engine.job.personal else range(added.start)
-    )
+    job, added = engine.job, engine.job.federation.added  # the last clients
+    taken_part = (client for client in state.clients if client not in added)
+    have_models = range(added.start) if job.shares_model else sorted(taken_part)
     most = plan.evaluation.max_clients
     if len(have_models) <= most:
         return list(have_models)

@@ -106,8 +106,7 @@ def rehearse_training(job: Job, client: int | None = None) -> None:
 
 def _smallest_batch(job: Job) -> tuple[int, int]:
     """A client whose smallest batch is the smallest of all, and how many samples that has."""
-    sizes_C = job.federation.partition.sizes()
-    sizes_C = np.maximum(sizes_C - (job.federation.holdout * sizes_C).astype(int), 1)
+    sizes_C = np.maximum(job.federation.training_sizes(job.federation.partition.sizes()), 1)
     if job.local.batch_size == "all":
         least_C = sizes_C
     else:

@@ -226,7 +226,7 @@ class Versions:
         norms = sorted(report.norm for report in valid_of(work))
         if not norms or norms[-1] <= STANDS_OUT * norms[(len(norms) - 1) // 2]:
             return True
-        if self.job.personal or not self.job.federation.dataset.num_test:
+        if not (self.job.shares_model and self.job.federation.dataset.num_test):
             return True
         sums = self.trainer.evaluate(after.params_D, 0)
         return "loss" not in sums or math.isfinite(float(sums["loss"]))

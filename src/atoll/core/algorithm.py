@@ -30,12 +30,18 @@ class LocalTask(NamedTuple):
     num_samples: Tensor
     outputs: Callable[[Params, Tensor], Tensor]
     """The model's outputs for given parameters and inputs."""
-    grad_at: Callable[[Tensor], Tensor]
-    """The gradient of the local loss on the present batch, at any flat vector."""
+    grad_at: Callable[..., Tensor]
+    """(parameters, part=0, of=1) -> the gradient of the local loss at any flat vector, on the present batch.
+
+    With `of` above 1 on every `of`-th sample of the batch alone, beginning with the sample number `part`."""
     features: Callable[[Params, Tensor], Tensor]
     """What the model's last linear layer gets as its input, for given parameters and inputs."""
     first_loss: Tensor
     """The broadcast model's mean loss on all of the client's samples; NaN unless the algorithm `needs_loss`."""
+    step: Tensor
+    """The number of the present step, from 1; in `finish` that of the last."""
+    end_D: Tensor
+    """In `finish` of an algorithm with a `start` of its own: the parameters that training ended with."""
 
 
 class Batch(NamedTuple):
@@ -110,6 +116,14 @@ def at_most(largest: float) -> Callable[[float], float]:
     return lambda num_samples: largest
 
 
+class Adapt(NamedTuple):
+    """Steps of gradient descent on a client's own samples, in batches as the plan's."""
+
+    steps: int
+    lr: float | None = None
+    """Their step size; that of the plan if None."""
+
+
 class Algorithm(NamedTuple):
     """The slots of an algorithm; see the module for who fills them and who calls them."""
 
@@ -118,6 +132,16 @@ class Algorithm(NamedTuple):
     broadcast: Callable[[Tensor, State], State] = no_extras
     local_loss: Callable[[Tensor, Mapping[str, Tensor], Batch, LocalTask], Tensor] | None = None
     local_grad: Callable[[Tensor, Tensor, LocalTask], Tensor] | None = None
+    local_step: Callable[[Tensor, Tensor, LocalTask], tuple[Tensor, State]] | None = None
+    """(gradient, parameters, task) -> the gradient to step by, and the client's memory after this step.
+
+    It takes the place of `local_grad` where memory changes within local steps; `task.state` is the memory before."""
+    start: Callable[[Broadcast, State], Tensor] | None = None
+    """(broadcast, memory) -> the parameters that local steps begin with, if that is not the broadcast model.
+
+    The delta that `finish` gets is counted from there."""
+    moves: Callable[[LocalTask], tuple[Tensor, Tensor]] | None = None
+    """Task -> whether the present step moves what is shared, and whether it moves what the client keeps."""
     finish: Callable[[Tensor, LocalTask], tuple[Update, State]] = send_delta
     server_step: Callable[[Tensor, Aggregate, State, ServerTask], tuple[Tensor, State]] = add_delta
     plausible: Callable[[Update, Expected], Tensor] | None = None
@@ -126,6 +150,15 @@ class Algorithm(NamedTuple):
     Others are rejected: a step that divides or multiplies by a client's word needs it. Leave room for lossy uplinks."""
     max_weight: Callable[[float], float] = as_samples
     """Number of samples -> the largest weight that `finish` gives a client that has so many."""
+    personal: Callable[[Tensor, State], Tensor] | None = None
+    """(shared parameters, memory) -> the client's own model, (1, D); or candidates for it, (A, D), of which it takes
+    the one with the least loss on its validation samples."""
+    adapt: Adapt | None = None
+    """Steps by which a client makes the model its own before it uses it; nothing of them is sent."""
+    needs_validation: bool = False
+    """Whether `personal` gives candidates, so that clients need validation samples."""
+    keep: tuple[str, ...] | None = None
+    """What clients keep of the model where a plan does not say, by patterns as in `keep` of a plan."""
     needs_loss: bool = False
     """Whether clients measure the broadcast model on their data first, for `first_loss`."""
     needs_updates: bool = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,6 +50,8 @@ class Layout(NamedTuple):
 
     spec: ParamSpec
     first_D: Tensor
+    extras: Mapping[str, Tensor] = MappingProxyType({})
+    """What updates hold beside these values: zeros of the same shapes."""
 
 
 class Worker(ABC):
@@ -61,6 +64,10 @@ class Worker(ABC):
     @abstractmethod
     def evaluate(self, params_D: Tensor, memory: State, samples: Samples) -> Sums:
         """Measure the shared values, or what a client has made of them, on some samples."""
+
+    def own(self, params_D: Tensor, memory: State, client: int) -> tuple[Tensor, State]:
+        """Return what a client makes of the shared values and its memory before it uses them, for `evaluate`."""
+        return params_D, memory
 
 
 class ClientWork(NamedTuple):
@@ -80,6 +87,8 @@ class ClientWork(NamedTuple):
     """(job, task, whether it is the client's first) -> samples trained on, every pass counted; None: as in `local`."""
     uses_algorithm: bool = False
     """Whether the client's half of the algorithm takes part: its loss, gradient and what it sends."""
+    copies: int | None = None
+    """How many copies of the plan's model travel, each with first values of its own; None: one of each model."""
     stackable: bool = False
     """Whether many clients may be trained as one."""
 
@@ -87,6 +96,11 @@ class ClientWork(NamedTuple):
     def personal(self) -> bool:
         """Whether each client has a model of its own, and there is none that all share."""
         return self.own_model is not None
+
+    @property
+    def sends_models(self) -> bool:
+        """Whether what travels are models, one or several, and not something that clients make of theirs."""
+        return self.own_model is None or self.copies is not None
 
     @property
     def always_has_loss(self) -> bool:

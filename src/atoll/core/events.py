@@ -67,7 +67,7 @@ class Evaluated:
 
     version: int
     metrics: Mapping[str, Mapping[str, float | None]]
-    """As in a metrics row: `test`, `models_test`, `clients_test`."""
+    """As in a metrics row: `test`, `models_test`, `clients_test`, `shared_test`."""
     charts: Mapping[str, Any] = field(default_factory=dict)
     """What the report draws, by metric: `confusion` holds the matrix of a classifier."""
     clients: tuple[int, ...] = ()

@@ -22,6 +22,8 @@ SERVER = -1
 """Who trains on the server's own samples, where a client's number would stand."""
 
 
+MEMBERS = "members"
+"""Under this name an update says to which of several models it belongs."""
 KEPT = "kept"
 """Under this name a client remembers the parameters that it keeps, as one vector."""
 

@@ -8,7 +8,7 @@ running statistics of batch norm). Frozen parameters and integer buffers never t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -115,10 +115,13 @@ def _slots(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[Slot]:
         offset += tensor.numel()
 
 
-def kept_names(model: nn.Module, *, share: Sequence[str] | None, keep: Sequence[str] | None) -> frozenset[str]:
+def kept_names(
+    model: nn.Module, *, share: Sequence[str] | None, keep: Sequence[str] | None, key: str = "keep"
+) -> frozenset[str]:
     """Return the names of the parameters and buffers that clients keep, by patterns such as "head.*".
 
-    `share` names all that travels, `keep` all that does not; "norms" stands for all of the layers that normalise.
+    `share` names all that travels, `keep` all that does not; "norms" stands for all of the layers that normalise,
+    "head" for the last layer, "body" for all before it.
     """
     trained = {id(tensor): name for name, tensor in model.named_parameters() if tensor.requires_grad}
     names: dict[str, set[str]] = {name: {name} for name in [*trained.values(), *(n for n, _ in float_buffers(model))]}
@@ -126,13 +129,13 @@ def kept_names(model: nn.Module, *, share: Sequence[str] | None, keep: Sequence[
         if id(tensor) in trained:
             names[trained[id(tensor)]].add(name)  # tied weights have several names
     if keep is not None:
-        kept = _matched(model, "keep", keep, names)
+        kept = _matched(model, key, keep, names)
     else:
         kept = set() if share is None else names.keys() - _matched(model, "share", share, names)
     if trained and kept >= set(trained.values()):
         raise PlanError(
             f"clients would keep all {len(trained)} parameters of {type(model).__name__}, and nothing would travel: "
-            "share at least one"
+            "share at least one, or use a model of several layers"
         )
     return frozenset(kept)
 
@@ -141,8 +144,8 @@ def _matched(model: nn.Module, key: str, patterns: Sequence[str], names: Mapping
     """Return the names that patterns pick; each must pick at least one."""
     matched: set[str] = set()
     for pattern in patterns:
-        if pattern == "norms":
-            picked = {name for name in names if isinstance(model.get_submodule(name.rpartition(".")[0]), NORMS)}
+        if pattern in LAYERS:
+            picked = LAYERS[pattern](model, names)
         else:
             picked = {name for name, aliases in names.items() if any(fnmatchcase(each, pattern) for each in aliases)}
         if not picked:
@@ -150,6 +153,25 @@ def _matched(model: nn.Module, key: str, patterns: Sequence[str], names: Mapping
             raise PlanError(f"{key}: '{pattern}' matches nothing of the model: leave it out, or name some of {shown}")
         matched |= picked
     return matched
+
+
+def _norms(model: nn.Module, names: Collection[str]) -> set[str]:
+    return {name for name in names if isinstance(model.get_submodule(name.rpartition(".")[0]), NORMS)}
+
+
+def _head(model: nn.Module, names: Collection[str]) -> set[str]:
+    """Return the names of the last layer: the module of the last trained parameter, in the model's own order."""
+    last = [name for name, tensor in model.named_parameters() if tensor.requires_grad][-1:]
+    layer = "".join(last).rpartition(".")[0]
+    return {name for name in names if name.rpartition(".")[0] == layer}
+
+
+LAYERS: dict[str, Callable[[nn.Module, Collection[str]], set[str]]] = {
+    "norms": _norms,
+    "head": _head,
+    "body": lambda model, names: set(names) - _head(model, names),
+}
+"""Words that stand for layers where patterns of names are given."""
 
 
 def float_buffers(model: nn.Module) -> list[tuple[str, Tensor]]:

@@ -87,6 +87,17 @@ class Evaluation(Section, key="evaluation"):
     """What is measured; the metrics of the problem if left out."""
     holdout: ShareBelowOne = 0.0
     """Share of each client's samples that it does not train on but is evaluated on; at 0 its training data serve."""
+    validation: ShareBelowOne | None = None
+    """Share of each client's samples that it neither trains on nor is evaluated on: by these it chooses between
+    models, where an algorithm lets it."""
+
+    def check(self) -> None:
+        """Refuse shares that leave nothing to train on."""
+        if self.holdout + (self.validation or 0.0) >= 1:
+            raise PlanError(
+                f"evaluation.holdout and evaluation.validation are {self.holdout} and {self.validation} of a client's "
+                "samples, which leaves none to train on: lower them"
+            )
 
 
 NO_LIMIT = "leave it out for no limit"

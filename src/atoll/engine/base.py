@@ -6,7 +6,6 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Annotated, Any
 
 import numpy as np
@@ -71,8 +70,10 @@ class Engine(ABC):
         """Evaluate slices of the test set; results come in order."""
 
     @abstractmethod
-    def client_scores(self, params_D: Tensor, groups: list[list[int]], states: Mapping[int, State]) -> Iterable[Tensor]:
-        """Evaluate groups of clients, with the states of those that keep their models; results come in order."""
+    def client_scores(
+        self, params_D: Tensor, groups: list[list[int]], states: Mapping[int, State] | None
+    ) -> Iterable[Tensor]:
+        """Evaluate groups of clients, by their own models if states are given; results come in order."""
 
     @abstractmethod
     def own_tests(self, params_D: Tensor, states: Mapping[int, State]) -> Iterable[State]:
@@ -128,9 +129,12 @@ class Engine(ABC):
         return figures, charts if fairness is None else {**charts, "fairness": fairness._asdict()}
 
     def evaluate_clients(
-        self, params_D: Tensor, clients: list[int], states: Mapping[int, State] = MappingProxyType({})
+        self, params_D: Tensor, clients: list[int], states: Mapping[int, State] | None = None
     ) -> np.ndarray:
-        """Return main figure and loss of each client on its own data, (C, 2)."""
+        """Return main figure and loss on each client's own data, (C, 2): of the shared model, or of their own ones.
+
+        Clients' own models need their `states`, of which some may be missing.
+        """
         groups = [clients[i : i + 20] for i in range(0, len(clients), 20)]
         scores: np.ndarray = torch.cat(list(self.client_scores(params_D, groups, states))).numpy()
         return scores
@@ -174,7 +178,9 @@ class InProcess(Engine):
                 found = self.trainer.evaluate(params_D, start)
             yield found
 
-    def client_scores(self, params_D: Tensor, groups: list[list[int]], states: Mapping[int, State]) -> Iterable[Tensor]:
+    def client_scores(
+        self, params_D: Tensor, groups: list[list[int]], states: Mapping[int, State] | None
+    ) -> Iterable[Tensor]:
         """Evaluate group after group."""
         for group in groups:
             with explained():

@@ -117,11 +117,14 @@ class Processes(Engine):
         for _, tensors in self._farm(({"do": "slice", "start": start}, {}) for start in starts):
             yield tensors
 
-    def client_scores(self, params_D: Tensor, groups: list[list[int]], states: Mapping[int, State]) -> Iterable[Tensor]:
+    def client_scores(
+        self, params_D: Tensor, groups: list[list[int]], states: Mapping[int, State] | None
+    ) -> Iterable[Tensor]:
         """Share groups of clients out."""
         self._tell({"do": "look at"}, {"params": params_D})
+        known, own = states or {}, states is not None
         requests = (
-            ({"do": "clients", "clients": group}, joined({str(c): states[c] for c in group if c in states}))
+            ({"do": "clients", "clients": group, "own": own}, joined({str(c): known[c] for c in group if c in known}))
             for group in groups
         )
         for _, tensors in self._farm(requests):
@@ -262,4 +265,5 @@ def _answer(
             return {}, trainer.evaluate_own(evaluated["params"], header["client"], tensors)
         case _:
             states = {int(client): state for client, state in grouped(tensors).items()}
-            return {}, {"scores": trainer.evaluate_clients(evaluated["params"], header["clients"], states)}
+            own = states if header["own"] else None
+            return {}, {"scores": trainer.evaluate_clients(evaluated["params"], header["clients"], own)}

@@ -66,7 +66,7 @@ def measure_plan(plan: Plan, *, clients: int = 100, budget: int = 500, progress:
     if clients < 1 or budget < 1:
         raise PlanError(f"clients and budget must be at least 1, got {clients} and {budget}: raise them")
     job = build_job(plan)
-    if job.personal:
+    if not job.shares_model:
         raise PlanError(
             f"clients are measured by one shared model, and {plan.algorithm.name} has none: set algorithm to fedavg"
         )

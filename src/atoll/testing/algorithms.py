@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from atoll.api import run
 from atoll.commit.server_step import stepped
 from atoll.core.algorithm import Algorithm
 from atoll.core.messages import Aggregate, State, Task, Update
+from atoll.core.params import flatten
 from atoll.core.plan import Plan
 from atoll.testing.law import Member, law, must, must_be_close, must_be_equal, must_be_state, written
-from atoll.testing.runs import final, must_agree, must_ignore_order, must_repeat, must_resume, small_plan
+from atoll.testing.runs import must_agree, must_ignore_order, must_repeat, must_resume, small_plan
 from atoll.train.build import build_job
 from atoll.train.job import Job, broadcast_of, first_server, layout_of
 from atoll.train.trainer import Trainer
@@ -33,6 +36,12 @@ def batch_normed(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(3 * height * width, num_classes))
 
 
+def layer_normed(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Build a small model of two layers with a norm between them that clients can be stacked with."""
+    layers = (nn.Flatten(), nn.Linear(math.prod(input_shape), 16), nn.LayerNorm(16), nn.ReLU())
+    return nn.Sequential(*layers, nn.Linear(16, num_classes))
+
+
 def _plan(member: Member, local: dict[str, Any] | None = None, **changes: Any) -> Plan:
     """Return a small plan with this algorithm, the public samples and the models that it asks for."""
     algorithm: Algorithm = member.build()
@@ -40,14 +49,18 @@ def _plan(member: Member, local: dict[str, Any] | None = None, **changes: Any) -
     around: dict[str, Any] = {"local": {key: value for key, value in settings.items() if key not in algorithm.local}}
     if algorithm.needs_public:
         around["public"] = {"name": "held_out", "fraction": 0.1}
-    if _personal(algorithm):
+    if _sends_scores(algorithm):
         around["models"] = ["logistic", {"name": "mlp_2nn", "hidden": 16}]
+    if algorithm.keep is not None:
+        around["model"] = layer_normed
+    if algorithm.needs_validation:
+        around["evaluation"] = {"every": 0, "validation": 0.1}
     return small_plan(algorithm=member.part, policy={"size": 5}, **{**around, **changes})
 
 
-def _personal(algorithm: Algorithm) -> bool:
-    """Return whether its clients keep models of their own, so that a plan may give several."""
-    return algorithm.work is not None and bool(algorithm.work.build("train.works").personal)
+def _sends_scores(algorithm: Algorithm) -> bool:
+    """Return whether its clients keep models of their own and send something else, so that a plan may give several."""
+    return algorithm.work is not None and not algorithm.work.build("train.works").sends_models
 
 
 @law()
@@ -59,15 +72,19 @@ def every_engine_gives_the_same_run(member: Member) -> None:
 
 @law()
 def the_model_moves(member: Member) -> None:
-    """Run a small plan, and compare with the model that it began with."""
+    """Run a small plan, and compare with the model that it began with, or clients' own models with it."""
     plan = _plan(member)
-    must(not torch.equal(final(plan), build_job(plan).first_D), "the model does not move in two rounds: train it")
+    result, first = run(plan), build_job(plan)
+    moved = not torch.equal(result.params_D, first.first_D)
+    for model in () if moved or result.shared is None else result.models.values():
+        moved = moved or not torch.equal(flatten(model, first.spec), first.first_D)
+    must(moved, "no model moves in two rounds: train it")
 
 
 @law()
 def batch_norm_is_trained(member: Member) -> None:
     """Run a small plan with batch norm, whose statistics are averaged beside the parameters."""
-    models: dict[str, Any] = {"models": [batch_normed, "logistic"]} if _personal(member.build()) else {}
+    models: dict[str, Any] = {"models": [batch_normed, "logistic"]} if _sends_scores(member.build()) else {}
     must_repeat(_plan(member, model=batch_normed, **models))
 
 

@@ -23,14 +23,14 @@ FEW = 40
 
 def averaging(work: Part) -> Algorithm:
     """Add the mean of what clients send, whatever they do: for work that only an algorithm may bring along."""
-    return Algorithm(work=work, needs_public=True)
+    return Algorithm(work=work, needs_public=not work.build("train.works").sends_models)
 
 
 def _plan(member: Member) -> Plan:
     """Return a small plan with this work, public samples, and several models where clients keep their own."""
     work: ClientWork = member.build()
     brought = {"work": member.part} if work.layout is None else {"algorithm": Part(averaging, work=member.part)}
-    models = {"models": ["logistic", {"name": "mlp_2nn", "hidden": 16}]} if work.personal else {}
+    models = {"models": ["logistic", {"name": "mlp_2nn", "hidden": 16}]} if not work.sends_models else {}
     return small_plan(public={"name": "held_out", "fraction": 0.1}, policy={"size": 5}, **brought, **models)
 
 

@@ -61,7 +61,10 @@ def build_job(
         model = build_model(plan, federation, loss=loss, measures=measures)
     else:
         model = ArrayModel(work.first(federation.dataset))
-    keep = kept_names(model, share=plan.share, keep=plan.keep)
+    if plan.keep is plan.share is None and algorithm.keep is not None:
+        keep = kept_names(model, share=None, keep=algorithm.keep, key=f"{plan.algorithm.name} keeps")
+    else:
+        keep = kept_names(model, share=plan.share, keep=plan.keep)
     spec = spec_of(model, buffers=plan.local.buffers, keep=keep)
     local = _settle(plan.local, algorithm)
     parts = _parts(plan, federation, model, spec, algorithm, work, exposed(plan, local, federation))
@@ -148,8 +151,7 @@ def _parts(
 
 def exposed(plan: Plan, local: Local, federation: Federation) -> Exposure:
     """What a whole plan exposes of a sample, by the clients where that is most, if every round asks every client."""
-    size_C = federation.partition.sizes()
-    size_C = size_C - (plan.evaluation.holdout * size_C).astype(int)
+    size_C = federation.training_sizes(federation.partition.sizes())
     batch_C = np.minimum(local.batch_size, size_C) if isinstance(local.batch_size, int) else size_C
     steps_C = np.full_like(size_C, local.steps) if local.steps else (local.epochs or 1) * -(-size_C // batch_C)
     groups = most_exposed(batch_C / size_C, steps_C)
@@ -167,9 +169,11 @@ def exposed(plan: Plan, local: Local, federation: Federation) -> Exposure:
 
 def _laid_out(job: Job, plan: Plan) -> Job:
     """Build a job for each of the plan's models, and let something else than a model travel."""
-    architectures = []
-    for model in [build_model(plan, job.federation, part) for part in plan.models or (plan.model,)]:
-        spec = spec_of(model)
+    architectures, copies = [], job.work.copies
+    wanted = [(part, 0) for part in plan.models or (plan.model,)] if copies is None else []
+    wanted += [(plan.model, draw) for draw in range(copies or 0)]
+    for model in [build_model(plan, job.federation, part, draw=draw) for part, draw in wanted]:
+        spec = spec_of(model, buffers="average" if copies is None else "local")
         architectures.append(
             replace(
                 job,
@@ -178,13 +182,14 @@ def _laid_out(job: Job, plan: Plan) -> Job:
                 first_D=flatten(model, spec),
                 algorithm=Algorithm(),
                 dropout_seeds=use_counter_dropout(model),
+                local_buffers=[] if copies is None else [name for name, _ in float_buffers(model)],
                 layout=fastest_layout(model, job.federation.dataset.input_shape),
             )
         )
     job = replace(job, architectures=tuple(architectures))
     assert job.work.layout is not None
     layout = job.work.layout(job)
-    return replace(job, spec=layout.spec, first_D=layout.first_D)
+    return replace(job, spec=layout.spec, first_D=layout.first_D, extras=layout.extras)
 
 
 def test_secret(seed: int) -> bytes:
@@ -254,13 +259,16 @@ def build_model(
     part: Part | None = None,
     loss: Loss | None = None,
     measures: Measures | None = None,
+    draw: int = 0,
 ) -> nn.Module:
     """Make the model, or another of the plan's, with seeded first weights, and try it with the plan's loss.
+
+    Other numbers of a `draw` give other first weights.
 
     A factory gets `input_shape`, and the number of outputs as `num_classes`, if it names them.
     """
     dataset, part = federation.dataset, part or (plan.models or (plan.model,))[0]
-    with seeded(derive(plan.seed, "model")):
+    with seeded(derive(plan.seed, "model", *([draw] if draw else []))):
         try:
             model = part.build("models", input_shape=dataset.input_shape, num_classes=dataset.num_outputs)
         except AtollError:

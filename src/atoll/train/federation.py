@@ -35,6 +35,7 @@ class Federation:
         *,
         seed: int = 0,
         holdout: float = 0.0,
+        validation: float = 0.0,
         server_samples: int = 0,
         server_source: str = "clients",
         public: Public | None = None,
@@ -49,7 +50,7 @@ class Federation:
         self.train_x, self.train_y = _stored(dataset.train_x), _tensor(dataset.train_y)
         """The clients' samples; after them those that the server took from the public ones, if it did."""
         self.test_x, self.test_y = _stored(dataset.test_x), _tensor(dataset.test_y)
-        self._seed, self.holdout = seed, holdout
+        self._seed, self.holdout, self.validation = seed, holdout, validation
         sizes = partition.sizes()
         if sizes.min() < 1:
             empty = int(sizes.argmin())
@@ -65,21 +66,36 @@ class Federation:
         """How many samples a client, or the server, trains on."""
         if client == SERVER:
             return len(self._server_indices)
-        size = self.partition.size(client)
-        return size - int(self.holdout * size)
+        return int(self.training_sizes(np.array(self.partition.size(client))))
+
+    def training_sizes(self, size_C: np.ndarray) -> np.ndarray:
+        """Return how many samples clients train on that have so many."""
+        held_C, chosen_by_C = (np.floor(share * size_C).astype(np.int64) for share in (self.holdout, self.validation))
+        sizes_C: np.ndarray = size_C - held_C - chosen_by_C
+        return sizes_C
 
     def train_indices(self, client: int) -> np.ndarray:
         """The samples that a client, or the server, trains on."""
         if client == SERVER:
             return self._server_indices
         indices = self.partition.indices(client)
-        return self._shuffled(indices, client)[: self.num_samples(client)] if self.holdout else indices
+        if not (self.holdout or self.validation):
+            return indices
+        return self._shuffled(indices, client)[: self.num_samples(client)]
 
     def evaluation_indices(self, client: int) -> np.ndarray:
         """The samples that a client is evaluated on: those held out, or else all that it has."""
         indices = self.partition.indices(client)
-        held = self._shuffled(indices, client)[self.num_samples(client) :] if self.holdout else indices
-        return held if len(held) else indices
+        held = int(self.holdout * len(indices))
+        return self._shuffled(indices, client)[len(indices) - held :] if held else indices
+
+    def validation_samples(self, client: int) -> Samples:
+        """Return the samples that a client chooses between models by, all that it trains on if none are set apart."""
+        size = self.partition.size(client)
+        first, num = self.num_samples(client), int(self.validation * size)
+        indices = self._shuffled(self.partition.indices(client), client)[first : first + num]
+        indices = indices if num else self.train_indices(client)
+        return Samples(client, len(indices), lambda: self._loaded(indices))
 
     def _picked(self, num: int, source: str) -> np.ndarray:
         """The samples that the server keeps a copy of; public ones, which no client holds, go behind the others."""
@@ -201,6 +217,7 @@ def build_federation(plan: Plan) -> Federation:
         partition,
         seed=plan.seed,
         holdout=plan.evaluation.holdout,
+        validation=plan.evaluation.validation or 0.0,
         server_samples=plan.server.samples or 0,
         server_source=plan.server.source or "clients",
         public=public,

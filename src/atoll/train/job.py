@@ -5,8 +5,8 @@ Shapes: D parameters, K kept parameters, M values of a model.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -82,7 +82,9 @@ class Job:
     exposure: Exposure | None = None
     """How clients and samples are drawn, where a mechanism protects them; of no attempt yet."""
     architectures: tuple[Job, ...] = ()
-    """A job for each of the plan's models, where what travels is not a model."""
+    """A job for each of the plan's models, or of its copies, where what travels is not one model."""
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+    """What updates hold beside the values that travel, of zeros, where clients' work says so."""
 
     def lr_of(self, version: int) -> float:
         """Return the clients' learning rate for work on a version."""
@@ -109,8 +111,13 @@ class Job:
 
     @property
     def personal(self) -> bool:
-        """Whether each client has a model of its own, and the server none that could be measured."""
-        return self.work.own_model is not None or bool(self.spec.kept)
+        """Whether each client has a model of its own."""
+        return not self.shares_model or self.algorithm.personal is not None or self.algorithm.adapt is not None
+
+    @property
+    def shares_model(self) -> bool:
+        """Whether what all share is a whole model, which can be measured without a client."""
+        return self.work.own_model is None and not self.spec.kept
 
     @property
     def private(self) -> SampleSteps | None:
@@ -181,9 +188,22 @@ def empty_update(job: Job) -> Update:
 
     sent = broadcast_of(job, job.first_D, first_server(job, job.first_D))
     state = job.algorithm.init_client(first_D)
-    order = LocalTask(sent, state, one, one, one, unknown, unknown, unknown, one)
+    order = LocalTask(
+        broadcast=sent,
+        state=state,
+        lr=one,
+        num_steps=one,
+        num_samples=one,
+        outputs=unknown,
+        grad_at=unknown,
+        features=unknown,
+        first_loss=one,
+        step=one,
+        end_D=first_D,
+    )
     update, _ = job.algorithm.finish(torch.zeros_like(first_D), order)
     update = with_statistics(job, update, torch.zeros_like(job.first_D))
+    update = update._replace(aux={**update.aux, **job.extras})
     return Update(
         update.delta_D.new_zeros(0, *update.delta_D.shape),
         update.weight.new_zeros(0),

@@ -117,11 +117,11 @@ def train_client(
 
     `drawn` are other batches than the usual.
     """
-    first_M = job.model_of(sent)
-    space.restore(first_M, state)
+    algorithm, start_M = job.algorithm, _start(job, sent, state)
+    space.restore(start_M, state)
     lr = torch.tensor(job.lr_of(task.version), dtype=job.spec.dtype)
     batches = client_batches(job, task) if drawn is None else drawn
-    memory: list[Tensor] | None = None
+    memories: list[list[Tensor]] = []
     losses: list[Tensor] = []
     base = derive(job.seed, "dropout", task.attempt, task.client) >> 2
     with seeded(base):
@@ -129,7 +129,7 @@ def train_client(
             if job.dropout_seeds:
                 set_seed(space.model, job.dropout_seeds, base + number)
             batch = load_batch(job, torch.from_numpy(indices), task, sent.params_D, number)
-            order = _order(job, space, sent, state, lr, len(batches), batch, task, first_loss)
+            order = _order(job, space, sent, state, lr, len(batches), batch, task, first_loss, number + 1)
             if job.private is None:
                 loss, grads = _gradient(job, space, batch, order)
             else:
@@ -137,24 +137,43 @@ def train_client(
                 noise_T = noise_of(job, task, number)
                 loss, grads = private_gradient(job, leaves, batch, order, noise_T, base + number)
             targets: list[Tensor] = [leaf.data for leaf in space.leaves]
-            if job.algorithm.local_grad is not None:
-                params_D, shared = job.trainable(space.params_D), len(job.spec.trainable)
+            shared = len(job.spec.trainable)
+            if algorithm.local_grad is not None or algorithm.local_step is not None:
+                params_D = job.trainable(space.params_D)
                 grad_D = torch.cat([grad.reshape(-1) for grad in grads[:shared]])
-                targets = [params_D, *targets[shared:]]
-                grads = [job.algorithm.local_grad(grad_D, params_D, order), *grads[shared:]]
-            memory = job.optimizer.init(targets) if memory is None else memory
+                if algorithm.local_step is not None:
+                    grad_D, after = algorithm.local_step(grad_D, params_D, order)
+                    state = {**state, **after}
+                elif algorithm.local_grad is not None:
+                    grad_D = algorithm.local_grad(grad_D, params_D, order)
+                targets, grads, shared = [params_D, *targets[shared:]], [grad_D, *grads[shared:]], 1
+            parts = [slice(None)] if algorithm.moves is None else [slice(shared), slice(shared, None)]
+            moves = [True] if algorithm.moves is None else [bool(move) for move in algorithm.moves(order)]
+            memories = memories or [job.optimizer.init(targets[part]) for part in parts]
             with torch.no_grad():
-                job.optimizer.step_(targets, grads, memory, lr, torch.tensor(float(number + 1), dtype=job.spec.dtype))
+                for part, memory, move in zip(parts, memories, moves, strict=True):
+                    if move:
+                        job.optimizer.step_(targets[part], grads[part], memory, lr, order.step)
             losses.append(loss)
-    delta_M = space.params_D - first_M
-    update, after = job.algorithm.finish(job.trainable(delta_M), order)
+    delta_M = space.params_D - start_M
+    order = order._replace(state=state, end_D=job.trainable(space.params_D))
+    update, remembered = algorithm.finish(job.trainable(delta_M), order)
+    if algorithm.start is not None:  # no view of the workspace, which goes on to the next client
+        remembered = {name: value.clone() for name, value in remembered.items()}
     kept = {KEPT: space.kept_K.clone()} if job.spec.kept else {}
     buffers = {f"{BUFFER}{name}": space.model.get_buffer(name).clone() for name in job.local_buffers}
     return Trained(
         update=with_statistics(job, update, delta_M),
-        state={**after, **kept, **buffers},
+        state={**remembered, **kept, **buffers},
         loss=float(torch.stack(losses).mean()),
     )
+
+
+def _start(job: Job, sent: Broadcast, state: State) -> Tensor:
+    """Return the flat vector that a client's steps begin with: the model that was sent, or what it makes of it."""
+    if job.algorithm.start is None:
+        return job.model_of(sent)
+    return job.model_of(sent._replace(params_D=job.algorithm.start(sent, state)))
 
 
 def load_batch(job: Job, indices: Tensor, task: Task, params_D: Tensor, step: int) -> Batch:
@@ -172,6 +191,14 @@ def knowledge(job: Job, task: Task, params_D: Tensor, step: int = 0) -> Knowledg
     return Knowledge(params_D, job.federation.dataset.num_classes, task.attempt, rng)
 
 
+def part_of(batch: Batch, part: int, of: int) -> Batch:
+    """Return a batch in which every `of`-th sample from number `part` on counts, and no other."""
+    if of == 1:
+        return batch
+    weight_B = batch.weight * (torch.arange(batch.weight.shape[-1]) % of == part)
+    return batch._replace(weight=weight_B / weight_B.sum().clamp(min=torch.finfo(weight_B.dtype).tiny))
+
+
 def mean_loss(job: Job, outputs: Tensor, batch: Batch) -> Tensor:
     """The mean loss over the samples of a batch that are not padding."""
     return (job.loss(outputs, batch.y) * batch.weight).sum()
@@ -187,15 +214,16 @@ def _order(
     batch: Batch,
     task: Task,
     first_loss: float,
+    step: int,
 ) -> LocalTask:
     def outputs(params: Params, x: Tensor) -> Tensor:
         found: Tensor = functional_call(space.model, space.named(job, params), (x,))
         return found
 
-    def grad_at(params_D: Tensor) -> Tensor:
+    def grad_at(params_D: Tensor, part: int = 0, of: int = 1) -> Tensor:
         with torch.enable_grad():
             leaf_D = params_D.detach().clone().requires_grad_()
-            loss = mean_loss(job, outputs(leaf_D, batch.x), batch)
+            loss = mean_loss(job, outputs(leaf_D, batch.x), part_of(batch, part, of))
             return torch.autograd.grad(loss, leaf_D)[0]
 
     return LocalTask(
@@ -208,6 +236,8 @@ def _order(
         grad_at=grad_at if job.private is None else unprotected,
         features=lambda params, x: features(space.model, space.named(job, params), x),
         first_loss=torch.tensor(first_loss, dtype=job.spec.dtype),
+        step=torch.tensor(float(step), dtype=job.spec.dtype),
+        end_D=sent.params_D,
     )
 
 

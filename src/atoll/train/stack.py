@@ -7,23 +7,24 @@ tensor operations (no compiler needed), tidied, and its updates are fused into t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad, vmap
-from torch.utils._pytree import tree_leaves
+from torch.func import vmap
+from torch.utils._pytree import tree_leaves, tree_map
 
-from atoll.core.algorithm import Batch, LocalTask, Params
+from atoll.core.algorithm import Batch
 from atoll.core.messages import KEPT, STATISTICS, Broadcast, State, Task, Update
 from atoll.core.seeds import derive
 from atoll.train.batches import Stacked, client_batches, round_up, stacked_batches
 from atoll.train.fuse import hoist, tidy
 from atoll.train.job import Job
-from atoll.train.loop import features, knowledge, mean_loss
-from atoll.train.private import noise_of, stacked_gradients, unprotected
+from atoll.train.loop import knowledge
+from atoll.train.one_step import Fixed, OneStep, client_dims, local_task
+from atoll.train.private import noise_of
 from atoll.train.trace import record
 
 Step = Callable[..., Any]
@@ -38,156 +39,6 @@ class StackedTrained(NamedTuple):
     update: Update
     states: State
     loss_G: Tensor
-
-
-class Fixed(NamedTuple):
-    """What does not change from step to step."""
-
-    sent: Broadcast
-    """Shared (D,), or one a client (G, D) when clients train from different versions."""
-    state: State
-    lr_G: Tensor
-    num_steps_G: Tensor
-    num_samples_G: Tensor
-    first_loss_G: Tensor
-
-
-class Own(NamedTuple):
-    """What each client's forward pass gets beside its trained tensors."""
-
-    seed: Tensor
-    """Where its dropout begins."""
-    buffers: dict[str, Tensor]
-    """Its buffers that travel."""
-    kept: dict[str, Tensor]
-    """The parameters that it keeps."""
-
-
-def local_task(
-    fixed: Fixed, outputs: Callable[..., Tensor], grad_at: Callable[[Tensor], Tensor], features: Callable[..., Tensor]
-) -> LocalTask:
-    """What one client's slots may look at."""
-    sent, state, lr, num_steps, num_samples, first_loss = fixed
-    return LocalTask(sent, state, lr, num_steps, num_samples, outputs, grad_at, features, first_loss)
-
-
-class OneStep:
-    """One step of G clients, in place."""
-
-    def __init__(self, job: Job, size: int) -> None:
-        self.job, self.size = job, size
-        self.names = [slot.name for slot in job.spec.trained]
-        self.num_shared = len(job.spec.trainable)
-
-    def take(
-        self,
-        batch: Batch,
-        seed_G: Tensor,
-        live_G: Tensor,
-        number: Tensor,
-        noise: list[Tensor],
-        params_GD: Tensor,
-        leaves: list[Tensor],
-        memory: list[Tensor],
-        fixed: Fixed,
-    ) -> Tensor:
-        """Move the leaves, of which the first are views of `params_GD`, and return the clients' losses (G,).
-
-        `noise` holds one matrix (G, T) where steps are private, and nothing otherwise.
-        """
-        job, dims = self.job, _dims(fixed)
-        own = self._own(seed_G, leaves, fixed)
-        if noise:
-            loss_G, grads = stacked_gradients(
-                job, self._of_private, batch, seed_G, leaves, noise[0], fixed.num_samples_G
-            )
-        else:
-            loss_G, grads = self._gradients(batch, own, leaves, fixed, dims)
-        targets = leaves
-        if job.algorithm.local_grad is not None:
-            shared, num = grads[: self.num_shared], self.num_shared
-            grad_GD = torch.cat([g.flatten(1) if g.dim() > 1 else g.unsqueeze(1) for g in shared], dim=1)
-            grad_GD = vmap(self._slot, in_dims=(0, 0, 0, 0, dims))(grad_GD, params_GD, batch, own, fixed)
-            targets, grads = [params_GD, *leaves[num:]], [grad_GD, *grads[num:]]
-        job.optimizer.step_(targets, grads, memory, fixed.lr_G * live_G, number)
-        return loss_G.detach()
-
-    def _own(self, seed_G: Tensor, leaves: list[Tensor], fixed: Fixed) -> Own:
-        buffers = {}
-        if self.job.spec.buffers:
-            buffers = self.job.spec.buffer_views(fixed.sent.aux[STATISTICS].expand(self.size, -1))
-        return Own(seed_G, buffers, dict(zip(self.names[self.num_shared :], leaves[self.num_shared :], strict=True)))
-
-    def _tensors(self, params: Params, own: Own) -> dict[str, Tensor]:
-        named = params if isinstance(params, Mapping) else self.job.spec.without_buffers.views(params)
-        return {**own.buffers, **own.kept, **named, **dict.fromkeys(self.job.dropout_seeds, own.seed)}
-
-    def _of_private(self, leaves: list[Tensor], seed: Tensor) -> dict[str, Tensor]:
-        return self._tensors(dict(zip(self.names, leaves, strict=True)), Own(seed, {}, {}))
-
-    def _outputs(self, own: Own) -> Callable[[Params, Tensor], Tensor]:
-        def outputs(params: Params, x: Tensor) -> Tensor:
-            found: Tensor = functional_call(self.job.model, self._tensors(params, own), (x,))
-            return found
-
-        return outputs
-
-    def _task(self, fixed: Fixed, batch: Batch, own: Own) -> LocalTask:
-        job, outputs = self.job, self._outputs(own)
-
-        def grad_at(params_D: Tensor) -> Tensor:
-            found: Tensor = grad(lambda p_D: mean_loss(job, outputs(p_D, batch.x), batch))(params_D)
-            return found
-
-        return local_task(
-            fixed,
-            outputs,
-            grad_at if job.private is None else unprotected,
-            lambda params, x: features(job.model, self._tensors(params, own), x),
-        )
-
-    def _loss(self, leaves: list[Tensor], batch: Batch, own: Own, fixed: Fixed) -> Tensor:
-        named = dict(zip(self.names, leaves, strict=True))
-        loss = mean_loss(self.job, self._outputs(own)(named, batch.x), batch)
-        if self.job.algorithm.local_loss is not None:
-            loss = self.job.algorithm.local_loss(loss, named, batch, self._task(fixed, batch, own))
-        return loss
-
-    def _slot(self, grad_D: Tensor, params_D: Tensor, batch: Batch, own: Own, fixed: Fixed) -> Tensor:
-        assert self.job.algorithm.local_grad is not None
-        return self.job.algorithm.local_grad(grad_D, params_D, self._task(fixed, batch, own))
-
-    def _gradients(
-        self, batch: Batch, own: Own, leaves: list[Tensor], fixed: Fixed, dims: Fixed
-    ) -> tuple[Tensor, list[Tensor]]:
-        with torch.enable_grad():
-            if self.size == 1:
-                rows = [leaf[0].detach().requires_grad_() for leaf in leaves]
-                loss_G = self._loss(rows, *_only((batch, own, fixed), (0, 0, dims))).unsqueeze(0)
-            else:  # a client's loss depends on its own row alone: one backward pass serves all
-                rows = [leaf.detach().requires_grad_() for leaf in leaves]
-                loss_G = vmap(self._loss, in_dims=(0, 0, 0, dims))(rows, batch, own, fixed)
-            grads = list(torch.autograd.grad(loss_G.sum(), rows, materialize_grads=True))
-        return loss_G, [grad.unsqueeze(0) for grad in grads] if self.size == 1 else grads
-
-
-def _only(values: Any, dims: Any) -> Any:
-    """Of values with a dimension for clients, where `dims` is 0, take the only client's."""
-    if dims is None:
-        return values
-    if isinstance(values, Tensor):
-        return values[0]
-    if isinstance(values, dict):
-        return {name: _only(value, dims if dims == 0 else dims[name]) for name, value in values.items()}
-    inner = [_only(value, dims if dims == 0 else dims[i]) for i, value in enumerate(values)]
-    return type(values)(*inner) if hasattr(values, "_fields") else inner
-
-
-def _dims(fixed: Fixed) -> Fixed:
-    """Which inputs have a dimension for clients."""
-    each = 0 if fixed.sent.params_D.dim() == 2 else None
-    sent: Any = Broadcast(each, dict.fromkeys(fixed.sent.aux, each))  # type: ignore[arg-type]
-    return Fixed(sent, dict.fromkeys(fixed.state, 0), 0, 0, 0, 0)  # type: ignore[arg-type]
 
 
 class StackedTrainer:
@@ -217,21 +68,25 @@ class StackedTrainer:
         fixed = self._fixed(
             padded, sent + sent[:1] * idle, states + states[:1] * idle, first_losses + first_losses[:1] * idle
         )
-        params_GD = fixed.sent.params_D.expand(size, -1).clone()
+        moving = fixed.state if job.algorithm.local_step is not None else {}
+        fixed = fixed._replace(state={}) if moving else fixed
+        start_GD = fixed.sent.params_D.expand(size, -1)
+        if job.algorithm.start is not None:
+            start_GD = vmap(job.algorithm.start, in_dims=(client_dims(fixed).sent, 0))(fixed.sent, fixed.state)
+        params_GD = start_GD.clone()
         kept_GK = params_GD[:, :0]
         if job.spec.kept:
             kept_GK = torch.stack([state.get(KEPT, job.first_kept_K) for state in states + states[:1] * idle])
         leaves, num_shared = self._leaves(params_GD, kept_GK), len(job.spec.trainable)
-        moved = [params_GD, *leaves[num_shared:]] if job.algorithm.local_grad is not None else leaves
-        memory = job.optimizer.init(moved)
-        losses_SG = self._run(padded, batches, params_GD, leaves, memory, fixed, sent)
+        flat = job.algorithm.local_grad is not None or job.algorithm.local_step is not None
+        moved, shared = ([params_GD, *leaves[num_shared:]], 1) if flat else (leaves, num_shared)
+        parts = [moved] if job.algorithm.moves is None else [moved[:shared], moved[shared:]]
+        memory = [job.optimizer.init(part) for part in parts]
+        losses_SG = self._run(padded, batches, params_GD, leaves, memory, moving, fixed, sent)
         live_SG = torch.from_numpy(batches.live_SG)
         loss_G = (losses_SG * live_SG).sum(0) / live_SG.sum(0).clamp(min=1)
-        delta_GD = params_GD.sub_(fixed.sent.params_D)
-        update, after = vmap(
-            lambda delta_D, each: job.algorithm.finish(delta_D, local_task(each, _none, _none, _none)),
-            in_dims=(0, _dims(fixed)),
-        )(delta_GD, fixed)
+        fixed = fixed._replace(state={**fixed.state, **moving})
+        update, after = self._finish(params_GD, start_GD, fixed)
         keep = slice(0, num)
         aux = {k: v[keep] for k, v in update.aux.items()}
         if job.spec.buffers:  # no step that can be stacked changes them
@@ -243,13 +98,26 @@ class StackedTrainer:
             loss_G=loss_G[keep],
         )
 
+    def _finish(self, params_GD: Tensor, start_GD: Tensor, fixed: Fixed) -> tuple[Update, State]:
+        """Return what the algorithm sends of each client, and what it remembers; the parameters are used up."""
+        algorithm = self.job.algorithm
+
+        def finish(delta_D: Tensor, each: Fixed, end: list[Tensor]) -> tuple[Update, State]:
+            task = local_task(each, _none, _none, _none, each.num_steps_G)
+            return algorithm.finish(delta_D, task._replace(end_D=end[0]) if end else task)
+
+        if algorithm.start is None:  # in place: a stack of large models is large
+            return vmap(finish, in_dims=(0, client_dims(fixed), 0))(params_GD.sub_(start_GD), fixed, [])
+        return vmap(finish, in_dims=(0, client_dims(fixed), 0))(params_GD - start_GD, fixed, [params_GD])
+
     def _run(
         self,
         tasks: list[Task],
         batches: Stacked,
         params_GD: Tensor,
         leaves: list[Tensor],
-        memory: list[Tensor],
+        memory: list[list[Tensor]],
+        moving: State,
         fixed: Fixed,
         sent: list[Broadcast],
     ) -> Tensor:
@@ -263,7 +131,7 @@ class StackedTrainer:
         numbers = torch.arange(1, len(index_SGB) + 1, dtype=job.spec.dtype).unbind()
         seeds = (base_G + torch.arange(len(index_SGB))[:, None]).unbind()
         weights, lives = weight_SGB.unbind(), live_SG.unbind()
-        lasting = tree_leaves((params_GD, leaves, memory, fixed))
+        lasting = tree_leaves((params_GD, leaves, memory, moving, fixed))
         widths = self._widths(batches)
         ready: dict[int, tuple[Step, list[Tensor]]] = {}
         chunk = max(1, GATHERED // max(1, index_SGB[0].numel() * math.prod(federation.dataset.input_shape)))
@@ -281,7 +149,7 @@ class StackedTrainer:
                     batch = Batch(x[:, :width], y[:, :width], weights[s][:, :width])
                     fresh = (batch, seeds[s], lives[s], numbers[s], noise)
                     if width not in ready:
-                        once, step = self._step_for(fresh, params_GD, leaves, memory, fixed)
+                        once, step = self._step_for(fresh, params_GD, leaves, memory, moving, fixed)
                         ready[width] = step, [*lasting, *once(*tree_leaves(fixed))]
                     step, given = ready[width]
                     losses_SG[s] = step(*batch, *fresh[1:4], *noise, *given)[0]
@@ -307,7 +175,13 @@ class StackedTrainer:
         return x.to(self.job.spec.dtype) if x.dtype.is_floating_point else x
 
     def _step_for(
-        self, fresh: tuple[Any, ...], params_GD: Tensor, leaves: list[Tensor], memory: list[Tensor], fixed: Fixed
+        self,
+        fresh: tuple[Any, ...],
+        params_GD: Tensor,
+        leaves: list[Tensor],
+        memory: list[list[Tensor]],
+        moving: State,
+        fixed: Fixed,
     ) -> tuple[Step, Step]:
         """The recorded step for arguments of these shapes, and what is to be computed once before the first.
 
@@ -319,7 +193,8 @@ class StackedTrainer:
             copy_GD, num_shared = params_GD.clone(), len(self.job.spec.trainable)
             shared = self.job.spec.without_buffers.views(copy_GD).values()
             copies = [*shared, *(leaf.clone() for leaf in leaves[num_shared:])]
-            args = (*fresh, copy_GD, copies, [each.clone() for each in memory], fixed)
+            memory, moving = tree_map(torch.clone, (memory, moving))
+            args = (*fresh, copy_GD, copies, memory, moving, fixed)
             graph = record(OneStep(self.job, len(params_GD)).take, args)
             tidy(graph)
             once = hoist(graph, len(tree_leaves(fixed)))

@@ -20,6 +20,7 @@ from atoll.train.evaluate import SLICE, counts_right, evaluate_clients, evaluate
 from atoll.train.exchange import Told, Work, acceptable, decoded, encoded, protected, received
 from atoll.train.job import Job
 from atoll.train.loop import Workspace, knowledge
+from atoll.train.loop_worker import LoopWorker
 from atoll.train.stack import StackedTrainer
 from atoll.train.stackable import why_not, why_not_tried
 from atoll.train.works.sgd import SgdWorker
@@ -61,7 +62,7 @@ class Trainer:
         self.job = job
         self.fold = fold_of(job)
         self.worker = job.work.open(job) if space is None else SgdWorker(job, space)
-        self._stacked = StackedTrainer(job, size=stack, compile=compile) if stack > 0 else None
+        self._stacked = StackedTrainer(self._trained, size=stack, compile=compile) if stack > 0 else None
         self.alone_because = self._why_alone()
         if self.alone_because is not None:
             self._stacked = None
@@ -73,18 +74,18 @@ class Trainer:
         """Work on another job that differs in how much is trained only; what was traced stays good."""
         self.job, self.worker = job, job.work.open(job)
         if self._stacked is not None:
-            self._stacked.job = job
+            self._stacked.job = self._trained
 
     def _why_alone(self) -> str | None:
         """Say why clients of this job must be trained one by one, if they were to be stacked."""
         if self._stacked is None:
             return None
-        reason = why_not(self.job)
+        reason = why_not(self._trained)
         if reason is not None:
             return reason
-        tried = StackedTrainer(self.job, size=self._stacked.size) if self._stacked.compile else self._stacked
+        tried = StackedTrainer(self._trained, size=self._stacked.size) if self._stacked.compile else self._stacked
         with explained():
-            return why_not_tried(self.job, tried, self._sgd.space)
+            return why_not_tried(self._trained, tried, self._looping.space)
 
     def groups(self, tasks: Sequence[Task]) -> list[list[Task]]:
         """Tasks that are trained together: alike in length, and the same however many workers there are.
@@ -101,9 +102,11 @@ class Trainer:
         broadcasts = [sent[task.version] for task in tasks]
         if self._stacked is not None:
             memories = [self._algorithm_state(*each) for each in zip(before, broadcasts, strict=True)]
-            done = self._stacked.train(tasks, broadcasts, memories, self._sgd.first_losses(tasks, sent))
-            updates, losses = done.update, done.loss_G.tolist()
-            after = [{name: rows[i] for name, rows in done.states.items()} for i in range(len(tasks))]
+            started = self._looping.begin(tasks, broadcasts, memories)
+            done = self._stacked.train(tasks, started.sent, started.memories, started.first_losses)
+            updates, states_C = self._looping.end(done.update, done.states, started)
+            losses = done.loss_G.tolist()
+            after = [{name: rows[i] for name, rows in states_C.items()} for i in range(len(tasks))]
         else:
             ones = [self.train_one(*each) for each in zip(tasks, broadcasts, before, strict=True)]
             updates, losses = stack([one.update for one in ones]), [one.loss for one in ones]
@@ -133,37 +136,47 @@ class Trainer:
         """Evaluate the shared model on one slice of the test set."""
         return self.worker.evaluate(params_D, {}, self.job.federation.test_samples(start, SLICE))
 
-    def evaluate_clients(self, params_D: Tensor, clients: list[int], states: Mapping[int, State]) -> Tensor:
-        """Evaluate the shared model, or clients' own, on some clients' data: main figure and loss (C, 2)."""
+    def evaluate_clients(self, params_D: Tensor, clients: list[int], states: Mapping[int, State] | None) -> Tensor:
+        """Evaluate clients' own models, or the shared one if no states are given, on some clients' data.
+
+        Returns main figure and loss (C, 2).
+        """
         job = self.job
-        if isinstance(self.worker, SgdWorker) and counts_right(job) and not job.personal:
+        if isinstance(self.worker, SgdWorker) and counts_right(job) and states is None:
             return evaluate_clients(job, self.worker.space, params_D, clients)
         rows = []
         for client in clients:
+            own = params_D, dict[str, Tensor]()
+            if states is not None:
+                own = self.worker.own(params_D, states.get(client, {}), client)
             samples = job.federation.client_samples(client, evaluation=True)
-            rows.append(job.measures.main_and_loss(self.worker.evaluate(params_D, states.get(client, {}), samples)))
+            rows.append(job.measures.main_and_loss(self.worker.evaluate(*own, samples)))
         return torch.tensor(rows, dtype=torch.float64)
 
     def measure_client(self, params_D: Tensor, client: int, state: State) -> Sums:
         """Return the parts of the plan's metrics of the shared or the client's own model on its evaluation samples."""
         slices = self.job.federation.evaluation_slices(client, SLICE)
         with explained():
-            return self.job.measures.merge([self.worker.evaluate(params_D, state, samples) for samples in slices])
+            own = self.worker.own(params_D, state, client)
+            return self.job.measures.merge([self.worker.evaluate(*own, samples) for samples in slices])
 
     def evaluate_own(self, params_D: Tensor, client: int, state: State) -> Sums:
         """Evaluate a client's own model on the whole test set."""
-        federation = self.job.federation
+        federation, own = self.job.federation, self.worker.own(params_D, state, client)
         starts = range(0, federation.dataset.num_test, SLICE)
-        parts = [
-            self.worker.evaluate(params_D, state, federation.test_samples(start, SLICE, client)) for start in starts
-        ]
+        parts = [self.worker.evaluate(*own, federation.test_samples(start, SLICE, client)) for start in starts]
         return self.job.measures.merge(parts)
 
     @property
-    def _sgd(self) -> SgdWorker:
+    def _looping(self) -> LoopWorker:
         """The worker of a job whose clients are trained as one."""
-        assert isinstance(self.worker, SgdWorker)
+        assert isinstance(self.worker, LoopWorker)
         return self.worker
+
+    @property
+    def _trained(self) -> Job:
+        """The job of the model that clients train, where it is one."""
+        return self.worker.inner if isinstance(self.worker, LoopWorker) else self.job
 
     def _algorithm_state(self, state: State, sent: Broadcast) -> State:
         kept = {name: value for name, value in state.items() if not name.startswith("uplink.")}

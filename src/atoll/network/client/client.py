@@ -41,7 +41,7 @@ from atoll.network.protocol.messages import (
 )
 from atoll.network.protocol.objects import manifest_of
 from atoll.report.reading import human_bytes, human_seconds
-from atoll.train.works.sgd import kept_model
+from atoll.train.own_models import OwnModels
 
 SHORT_REST = 60.0
 """Seconds until a full disk, or the working hours, are checked again."""
@@ -386,7 +386,7 @@ class Client:
         if params_hash(params_D).hex() != name:
             raise RunError(f"{run} ended with another model than its ledger says; do not trust this server")
         job, (_, state) = agreed.job, home.state()
-        model = kept_model(job, [lambda: job.model], agreed.number, params_D, state)
+        model = OwnModels(job, [lambda: job.model], params_D, {agreed.number: state})[agreed.number]
         path = home.save_model(model.state_dict())
         self._output.info(f"{run}: its model is in {path}")
 

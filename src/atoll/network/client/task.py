@@ -158,7 +158,7 @@ class AgreedRun:
     def measure(self, sent: Broadcast) -> State:
         """Return the condensed sums of the plan's metrics of a version on this client's evaluation samples."""
         _, state = self.home.state()
-        if self.job.personal and not state:
+        if not (self.job.shares_model or state):
             raise WorkRefused("this client has no model of its own yet: it has not been counted in a version")
         sums = self.job.measures.condense(self.trainer.measure_client(self.job.model_of(sent), self.number, state))
         if not all(bool(value.isfinite().all()) for value in sums.values()):
@@ -261,7 +261,8 @@ def agree(
         raise WorkRefused(refusal_reason(floors, info, plan, None, 0) or "the model is too large")
     indices = np.arange(dataset.num_train)
     partition = drawn(max(info.num_clients, number + 1), dataset.num_train, lambda client: indices)
-    federation = Federation(dataset, partition, seed=plan.seed, holdout=plan.evaluation.holdout)
+    ask = plan.evaluation
+    federation = Federation(dataset, partition, seed=plan.seed, holdout=ask.holdout, validation=ask.validation or 0.0)
     job = build_job(plan, federation, secret=secret, loss=parts.loss(plan.loss))
     coordinator = build_coordinator(plan, federation)
     min_cohort = _min_cohort(coordinator, job.mechanism)

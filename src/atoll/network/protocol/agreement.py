@@ -107,7 +107,8 @@ def plan_for_clients(plan: Plan, kind: str = CLASSIFICATION) -> dict[str, Any]:
     """
     check(Networked(plan, plan.sampler.build("rounds.samplers")))
     plain = {key: value for key, value in plan.to_dict().items() if key not in NOT_SENT}
-    plain["evaluation"] = {"holdout": plan.evaluation.holdout, **_at_clients(plan)}
+    set_apart = {"validation": plan.evaluation.validation} if plan.evaluation.validation else {}
+    plain["evaluation"] = {"holdout": plan.evaluation.holdout, **set_apart, **_at_clients(plan)}
     if plan.problem is None and kind != CLASSIFICATION:
         plain["problem"] = {"name": kind}
     if ":" in plan.algorithm.name and _clients_do_fedavg(plan.algorithm.build("algorithms")):

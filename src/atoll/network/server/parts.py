@@ -166,12 +166,13 @@ def build_server_parts(plan: Plan, sizes: Sequence[int], ledger: Ledger | None) 
         DeclaredPartition(len(sizes), np.array(sizes, dtype=np.int64)),
         seed=plan.seed,
         holdout=plan.evaluation.holdout,
+        validation=plan.evaluation.validation or 0.0,
         server_samples=plan.server.samples or 0,
     )
     kept: list[tuple[Tensor, Workspace | None]] = []
 
     def lighten(job: Job) -> Job:
-        if job.work.personal:
+        if not job.work.sends_models:
             raise PlanError("work: clients would keep models of their own, which a server cannot measure: leave it out")
         kept.append((job.first_D, workspace(job) if job.work.uses_algorithm else None))
         return replace(job, first_D=job.first_D.new_zeros(()).expand(job.first_D.shape))

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from atoll.core.client_work import ClientWork, Samples, Sums, Trained, Worker
-from atoll.core.messages import KEPT, Broadcast, State, Task
-from atoll.core.params import load
-from atoll.train.evaluate import evaluate_clients, evaluate_samples
+from atoll.core.algorithm import Adapt, Algorithm, LocalTask
+from atoll.core.client_work import ClientWork, Samples, Sums, Trained
+from atoll.core.messages import Broadcast, State, Task, Update
+from atoll.train.evaluate import evaluate_clients, evaluate_samples, evaluating
 from atoll.train.job import Job
-from atoll.train.loop import BUFFER, Workspace, train_client, workspace
+from atoll.train.loop import Workspace, train_client, workspace
+from atoll.train.loop_worker import LoopWorker, Started
+
+ADAPTING = 1 << 31
+"""In place of the number of an attempt, where a client adapts a model: no run comes so far."""
 
 
 def sgd() -> ClientWork:
@@ -23,11 +28,12 @@ def sgd() -> ClientWork:
 
 
 @final
-class SgdWorker(Worker):
+class SgdWorker(LoopWorker):
     """One working model, bound to a flat vector when it is first used."""
 
     def __init__(self, job: Job, space: Workspace | None = None) -> None:
-        self.job, self._space = job, space
+        self.job = self.inner = job
+        self._space = space
 
     @property
     def space(self) -> Workspace:
@@ -38,37 +44,80 @@ class SgdWorker(Worker):
 
     def train(self, task: Task, sent: Broadcast, memory: State, samples: Samples) -> Trained:
         """Take the steps of a task; an algorithm that needs it is told the model's loss on all samples first."""
-        [first] = self.first_losses([task], {task.version: sent})
+        [first] = self._first_losses([task], [sent])
         return train_client(self.job, self.space, task, sent, memory, first)
+
+    def begin(self, tasks: Sequence[Task], sent: Sequence[Broadcast], memories: Sequence[State]) -> Started:
+        """Give the loop what was sent, and the losses that an algorithm needs."""
+        return Started(list(sent), list(memories), self._first_losses(tasks, sent), {})
+
+    def end(self, update: Update, states: State, started: Started) -> tuple[Update, State]:
+        """Send what the loop gave."""
+        return update, states
 
     def evaluate(self, params_D: Tensor, memory: State, samples: Samples) -> Sums:
         """Measure a model by the plan's metrics, and how often an attack's trigger works."""
         own = memory if self.job.personal else {}
         return evaluate_samples(self.job, self.space, params_D, own, *samples.load(), groups=samples.groups)
 
-    def first_losses(self, tasks: Sequence[Task], sent: Mapping[int, Broadcast]) -> list[float]:
+    def own(self, params_D: Tensor, memory: State, client: int) -> tuple[Tensor, State]:
+        """Return the model of a client as flat vectors: by its algorithm, from what all share and what it remembers."""
+        job, algorithm = self.job, self.job.algorithm
+        if not job.personal:
+            return params_D, {}
+        if algorithm.personal is not None:
+            shared_D = job.trainable(params_D)
+            memory = {**algorithm.init_client(shared_D), **memory}
+            statistics = params_D[len(shared_D) :]
+            models = [torch.cat([row, statistics]) for row in algorithm.personal(shared_D, memory)]
+            params_D = models[0] if len(models) == 1 else self._best(models, memory, client)
+        if algorithm.adapt is not None:
+            params_D, memory = adapted(job, self.space, params_D, memory, client, algorithm.adapt)
+        return params_D, memory
+
+    def _best(self, models: Sequence[Tensor], memory: State, client: int) -> Tensor:
+        """Return the model with the least loss on a client's validation samples, the first of equals."""
+        job, losses = self.job, []
+        x, y = job.federation.validation_samples(client).load()
+        for params_D in models:
+            with evaluating(job, self.space, params_D, memory):
+                losses.append(float(job.loss(self.space.model(job.inputs(x)), y).double().mean()))
+        return models[min(range(len(models)), key=lambda place: (math.isnan(losses[place]), losses[place]))]
+
+    def _first_losses(self, tasks: Sequence[Task], sent: Sequence[Broadcast]) -> list[float]:
         """Return the loss of the model that each client got, on its training samples; NaN if nobody needs it."""
         if not self.job.algorithm.needs_loss:
             return [math.nan] * len(tasks)
         losses: dict[Task, float] = {}
         for version in sorted({task.version for task in tasks}):
             together = [task for task in tasks if task.version == version]
-            model_M, clients = self.job.model_of(sent[version]), [task.client for task in together]
+            model_M = self.job.model_of(next(s for s, t in zip(sent, tasks, strict=True) if t.version == version))
+            clients = [task.client for task in together]
             scores_C2 = evaluate_clients(self.job, self.space, model_M, clients, on_training_data=True)
             losses |= dict(zip(together, scores_C2[:, 1].tolist(), strict=True))
         return [losses[task] for task in tasks]
 
 
-def kept_model(
-    job: Job, makers: Sequence[Callable[[], nn.Module]], client: int, params_D: Tensor, memory: State
-) -> nn.Module:
-    """Return a client's own model: what all share, and what it keeps."""
-    model = load(makers[0](), job.spec, params_D, memory.get(KEPT, job.first_kept_K))
-    with torch.no_grad():
-        for name in job.local_buffers:
-            if f"{BUFFER}{name}" in memory:
-                model.get_buffer(name).copy_(memory[f"{BUFFER}{name}"])
-    return model
+def adapted(
+    job: Job, space: Workspace, params_D: Tensor, memory: State, client: int, by: Adapt, *, kept_alone: bool = False
+) -> tuple[Tensor, State]:
+    """Return a model and what a client keeps of it after steps on its training samples, of which nothing is sent.
+
+    They are plain steps of the plan's optimiser, and their batches are the same each time. With `kept_alone` what is
+    shared stays as it is.
+    """
+    if not by.steps:
+        return params_D, memory
+    local = replace(job.local, epochs=None, steps=by.steps, lr=by.lr or job.local.lr)
+    algorithm = Algorithm(moves=_kept_alone if kept_alone else None)
+    alone = replace(job, local=local, schedule=lambda version: 1.0, algorithm=algorithm, mechanism=None, attack=None)
+    sent = alone.broadcast(params_D, {})
+    done = train_client(alone, space, Task(client, 0, ADAPTING), sent, memory)
+    return space.params_D.clone(), {**memory, **done.state}
+
+
+def _kept_alone(task: LocalTask) -> tuple[Tensor, Tensor]:
+    return torch.tensor(False), torch.tensor(True)
 
 
 def shared_tensors(job: Job, model: nn.Module) -> State:
