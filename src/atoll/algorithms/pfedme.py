@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from atoll.core.algorithm import Algorithm, LocalTask
 from atoll.core.messages import State, Update
-from atoll.core.options import Count, Positive
+from atoll.core.options import Count, NotNegative, Positive
 
 OWN = "own"
 
 
-def pfedme(lam: Positive = 1.0, steps: Count = 5, lr: Positive | None = None) -> Algorithm:
+def pfedme(lam: NotNegative = 1.0, steps: Count = 5, lr: Positive | None = None) -> Algorithm:
     """Share the centre of clients' Moreau envelopes (Dinh et al. 2020, arXiv:2006.08848, algorithm 1).
 
     On each batch the client solves for its own model t = argmin F_k(t) + lam / 2 ||t - w||^2 by `steps` steps of size
     `lr` (that of the plan unless given), and moves w <- w - local.lr * lam (w - t). The paper's beta is `server.lr`.
+    With lam = 0 nothing is shared: every client trains alone.
     """
 
     def init(params_D: Tensor) -> State:
         return {OWN: params_D.clone()}
 
     def local_step(grad_D: Tensor, params_D: Tensor, task: LocalTask) -> tuple[Tensor, State]:
-        own_D, size = task.state[OWN], task.lr if lr is None else lr
+        own_D, size = task.state[OWN], task.lr if lr is None else torch.tensor(lr, dtype=task.lr.dtype)
         for _ in range(steps):
-            own_D = own_D - size * (task.grad_at(own_D) + lam * (own_D - params_D))
+            slope_D = task.grad_at(own_D)
+            slope_D = slope_D + lam * (own_D - params_D) if lam else slope_D
+            own_D = own_D.addcmul(slope_D, -size)
         return lam * (params_D - own_D), {OWN: own_D}
 
     def finish(delta_D: Tensor, task: LocalTask) -> tuple[Update, State]:
