@@ -69,3 +69,20 @@ def test_a_plan_is_checked_for_a_network(cli: Any, tmp_path: Path) -> None:
     assert "network-simulates-nothing" in cli("plan", "check", tmp_path / "plan.toml", "--clients", "5").out
     few = cli("plan", "check", tmp_path / "plan.toml", "--clients", "3")
     assert few.code == 2 and "the federation has 3 clients" in few.err
+
+
+def test_what_travels_is_listed(cli: Any, tmp_path: Path) -> None:
+    """The bytes are those that a run then reports."""
+    plan = written(tmp_path, 'algorithm = "fedper"\nmodel = {name = "mlp_2nn", hidden = 16}\n')
+    said = json.loads(cli("plan", "travels", plan, "--json").out)
+    goes = {each["name"]: (each["num_values"], each["goes"]) for each in said["values"]}
+    assert goes["1.weight"] == (64 * 16, "both ways") and goes["5.weight"] == (160, "kept")
+    assert cli("run", plan, "--out", tmp_path / "run").code == 0
+    row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (row["bytes_up"], row["bytes_down"]) == (4 * said["bytes_up"], 4 * said["bytes_down"])
+    shown = cli("plan", "travels", plan).out
+    assert "1,312 values travel both ways, 0 more down and 0 more up; a client keeps 170" in shown
+    ditto = cli("plan", "travels", plan, "--set", "algorithm=ditto").out
+    assert "memory of own" in ditto and "a client keeps 1,482" in ditto
+    refused = cli("plan", "travels", plan, "--set", "algorithm=fedbn")
+    assert refused.code == 2 and "fedbn lets clients keep 'norms'" in refused.err

@@ -113,6 +113,21 @@ def test_a_plan_from_toml_with_every_option(shell: Shell, tmp_path: Path) -> Non
     assert (path / "report.html").read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.parametrize(
+    ("data", "figure"),
+    [
+        ("diabetes", "test root mean squared error"),
+        ("cancer", "test accuracy"),
+        ("labels", "test"),
+        ("lifetimes", "test concordance index"),
+    ],
+)
+def test_every_kind_of_problem_is_summed_up(cli: Shell, tmp_path: Path, data: str, figure: str) -> None:
+    (tmp_path / "plan.toml").write_text("rounds = 1\nengine = 'inline'\n[stop]\nbytes = 100000\n")
+    said = cli("run", tmp_path / "plan.toml", "--set", f"data=problem_data:{data}", "--out", tmp_path / "run")
+    assert said.code == 0 and figure in said.out and " bought " in said.out and "report " in said.out
+
+
 def test_a_plan_from_a_function_in_the_working_directory(shell: Shell, cli: Shell, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MODULE)
     said = shell("run", "mine:plan")

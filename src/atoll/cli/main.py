@@ -112,6 +112,7 @@ def _run_and_print(plan: Plan, directory: Path, *, resume: bool, quiet: bool) ->
     from atoll.api import run as run_plan
     from atoll.core.coordinator import FAILURES, Reason
     from atoll.report.html import write_report
+    from atoll.report.main_figure import figures_text, main_of, shown
     from atoll.report.reading import human_bytes, human_seconds, privacy_text
 
     resume_command = f"atoll run --resume {shlex.quote(str(directory))}"
@@ -129,18 +130,18 @@ def _run_and_print(plan: Plan, directory: Path, *, resume: bool, quiet: bool) ->
         raise typer.Exit(130)
     page = write_report([directory])
     if last is not None:
-        test = result.test
         print(f"{result.reason} after {last['round']} rounds in {human_seconds(last['seconds'])}")
         models = "" if result.shared is not None else f" (mean of {len(result.models)} clients' own models)"
-        accuracy = f"test accuracy {100 * test['accuracy']:.2f} %{models}"
-        print(f"{accuracy}   loss {test['loss']:.4f}   macro F1 {test['f1']:.4f}")
+        if result.test:
+            print(figures_text(result.test, models))
         if "privacy" in last:
             print(privacy_text(last["privacy"]))
         if "bytes_up" in last:
             print(f"sent up {human_bytes(last['bytes_up'])}, down {human_bytes(last['bytes_down'])}")
         if plan.stop.bytes is not None:
             spent = f"{human_bytes(last['bytes_up'] + last['bytes_down'])} of {human_bytes(plan.stop.bytes)}"
-            print(f"{spent} bought {100 * test['accuracy']:.2f} %")
+            main = main_of(result.test)
+            print(f"{spent} bought {shown(main, result.test[main]) if main else 'no model that was measured'}")
     print(f"report {page}")
     if result.reason in FAILURES:
         raise TrainingError(f"{result.reason}; see the report, and {FAILURES[Reason(result.reason)]}")

@@ -237,13 +237,21 @@ def _runs_table(runs: Sequence[Mapping[str, Any]]) -> str:
             **run,
             "round": f"{run['round']} of {run['rounds']}",
             "answers": f"{run['arrived']} of {run['asked']}",
-            "accuracy": None if run["accuracy"] is None else f"{100 * run['accuracy']:.2f} %",
+            "test": _figure(run.get("test") or {}),
             "epsilon": None if run["epsilon"] is None else f"{run['epsilon']:.4g}",
             "waiting": human_seconds(run["seconds_waiting"]),
         }
         for run in runs
     ]
-    return _table(rows, ("run", "status", "round", "attempt", "phase", "answers", "waiting", "accuracy", "epsilon"))
+    return _table(rows, ("run", "status", "round", "attempt", "phase", "answers", "waiting", "test", "epsilon"))
+
+
+def _figure(figures: Mapping[str, float | None]) -> str | None:
+    """Return the main figure on the test set as text; None if there is none."""
+    from atoll.report.main_figure import main_of, shown, title_of
+
+    value = figures.get(main := main_of(figures))
+    return None if value is None else f"{title_of(main)} {shown(main, value)}"
 
 
 def _readiness(checked: Mapping[str, Mapping[str, Any]]) -> str | None:

@@ -13,12 +13,36 @@ from atoll.core.errors import AtollError
 if TYPE_CHECKING:
     from atoll.core.plan import Plan
 
-plan_app = typer.Typer(help="Plans: check them before they run.", no_args_is_help=True)
+plan_app = typer.Typer(help="Plans: check them, and see what will travel, before they run.", no_args_is_help=True)
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 
 
-@plan_app.callback()
-def _group() -> None:
-    """Keep `check` a command of its own, though it is the only one."""
+@plan_app.command()
+def travels(plan: PlanArgument = None, settings: SetOption = None, as_json: JsonOption = False) -> None:
+    """List what of a plan's model travels and what clients keep: names, shapes, parameters and bytes."""
+    chosen = read_plan(plan, read_settings(settings))
+    from atoll.commit.travels import BOTH, DOWN, FROZEN, KEPT, UP
+    from atoll.commit.travels import travels as travels_of
+    from atoll.train.build import build_job
+
+    found = travels_of(build_job(chosen))
+    if as_json:
+        rows = [each._asdict() for each in found.values]
+        print(json.dumps({"values": rows, "bytes_down": found.bytes_down, "bytes_up": found.bytes_up}, indent=1))
+        return
+    table = [("name", "shape", "values", "bytes", "goes")]
+    for each in found.values:
+        shape = "x".join(map(str, each.shape)) or "1"
+        table.append((each.name, shape, f"{each.num_values:,}", f"{each.num_bytes:,}", each.goes))
+    width = [max(len(row[column]) for row in table) for column in range(5)]
+    for name, shape, num, size, goes in table:
+        print(f"{name:{width[0]}}  {shape:{width[1]}}  {num:>{width[2]}}  {size:>{width[3]}}  {goes}")
+    both, down, up, kept, frozen = (f"{found.total(goes):,}" for goes in (BOTH, DOWN, UP, KEPT, FROZEN))
+    print(f"{both} values travel both ways, {down} more down and {up} more up; a client keeps {kept}")
+    if found.total(FROZEN):
+        print(f"{frozen} values are never trained")
+    sent = "what masks make of it" if found.bytes_up is None else f"{found.bytes_up:,} bytes"
+    print(f"a client and round: {found.bytes_down:,} bytes down and {sent} up, packed")
 
 
 @plan_app.command()
@@ -31,7 +55,7 @@ def check(
             min=1, help="As a server of so many clients builds it, over a network; as a simulation unless given."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Build a plan without training, and list the rules that apply to it; what is refused ends with code 2."""
     chosen = read_plan(plan, read_settings(settings))

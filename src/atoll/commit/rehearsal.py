@@ -49,7 +49,7 @@ def rehearse_round(plan: Plan, job: Job, coordinator: Coordinator) -> None:
     layout = layout_of(job)
     _try_smallest_batch(job)
     with _as_refusal("uplink", "change the order of the uplink, or leave a step out"):
-        updates, bytes_up = _sent(job, layout, SIZES[:1] if job.spec.num_params > LARGE else SIZES)
+        updates, bytes_up = made_up_updates(job, layout, SIZES[:1] if job.spec.num_params > LARGE else SIZES)
     least_bytes = _least_bytes(plan, job, coordinator, bytes_up)
     check(Round(plan, job.mechanism, tuple(sorted(layout.exact())), least_bytes))
     with _as_refusal("downlink", "change the order of the downlink, or leave a step out"):
@@ -128,8 +128,8 @@ def _least_bytes(plan: Plan, job: Job, coordinator: Coordinator, bytes_up: int) 
     return num * (bytes_up + (0 if job.downlink.chain.transforms else packed_size(sent.plain())))
 
 
-def _sent(job: Job, layout: Update, sizes: tuple[float, ...]) -> tuple[list[Update], int]:
-    """Made-up updates of one client after the uplink, one round after another, and the bytes of the shortest."""
+def made_up_updates(job: Job, layout: Update, sizes: tuple[float, ...]) -> tuple[list[Update], int]:
+    """Return made-up updates of one client after the uplink, one round after another, and the bytes of the shortest."""
     generator = torch.Generator().manual_seed(0)
     memory: State = {}
     found, num_bytes = [], []

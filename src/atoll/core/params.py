@@ -115,9 +115,7 @@ def _slots(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[Slot]:
         offset += tensor.numel()
 
 
-def kept_names(
-    model: nn.Module, *, share: Sequence[str] | None, keep: Sequence[str] | None, key: str = "keep"
-) -> frozenset[str]:
+def kept_names(model: nn.Module, *, share: Sequence[str] | None, keep: Sequence[str] | None) -> frozenset[str]:
     """Return the names of the parameters and buffers that clients keep, by patterns such as "head.*".
 
     `share` names all that travels, `keep` all that does not; "norms" stands for all of the layers that normalise,
@@ -129,7 +127,7 @@ def kept_names(
         if id(tensor) in trained:
             names[trained[id(tensor)]].add(name)  # tied weights have several names
     if keep is not None:
-        kept = _matched(model, key, keep, names)
+        kept = _matched(model, "keep", keep, names)
     else:
         kept = set() if share is None else names.keys() - _matched(model, "share", share, names)
     if trained and kept >= set(trained.values()):

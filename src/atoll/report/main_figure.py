@@ -52,6 +52,18 @@ def shown(name: str, value: float) -> str:
     return f"{100 * value:.2f} %" if name in SHARES else f"{value:.4g}"
 
 
+def figures_text(figures: Mapping[str, float], of: str = "") -> str:
+    """Return the main figure on the test set, the loss and macro F1 where they are measured, as one line.
+
+    >>> figures_text({"rmse": 0.5, "loss": 0.25})
+    'test root mean squared error 0.5   loss 0.2500'
+    """
+    main = main_of(figures)
+    texts = [f"test {title_of(main)} {shown(main, figures[main])}{of}"] if main else []
+    more = {"loss": "loss", "f1": "macro F1"}
+    return "   ".join(texts + [f"{title} {figures[name]:.4f}" for name, title in more.items() if name in figures])
+
+
 def best_of(name: str, values: Sequence[float]) -> float:
     """Return the best of some values of a figure."""
     return min(values) if name in SMALLER_IS_BETTER else max(values)

@@ -62,7 +62,7 @@ def build_job(
     else:
         model = ArrayModel(work.first(federation.dataset))
     if plan.keep is plan.share is None and algorithm.keep is not None:
-        keep = kept_names(model, share=None, keep=algorithm.keep, key=f"{plan.algorithm.name} keeps")
+        keep = _kept_by_default(model, plan.algorithm.name, algorithm.keep)
     else:
         keep = kept_names(model, share=plan.share, keep=plan.keep)
     spec = spec_of(model, buffers=plan.local.buffers, keep=keep)
@@ -113,6 +113,17 @@ def build_job(
     )
     _try_attack(job)
     return job if work.layout is None else _laid_out(job, plan)
+
+
+def _kept_by_default(model: nn.Module, name: str, keep: tuple[str, ...]) -> frozenset[str]:
+    """Return what clients of an algorithm keep where the plan does not say."""
+    try:
+        return kept_names(model, share=None, keep=keep)
+    except PlanError as error:
+        raise PlanError(
+            f"{name} lets clients keep {' and '.join(map(repr, keep))} of the model, and {error}; or say in keep what "
+            "else they keep"
+        ) from error
 
 
 def _parts(

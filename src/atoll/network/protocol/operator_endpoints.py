@@ -71,6 +71,7 @@ class RunStatus(TypedDict):
     asked: int
     arrived: int
     accuracy: float | None
+    test: dict[str, float | None]
     epsilon: float | None
     seconds_waiting: float
     sites: dict[str, Any] | None

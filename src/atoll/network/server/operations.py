@@ -242,6 +242,7 @@ class Operations:
             "asked": len(machine.in_flight) + arrived,
             "arrived": arrived,
             "accuracy": row.get("test", {}).get("accuracy"),
+            "test": row.get("test", {}),
             "epsilon": row.get("privacy", {}).get("epsilon"),
             "sites": run.sites.result if isinstance(run, Run) else None,
             "seconds_waiting": round(self._now() - began, 1) if began and run.status == RUNNING else 0.0,
