@@ -136,24 +136,7 @@ def train_client(
                 leaves = {s.name: leaf.detach() for s, leaf in zip(job.spec.trained, space.leaves, strict=True)}
                 noise_T = noise_of(job, task, number)
                 loss, grads = private_gradient(job, leaves, batch, order, noise_T, base + number)
-            targets: list[Tensor] = [leaf.data for leaf in space.leaves]
-            shared = len(job.spec.trainable)
-            if algorithm.local_grad is not None or algorithm.local_step is not None:
-                params_D = job.trainable(space.params_D)
-                grad_D = torch.cat([grad.reshape(-1) for grad in grads[:shared]])
-                if algorithm.local_step is not None:
-                    grad_D, after = algorithm.local_step(grad_D, params_D, order)
-                    state = {**state, **after}
-                elif algorithm.local_grad is not None:
-                    grad_D = algorithm.local_grad(grad_D, params_D, order)
-                targets, grads, shared = [params_D, *targets[shared:]], [grad_D, *grads[shared:]], 1
-            parts = [slice(None)] if algorithm.moves is None else [slice(shared), slice(shared, None)]
-            moves = [True] if algorithm.moves is None else [bool(move) for move in algorithm.moves(order)]
-            memories = memories or [job.optimizer.init(targets[part]) for part in parts]
-            with torch.no_grad():
-                for part, memory, move in zip(parts, memories, moves, strict=True):
-                    if move:
-                        job.optimizer.step_(targets[part], grads[part], memory, lr, order.step)
+            state = {**state, **_move(job, space, grads, order, memories)}
             losses.append(loss)
     delta_M = space.params_D - start_M
     order = order._replace(state=state, end_D=job.trainable(space.params_D))
@@ -167,6 +150,33 @@ def train_client(
         state={**remembered, **kept, **buffers},
         loss=float(torch.stack(losses).mean()),
     )
+
+
+def _move(job: Job, space: Workspace, grads: list[Tensor], task: LocalTask, memories: list[list[Tensor]]) -> State:
+    """Let the algorithm's slots and the optimiser take a step, and return what of the client's memory changed.
+
+    `memories` are the optimiser's, empty before the first step.
+    """
+    algorithm, changed = job.algorithm, dict[str, Tensor]()
+    targets: list[Tensor] = [leaf.data for leaf in space.leaves]
+    shared = len(job.spec.trainable)
+    if algorithm.local_grad is not None or algorithm.local_step is not None:
+        params_D = job.trainable(space.params_D)
+        grad_D = torch.cat([grad.reshape(-1) for grad in grads[:shared]])
+        if algorithm.local_step is not None:
+            grad_D, changed = algorithm.local_step(grad_D, params_D, task)
+        elif algorithm.local_grad is not None:
+            grad_D = algorithm.local_grad(grad_D, params_D, task)
+        targets, grads, shared = [params_D, *targets[shared:]], [grad_D, *grads[shared:]], 1
+    parts = [slice(None)] if algorithm.moves is None else [slice(shared), slice(shared, None)]
+    moves = [True] if algorithm.moves is None else [bool(move) for move in algorithm.moves(task)]
+    if not memories:
+        memories += [job.optimizer.init(targets[part]) for part in parts]
+    with torch.no_grad():
+        for part, memory, move in zip(parts, memories, moves, strict=True):
+            if move:
+                job.optimizer.step_(targets[part], grads[part], memory, task.lr, task.step)
+    return changed
 
 
 def _start(job: Job, sent: Broadcast, state: State) -> Tensor:
