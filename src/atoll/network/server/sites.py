@@ -258,7 +258,7 @@ def summary(
         scores.append((_main(figures), figures.get("loss", math.nan)))
     result: dict[str, Any] = {"round": version, "sites": rows}
     if added is not None:
-        result["secret"], total = _secret_group(added, in_secret, names, measures)
+        result["secret"], total = _secret_group(added, names, measures)
         told += [] if total is None else [total]
     if told:
         shared = [name for name in told[0] if all(name in each for each in told)]
@@ -295,14 +295,11 @@ def _outcomes(answers: Mapping[int, SiteAnswer], added: SecretSum | None) -> dic
 
 
 def _secret_group(
-    added: SecretSum, outcomes: Mapping[int, Mapping[str, str]], names: Mapping[int, str], measures: Measures
+    added: SecretSum, names: Mapping[int, str], measures: Measures
 ) -> tuple[dict[str, Any], State | None]:
-    """Return what is known of the sites in a secret sum together, and their sums; None if there are none."""
-    clients = added.survivors or [client for client, outcome in outcomes.items() if not outcome]
-    group: dict[str, Any] = {
-        "clients": list(clients),
-        "names": [names.get(client, str(client)) for client in clients],
-    }
+    """Return what is known of the sites in a secret sum together, and their sums; None if there is no sum."""
+    clients = added.survivors or added.clients
+    group: dict[str, Any] = {"clients": list(clients), "names": [names.get(each, str(each)) for each in clients]}
     if not added.sums:
         return group | {"reason": added.reason}, None
     total = unpack(added.sums, max_bytes=MAX_TOTAL).sides[0]
