@@ -21,7 +21,7 @@ from network.test_site_floors import agreed_run, order_of
 from atoll.core.errors import PlanError, RunError
 from atoll.core.messages import State
 from atoll.network.client.home import RunHome
-from atoll.network.client.secret_evaluation import EvaluationAddend, keep_for_sum
+from atoll.network.client.secret_evaluation import EvaluationAddend, KeptEvaluations, keep_for_sum
 from atoll.network.client.secure_session import SecureSession, end_silent_sessions
 from atoll.network.client.task import WorkRefused
 from atoll.network.protocol.agreement import Floors
@@ -169,6 +169,23 @@ def test_a_version_is_measured_once_and_not_after_a_later_one(tmp_path: Path) ->
         keep_for_sum(site, msgspec.structs.replace(found.order, model=Ref("1" * 64, 0)), again)
     for path in (site.home.path / "secret-sums").iterdir():
         assert not path.stat().st_mode & 0o077
+
+
+def test_a_run_that_is_over_adds_nothing_any_more(tmp_path: Path) -> None:
+    found = Sums(tmp_path).ready()
+    site = found.sites[0]
+    KeptEvaluations(site.home).forget_sums()
+    with pytest.raises(WorkRefused, match="it is added once"):
+        found.answer(0, found.post(found.invite()))
+    with pytest.raises(WorkRefused, match="it is added once"):
+        keep_for_sum(site, found.order, lambda: found.sums[0])
+
+
+def test_floors_that_were_changed_since_hold(tmp_path: Path) -> None:
+    found = Sums(tmp_path).ready()
+    found.sites[0] = replace(found.sites[0], floors=Floors(evaluation="none"))
+    with pytest.raises(WorkRefused, match='floors.evaluation = "none": nothing is added in secret'):
+        found.answer(0, found.post(found.invite()))
 
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {

@@ -21,7 +21,7 @@ from atoll.network.client.connection import Connection, Declined
 from atoll.network.client.consent import Consent, asked_for
 from atoll.network.client.evaluation import tell
 from atoll.network.client.home import Home, PendingUpdate, RunHome
-from atoll.network.client.secret_evaluation import EvaluationAddend
+from atoll.network.client.secret_evaluation import EvaluationAddend, KeptEvaluations
 from atoll.network.client.secure_session import Addend, SecureSession, SilentSessions, UpdateAddend, end_silent_sessions
 from atoll.network.client.task import AgreedRun, WorkRefused, agree, signed_delivery
 from atoll.network.client.witness import DISTRUST, LedgerReader
@@ -360,6 +360,7 @@ class Client:
                     home.confirm_update(pending.attempt)  # no later order says so
                 self._save_final_model(run, home, last.body.get("model", ""))
                 home.mark_ended()
+                KeptEvaluations(home).forget_sums()
                 self._agreed_runs.pop(run, None)
                 self._output.info(f"{run}: is over")
             except (Declined, DiskFull) as error:  # the next poll names it again

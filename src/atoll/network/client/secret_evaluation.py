@@ -19,6 +19,7 @@ from atoll.core.wire import unpack
 from atoll.network.client.home import RunHome
 from atoll.network.client.secure_session import LEAST, Addend, distrust
 from atoll.network.client.task import AgreedRun, WorkRefused
+from atoll.network.protocol.agreement import evaluates_in_secret
 from atoll.network.protocol.blobs import sync_directory, write_file
 from atoll.network.protocol.messages import EvaluationOrder, RunInfo, SiteEvaluation
 from atoll.network.protocol.secret_sums import FIRST_TASK, check_addable, invite_of, pack_sums, session_of, to_vector
@@ -74,6 +75,11 @@ class KeptEvaluations:
         for old in sorted(self._versions())[:-MAX_KEPT]:
             (self._path / str(old)).unlink()
 
+    def forget_sums(self) -> None:
+        """Forget what was measured, but not that it was: the run is over, and nothing of it is added any more."""
+        for version in self._versions():
+            self.save(version, msgspec.structs.replace(self._read(version), sums=b""))
+
     def _versions(self) -> list[int]:
         return [int(path.name) for path in self._path.glob("[0-9]*")]
 
@@ -93,7 +99,7 @@ def keep_for_sum(agreed: AgreedRun, order: EvaluationOrder, measure: Callable[[]
         sums = measure()
         check_addable(sums)
         kept.save(order.version, KeptSums(order.model.name, pack_sums(sums)))
-    elif before.session:
+    elif before.session or not before.sums:
         raise WorkRefused(f"what was measured of version {order.version} was in a session before: it is added once")
     return SiteEvaluation(in_secret=True)
 
@@ -116,7 +122,9 @@ class EvaluationAddend(Addend):
         return f"evaluation of version {self.order.version}"
 
     def check(self) -> None:
-        """Refuse a version that was not measured here."""
+        """Refuse a version that was not measured here, and any if the floors have changed since."""
+        if not evaluates_in_secret(self.agreed.floors, self.agreed.plan):
+            raise WorkRefused(f'floors.evaluation = "{self.agreed.floors.evaluation}": nothing is added in secret')
         self._kept()
 
     def begin(self, invite: wire.Invite, info: RunInfo) -> bytes:

@@ -8,7 +8,7 @@ only the total is known.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -237,7 +237,6 @@ def summary(
     """
     rows: list[dict[str, Any]] = []
     told: list[State] = []
-    scores: list[tuple[float, float]] = []
     in_secret = _outcomes(answers, added)
     for client, answer in sorted(answers.items()):
         if client in in_secret and not in_secret[client]:
@@ -255,7 +254,6 @@ def summary(
         row |= {"epsilon": answer.told.epsilon} if noisy else {"samples": answer.told.num_samples}
         row["figures"] = figures
         told.append(sums)
-        scores.append((_main(figures), figures.get("loss", math.nan)))
     result: dict[str, Any] = {"round": version, "sites": rows}
     if added is not None:
         result["secret"], total = _secret_group(added, names, measures)
@@ -264,17 +262,26 @@ def summary(
         shared = [name for name in told[0] if all(name in each for each in told)]
         pooled = {name: torch.stack([each[name] for each in told]).sum(0) for name in shared}
         result["pooled"] = measures.finish_sums(_not_negative(pooled) if "count" not in pooled else pooled)
-    if scores:
-        main_C, loss_C = np.array(scores, dtype=np.float64).T
-        better = measures.larger_is_better
-        counted = [row for row in rows if "figures" in row]
-        known = [place for place in range(len(counted)) if not math.isnan(main_C[place])]
-        if known:
-            worst = counted[(min if better else max)(known, key=lambda place: main_C[place])]
-            result["worst"] = {"client": worst["client"], "name": worst["name"], "figure": _main(worst["figures"])}
-        result["spread"] = spread(main_C, loss_C, larger_is_better=better)
-    plain: dict[str, Any] = without_nan(result)
+    plain: dict[str, Any] = without_nan(result | _compared(rows, better=measures.larger_is_better))
     return plain
+
+
+def _compared(rows: Sequence[dict[str, Any]], *, better: bool) -> dict[str, Any]:
+    """Return the worst of the sites that have figures, and their spread; nothing if none has."""
+    counted = [row for row in rows if "figures" in row]
+    if not counted:
+        return {}
+    main_C = np.array([_main(row["figures"]) for row in counted])
+    loss_C = np.array([row["figures"]["loss"] for row in counted if "loss" in row["figures"]])  # not told with noise
+    known = [place for place in range(len(counted)) if not math.isnan(main_C[place])]
+    found: dict[str, Any] = {}
+    if known:
+        worst = counted[(min if better else max)(known, key=lambda place: main_C[place])]
+        found["worst"] = {"client": worst["client"], "name": worst["name"], "figure": _main(worst["figures"])}
+    found["spread"] = spread(main_C, loss_C if len(loss_C) else np.zeros(1), larger_is_better=better)
+    if not len(loss_C):
+        del found["spread"]["loss"]
+    return found
 
 
 def _outcomes(answers: Mapping[int, SiteAnswer], added: SecretSum | None) -> dict[int, dict[str, str]]:
