@@ -119,8 +119,8 @@ class Client:
 
     def _end_silent_sessions(self) -> None:
         """Remove the secrets of sessions of secure aggregation that the server left without an end."""
-        homes = ((run, self._run_home(run)) for run in self._home.runs())
-        self._silent_since = end_silent_sessions(homes, self._silent_since, self._now())
+        homes = [(run, home) for run in self._home.runs() if (home := self._run_home(run)).session_marks()]
+        self._silent_since = end_silent_sessions(homes, self._silent_since, self._now()) if homes else {}
 
     def _run_home(self, run: str) -> RunHome:
         return self._agreed_runs[run].home if run in self._agreed_runs else self._home.run(run)

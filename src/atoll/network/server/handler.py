@@ -118,11 +118,12 @@ class RequestHandler:
         """Return the objects that hold this name, if the client may read it: a version, or a message to it."""
         run = self._built_run(run_name)
         self._driver.presence.note_request(client.number)
-        mine = () if client.number is None else (run.mail(client.number), run.sites.mailbox.waiting(client.number))
+        number = -1 if client.number is None else client.number
+        mine = run.mail(number) if run.sites.adding is None else run.sites.mail(number) or run.mail(number)
         with self._writer.lock:
             known = {name for model in run.models.values() for name in model.names()}
             known |= {news.object.name for news in run.news}
-        known |= {ref.name for ref in (*mine, run.final_model) if ref is not None}
+        known |= {ref.name for ref in (mine, run.final_model) if ref is not None}
         if name not in known:
             raise Refused(HTTPStatus.GONE, "there is no such object any more: poll again")
         return run.objects
@@ -338,8 +339,7 @@ class RequestHandler:
         """Return the task for which a client may send chunks: one of its own, or that of a secret sum."""
         run, number = self._built_run(run_name), -1 if client.number is None else client.number
         version = attempt - FIRST_TASK
-        adding = run.sites.adding
-        if adding is not None and adding[0] == version and run.sites.mailbox.waiting(number) is not None:
+        if run.sites.adding is not None and run.sites.adding[0] == version and run.sites.mail(number) is not None:
             return run, task_of(number, version)
         return self._awaited_task(client, run_name, attempt)
 

@@ -24,7 +24,7 @@ from atoll.core.metric import Figures
 from atoll.core.plan import Evaluation
 from atoll.core.wire import packed_size, unpack
 from atoll.data.targets import TOKENS
-from atoll.network.protocol.messages import EvaluationOrder, SiteEvaluation
+from atoll.network.protocol.messages import EvaluationOrder, Ref, SiteEvaluation
 from atoll.network.server.parts import BadUpdate, ServerParts
 from atoll.network.server.secure_session import Mailbox
 from atoll.train.metrics import Measures, spread
@@ -149,16 +149,20 @@ class Sites:
 
     def leave(self, version: int, client: int, reason: str) -> None:
         """Note that a client leaves the secret sum that is being added, which goes on without it."""
-        if self.adding is not None and self.adding[0] == version and self.mailbox.waiting(client) is not None:
+        if self.adding is not None and self.adding[0] == version and self.mail(client) is not None:
             self.leavers[client] = reason
             self.mailbox.answer(client, b"")
+
+    def mail(self, client: int) -> Ref | None:
+        """Return the message of a secret sum that waits for a client's answer."""
+        return None if self.adding is None else self.mailbox.waiting(client)
 
 
 def evaluation_orders(run: Run, client: int) -> list[EvaluationOrder]:
     """Return the versions that a client is to measure and has not, or whose secret sum waits for its answer."""
     if not run.may_ask(client) or client in run.state.quarantined:
         return []
-    mail, adding = run.sites.mailbox.waiting(client), run.sites.adding
+    mail, adding = run.sites.mail(client), run.sites.adding
     secure = {adding[0]: mail} if mail is not None and adding is not None else {}
     return [
         EvaluationOrder(
