@@ -214,7 +214,8 @@ def test_sites_of_every_kind_measure_one_run(
 def test_evaluations_are_secret_wherever_updates_are_or_rounds_overlap(
     tmp_path: Path, processes: ForkServer, certs: Path, changes: dict[str, Any]
 ) -> None:
-    plan: Plan = BASE.replace({"rounds": 4, **(changes or {"secagg": {"clip": 2.0}})})
+    large = {"secagg": {"clip": 2.0}, "evaluation.metrics": ["accuracy", "auroc"]}  # vectors of more than one chunk
+    plan: Plan = BASE.replace({"rounds": 4, **(changes or large)})
     with federation(tmp_path / "f", processes, certs, plan) as network:
         (network.root / "floors.toml").write_text('evaluation = "secret"\n' if changes else "")
         network.serve("--clients", "3", "--once")

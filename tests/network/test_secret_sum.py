@@ -224,6 +224,25 @@ def test_a_random_vector_spoils_the_sum_and_is_noticed(tmp_path: Path, monkeypat
     assert added.rejected == {} and not added.sums
 
 
+def test_a_sum_begins_when_all_are_ready_or_the_version_is_too_old(tmp_path: Path) -> None:
+    sites = Adding(tmp_path, 3, {}).run.sites
+    sites.open(0, 100.0, {})
+
+    def due(expected: set[int], now: float = 101.0, next_open: int = 0) -> int | None:
+        return sites.next_to_add(expected, now, 60.0, next_open)
+
+    assert due(set()) is None and sites.next_to_close(set(), 101.0, 60.0) == 0  # nobody adds in secret
+    for client in (0, 1):
+        sites.add(0, client, SiteAnswer(SiteEvaluation(in_secret=True)))
+    sites.add(0, 5, SiteAnswer(SiteEvaluation(reason="moving")))
+    assert sites.ready(0) == (0, 1)
+    assert due({0, 1, 2}) is None and due({0, 1, 5}) == 0
+    assert due({0, 1, 2}, now=161.0) == 0 and due({0, 1, 2}, next_open=2) == 0
+    assert sites.next_to_close({0, 1, 5}, 500.0, 60.0) is None  # the sum comes first
+    sites.secret_sums[0] = SecretSum((0, 1))
+    assert due({0, 1}) is None and sites.next_to_close({0, 1, 5}, 101.0, 60.0) == 0
+
+
 def test_too_few_sites_are_no_sum() -> None:
     assert "a sum of one is no sum" in why_too_few(1) and "2 sites were ready" in why_too_few(2)
     assert why_too_few(3) == ""

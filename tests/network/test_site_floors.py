@@ -18,8 +18,8 @@ from atoll.network.client.budget import Budget, Overspent
 from atoll.network.client.evaluation import DELTA, REPLACED, noise_multiplier, tell
 from atoll.network.client.home import RunHome
 from atoll.network.client.task import AgreedRun, WorkRefused
-from atoll.network.protocol.agreement import Floors
-from atoll.network.protocol.messages import EvaluationOrder, Ref
+from atoll.network.protocol.agreement import Floors, evaluates_in_secret, refusal_reason
+from atoll.network.protocol.messages import EvaluationOrder, Ref, RunInfo
 from atoll.privacy.composing import as_event, spent_together
 from atoll.train.build import build_job
 from atoll.train.federation import build_federation
@@ -121,6 +121,30 @@ def test_a_model_that_gives_no_numbers_is_not_the_sites_offence(tmp_path: Path) 
     broken = agreed.layout._replace(params_D=torch.full_like(agreed.layout.params_D, torch.nan))
     with pytest.raises(WorkRefused, match="the model gives NaN"):
         agreed.measure(broken)
+
+
+@pytest.mark.parametrize(
+    ("floors", "rounds", "why"),
+    [
+        (Floors(evaluation="secret"), 0, None),
+        (Floors(evaluation="secret", secagg=True), 0, None),
+        (Floors(secagg=True), 0, "evaluations would be seen one by one"),
+        (Floors(evaluation="secret", secagg=True), 3, "updates would be seen one by one"),
+        (Floors(evaluation="secret", max_epsilon=1.0), 0, "the run is not private"),
+        (Floors(evaluation="none", max_epsilon=1.0), 0, None),
+    ],
+)
+def test_secret_sums_are_as_good_as_secure_updates_but_no_noise(floors: Floors, rounds: int, why: str | None) -> None:
+    info = RunInfo(RUN, {}, "", 3, 3, 0, 1)
+    reason = refusal_reason(floors, info, ONLY.replace({"rounds": rounds}), None, 0)
+    assert reason is None if why is None else reason is not None and why in reason
+
+
+def test_a_run_that_adds_updates_in_secret_adds_evaluations_so() -> None:
+    secure = ONLY.replace({"rounds": 3, "secagg": {}})
+    kinds = {kind: Floors(evaluation=kind) for kind in ("open", "secret", "none")} | {"noised": NOISED}
+    assert {kind for kind, floors in kinds.items() if evaluates_in_secret(floors, secure)} == {"open", "secret"}
+    assert {kind for kind, floors in kinds.items() if evaluates_in_secret(floors, ONLY)} == {"secret"}
 
 
 @pytest.mark.parametrize(
