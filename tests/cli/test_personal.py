@@ -23,7 +23,7 @@ from atoll.commit.run_state import read_fields
 from atoll.core.errors import PlanError
 from atoll.core.events import TasksSent
 from atoll.core.plan import Plan
-from atoll.personal.budget import cohorts, rehearse_step, samples_of, steps_of
+from atoll.personal.budget import cohorts, loads_of, rehearse_step
 from atoll.personal.compare import compare_personal, personal_members
 from atoll.personal.measure import FILE, measurable
 from atoll.report.personal import PersonalTable, problems_text, table_text
@@ -112,6 +112,8 @@ def test_every_number_is_that_of_the_final_models(table: PersonalTable) -> None:
         assert row is not None
         means, worsts = [float(np.mean(values)) for values in each], [min(values) for values in each]
         assert row.mean == pytest.approx((np.mean(means), np.std(means, ddof=1)))
+        gains = [mean - float(np.mean(own["local", seed])) for seed, mean in zip((0, 1), means, strict=True)]
+        assert row.gain == pytest.approx((np.mean(gains), np.std(gains, ddof=1)))
         assert row.worst == pytest.approx((np.mean(worsts), np.std(worsts, ddof=1)))
         better = [
             np.mean([a > b for a, b in zip(own[method, seed], own["local", seed], strict=True)]) for seed in (0, 1)
@@ -240,19 +242,29 @@ def test_cohorts_are_known_before_a_run(settings: dict[str, Any], tmp_path: Path
 
     atoll.run(plan, out=tmp_path / "run", watch=[listen], report=False)
     job = build_job(plan)
-    rounds = cohorts(build_coordinator(plan, job.federation))
-    expected = [task.client for tasks in rounds for task in tasks]
-    assert samples_of(job, rounds) == read_fields(tmp_path / "run/checkpoint.safetensors")["samples"]
+    loads = loads_of(job, cohorts(build_coordinator(plan, job.federation)))
+    assert sum(load.samples for load in loads) == read_fields(tmp_path / "run/checkpoint.safetensors")["samples"]
     if settings["policy"].get("name") != "buffered":  # the last that are asked there are not waited for
-        assert sorted(expected) == sorted(asked)
-        assert steps_of(job, rounds) == {client: asked.count(client) * job.num_steps(client) for client in set(asked)}
+        assert sorted(load.client for load in loads) == sorted(asked)
+        assert all(load.steps == job.num_steps(load.client) for load in loads)
+
+
+def test_batches_of_other_work_are_steps_of_the_same_budget(tmp_path: Path) -> None:
+    """FedMD learns from public samples too, which would be more work than training alone."""
+    plan = PLAN.replace({"public": {"name": "held_out", "fraction": 0.1}, "rounds": 4})
+    table = compare_personal(plan, out=tmp_path, methods=["fedmd:samples=50"], seeds=1, workers=2)
+    row, alone = table.row("fedmd:samples=50"), table.row("local")
+    assert row is not None and alone is not None
+    assert row.rounds.mean == 3 and alone.rounds.mean == 4
+    assert 30 < row.steps.mean <= alone.steps.mean == 40
+    assert all(run.exact for run in table.runs)
 
 
 def test_clients_that_never_took_part_are_left_out_and_counted(tmp_path: Path) -> None:
     plan = PLAN.replace({"policy": {"size": 2}, "rounds": 3, "model": "logistic"})
     table = compare_personal(plan, out=tmp_path, methods=["ditto", "fine_tuning:steps=3"], seeds=[3])
-    took_part = {task.client for tasks in cohorts(build_coordinator(plan.replace({"seed": 3}), build_job(plan).federation))
-                 for task in tasks}  # fmt: skip
+    rounds = cohorts(build_coordinator(plan.replace({"seed": 3}), build_job(plan).federation))
+    took_part = {task.client for tasks in rounds for task in tasks}
     clients = table.clients[3]
     assert set(clients.measured) == took_part and 2 <= len(took_part) < 6
     assert clients.others == {"never took part": 6 - len(took_part)}
@@ -324,6 +336,7 @@ def test_smaller_is_better_for_a_regression(tmp_path: Path) -> None:
     assert row is not None
     assert row.better.mean == np.mean([b < a for a, b in zip(alone, shared, strict=True)])  # type: ignore[operator]
     assert row.worst.mean == max(shared)  # type: ignore[type-var]
+    assert row.gain.mean == pytest.approx(np.mean(alone) - np.mean(shared))  # type: ignore[arg-type]
     assert "a smaller root mean squared error is better" in table_text(table)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -27,6 +26,17 @@ from atoll.train.trainer import Trainer
 
 Rounds = Sequence[tuple[Task, ...]]
 """The tasks of each round."""
+
+
+class Load(NamedTuple):
+    """One task."""
+
+    round: int
+    """The number of its round, from 0."""
+    client: int
+    steps: int
+    samples: int
+    """Samples that are trained on, every pass counted."""
 
 
 class Step(NamedTuple):
@@ -60,31 +70,28 @@ def cohorts(coordinator: Coordinator) -> Rounds:
     return rounds
 
 
-def steps_of(job: Job, rounds: Rounds) -> Counter[int]:
-    """Return how many local steps each client takes in these rounds."""
-    steps = Counter[int]()
-    for task in (task for tasks in rounds for task in tasks):
-        steps[task.client] += job.num_steps(task.client, task.work)
-    return steps
-
-
-def samples_of(job: Job, rounds: Rounds) -> int:
-    """Return how many samples clients train on in these rounds, every pass counted."""
-    total, seen = 0, set[int]()
-    for task in (task for tasks in rounds for task in tasks):
-        total += job.num_passes(task, first=task.client not in seen)
+def loads_of(job: Job, rounds: Rounds) -> list[Load]:
+    """Return what every task of these rounds is; work that is not the local loop counts its batches as steps."""
+    loads, seen = list[Load](), set[int]()
+    for number, task in ((number, task) for number, tasks in enumerate(rounds) for task in tasks):
+        samples = job.num_passes(task, first=task.client not in seen)
+        steps = job.num_steps(task.client, task.work)
+        if job.work.num_passes is not None:
+            steps = -(-samples // min(job.batch_size, job.federation.num_samples(task.client)))
+        loads.append(Load(number, task.client, steps, samples))
         seen.add(task.client)
-    return total
+    return loads
 
 
-def rounds_within(job: Job, rounds: Rounds, clients: Collection[int], budget: int) -> int:
-    """Return in how many of the rounds these clients take no more than `budget` steps in all, adaptation included."""
-    total = len(clients) * (0 if job.algorithm.adapt is None else job.algorithm.adapt.steps)
-    for number, tasks in enumerate(rounds):
-        total += sum(job.num_steps(task.client, task.work) for task in tasks if task.client in clients)
+def rounds_within(loads: Sequence[Load], adaptation: int, clients: Collection[int], budget: int) -> int:
+    """Return in how many rounds these clients take no more than `budget` steps in all, with those of adaptation."""
+    total, last = adaptation * len(clients), -1
+    for load in loads:
+        total += load.steps if load.client in clients else 0
         if total > budget:
-            return number
-    return len(rounds)
+            return load.round
+        last = load.round
+    return last + 1
 
 
 def rehearse_step(job: Job) -> Step:

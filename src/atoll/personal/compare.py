@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from atoll.core.plan import Plan
 from atoll.engine.base import Workers, worker_count
 from atoll.farm import Cell, Failures, plan_key, run_cells, with_engine
 from atoll.matrix import part_of
-from atoll.personal.budget import Rounds, Step, cohorts, rehearse_step, rounds_within, samples_of, steps_of
+from atoll.personal.budget import Rounds, Step, cohorts, loads_of, rehearse_step, rounds_within
 from atoll.personal.measure import FILE, Measurable, Measured, measurable, measure, read_measured
 from atoll.report.figures import write_whole
 from atoll.report.personal import ALONE, GLOBAL, Clients, MethodRun, PersonalTable, Status
@@ -169,13 +170,12 @@ def _prepare(base: Plan, parts: Mapping[str, Part]) -> tuple[Seeded, list[Prepar
     federation = build_federation(base)
     alone, coordinator = dry_run(_method_plan(base, ALONE, parts[ALONE]), federation)
     rounds, clients = cohorts(coordinator), measurable(alone, base.evaluation.max_clients)
-    asked = {task.client for tasks in rounds for task in tasks}
-    steps = steps_of(alone, rounds)
-    counted = frozenset(asked & set(clients.clients))
+    loads, able = loads_of(alone, rounds), frozenset(clients.clients)
+    counted = able & {load.client for load in loads}
     seeded = Seeded(
         rounds=rounds,
         clients=clients,
-        budget=sum(steps[client] for client in counted),
+        budget=sum(load.steps for load in loads if load.client in counted),
         metric=alone.measures.main,
         larger_is_better=alone.measures.larger_is_better,
         num_clients=federation.num_clients,
@@ -210,23 +210,27 @@ def _method_plan(base: Plan, method: str, part: Part) -> Plan:
 def _entry(entry: Prepared, plan: Plan, job: Job, seeded: Seeded, clients: frozenset[int]) -> Prepared:
     """Give a method as many rounds as its steps, with those of adaptation, are no more than training alone takes."""
     adaptation = 0 if job.algorithm.adapt is None else job.algorithm.adapt.steps
-    num = rounds_within(job, seeded.rounds, clients, seeded.budget)
+    loads = loads_of(job, seeded.rounds)
+    num = rounds_within(loads, adaptation, clients, seeded.budget)
     if not num:
         mean = seeded.budget / max(1, len(clients))
         raise PlanError(
             f"{adaptation} steps of adaptation leave no round of training within the {mean:.4g} local steps that a "
             "client takes in all: take fewer, or raise rounds"
         )
-    plan, rounds = plan.replace({"rounds": num}), seeded.rounds[:num]
+    plan, loads = plan.replace({"rounds": num}), [load for load in loads if load.round < num]
+    steps = Counter[int]()
+    for load in loads:
+        steps[load.client] += load.steps
     slug = "".join(c if c.isalnum() or c in "._" else "-" for c in f"{entry.method}_s{entry.seed}")
     most = min(TESTED, plan.evaluation.max_clients)
     return entry._replace(
         plan=plan.replace({"evaluation.max_clients": most}),
         directory=f"cells/{slug[:80]}_{plan_key(plan)}",
         step=rehearse_step(job),
-        steps=steps_of(job, rounds),
-        samples=samples_of(job, rounds),
-        num_tasks=sum(map(len, rounds)),
+        steps=steps,
+        samples=sum(load.samples for load in loads),
+        num_tasks=len(loads),
         adaptation=adaptation,
     )
 

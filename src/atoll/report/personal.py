@@ -22,6 +22,7 @@ ALONE, GLOBAL = "local", "fedavg"
 
 COLUMNS: Mapping[str, tuple[str, str]] = {
     "mean": ("{figure}", "mean over clients of the {figure} on the samples that each holds out"),
+    "gain": ("over alone", "by how much that is better than alone with the same seed"),
     "worst": ("worst tenth", "the same over the tenth of clients that fares worst"),
     "better": ("better off", "share of clients that fare better than alone; ties are not better"),
     "shared": ("shared model", "the {figure} of the model that all share, on the same samples"),
@@ -86,6 +87,8 @@ class Row(NamedTuple):
     """A method over seeds; shares, figures and counts as numbers."""
 
     mean: Spread
+    gain: Spread
+    """By how much the mean is better than alone, seed by seed."""
     worst: Spread
     better: Spread
     shared: Spread | None
@@ -137,6 +140,7 @@ class PersonalTable:
         shared = [run.shared for run in runs if run.shared is not None]
         return Row(
             mean=over_seeds([mean_of(run.own) for run in runs]),
+            gain=over_seeds([float(self.gains(run).mean()) for run in runs]),
             worst=over_seeds([self._worst(run.own) for run in runs]),
             better=over_seeds([float((self.gains(run) > 0).mean()) for run in runs]),
             shared=over_seeds([mean_of(each) for each in shared]) if shared else None,
@@ -222,7 +226,9 @@ def table_rows(table: PersonalTable) -> tuple[list[str], list[list[str]]]:
         star = "*" * (len(table.done(method)) < len(table.seeds))
         about = "" if all(run.exact for run in table.done(method)) else "≈ "
         cells = [
-            *(figure_text(table.metric, each) for each in (row.mean, row.worst)),
+            figure_text(table.metric, row.mean),
+            NONE if method == ALONE else gain_text(table.metric, row.gain),
+            figure_text(table.metric, row.worst),
             _share_text(row.better),
             NONE if row.shared is None else figure_text(table.metric, row.shared),
             human_bytes(row.bytes_up.mean),
@@ -249,6 +255,20 @@ def figure_text(metric: str, value: Spread) -> str:
         deviation = "" if value.std is None else f" ± {100 * value.std:.2f}"
         return f"{100 * value.mean:.2f}{deviation} %"
     return f"{value.mean:.4g}" + ("" if value.std is None else f" ± {value.std:.2g}")
+
+
+def gain_text(metric: str, value: Spread) -> str:
+    """Return a difference of figures over seeds as text, of shares in percentage points.
+
+    >>> gain_text("accuracy", Spread(0.015, 0.002)), gain_text("rmse", Spread(-0.1, None))
+    ('+1.50 ± 0.20 points', '-0.1')
+    """
+    if math.isnan(value.mean):
+        return "not finite"
+    if metric in SHARES:
+        deviation = "" if value.std is None else f" ± {100 * value.std:.2f}"
+        return f"{100 * value.mean:+.2f}{deviation} points"
+    return f"{value.mean:+.4g}" + ("" if value.std is None else f" ± {value.std:.2g}")
 
 
 def _share_text(value: Spread) -> str:

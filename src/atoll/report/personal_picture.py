@@ -19,8 +19,10 @@ ROW = 0.46
 BETTER, WORSE = PALETTE[2], PALETTE[1]
 MOST_DOTS = 6000
 """Dots that are drawn one by one; more become part of an image."""
-COLUMNS = 90
-"""Places along the axis of gains at which dots are stacked."""
+PANEL = 5.2
+"""Width of the panel of dots in inches, about."""
+FILLED = 0.76
+"""Share of a row's height that dots may fill."""
 
 
 def personal_picture(table: PersonalTable) -> Figure:
@@ -81,15 +83,22 @@ def _draw_dots(panel: Axes, gains: dict[str, Array]) -> None:
     reach = max(float(np.abs(everything).max()), 1e-12)
     low, high = min(float(everything.min()), -0.05 * reach), max(float(everything.max()), 0.05 * reach)
     rasterized = len(everything) > MOST_DOTS
-    size = float(np.clip(900 / max(map(len, known.values())), 4, 22))
+    diameter = float(np.clip(36 / np.sqrt(max(map(len, known.values()))), 1.8, 4.7))  # in points
+    step = (diameter / (72 * PANEL) * (high - low), diameter / (72 * ROW))
     for place, (method, gain_C) in enumerate(known.items()):
         if method == ALONE:
             panel.text(0, place, " alone: the line at 0", va="center", fontsize=9, color=MUTED)
             continue
-        offset_C = stacked_offsets(gain_C, low, high)
+        offset_C2 = swarm(gain_C, *step)
         colours = np.where(gain_C > 0, BETTER, np.where(gain_C < 0, WORSE, MUTED))
-        look: dict[str, Any] = {"s": size, "c": colours.tolist(), "alpha": 0.75, "lw": 0, "rasterized": rasterized}
-        panel.scatter(gain_C, place + offset_C, **look)
+        look: dict[str, Any] = {
+            "s": diameter**2,
+            "c": colours.tolist(),
+            "alpha": 0.75,
+            "lw": 0,
+            "rasterized": rasterized,
+        }
+        panel.scatter(gain_C + offset_C2[:, 0], place + offset_C2[:, 1], **look)
         _write_beside(panel, place, f"{100 * float((gains[method] > 0).mean()):.0f} % better off")
         if len(gain_C):
             panel.plot([gain_C.mean()] * 2, [place - 0.36, place + 0.36], color=INK, lw=2.2, solid_capstyle="butt")
@@ -100,21 +109,27 @@ def _draw_dots(panel: Axes, gains: dict[str, Array]) -> None:
     panel.set_xlim(low - margin, high + margin)
 
 
-def stacked_offsets(values_C: Array, low: float, high: float) -> Array:
-    """Return how far each dot lies from the middle of its row, so that equal values lie beside each other.
+def swarm(values_C: Array, width: float, height: float) -> Array:
+    """Return how far dots of this size are moved, (C, 2), so that those of equal values lie beside each other.
 
-    >>> stacked_offsets(np.array([0.5, 0.5, 0.1]), 0, 1).tolist()
-    [-0.045, 0.045, 0.0]
+    They are stacked up to the height of a row, then in further columns within the gap to the next values.
+
+    >>> swarm(np.array([0.5, 0.5, 0.1]), 0.01, 0.1).tolist()
+    [[0.0, -0.05], [0.0, 0.05], [0.0, 0.0]]
     """
-    column_C = np.clip(((values_C - low) / max(high - low, 1e-12) * COLUMNS).astype(int), 0, COLUMNS - 1)
-    offset_C = np.zeros(len(values_C))
-    counts = np.bincount(column_C, minlength=COLUMNS)
-    step = min(0.09, 0.72 / max(1, int(counts.max(initial=1)) - 1))
-    for column in np.flatnonzero(counts):
-        members = np.flatnonzero(column_C == column)
-        members = members[np.argsort(values_C[members], kind="stable")]
-        offset_C[members] = step * (np.arange(len(members)) - (len(members) - 1) / 2)
-    return offset_C
+    places_C = np.round(values_C / width).astype(int)
+    taken = np.unique(places_C)
+    gaps = np.diff(taken, prepend=taken[:1] - 100, append=taken[-1:] + 100) * width
+    most, offset_C2 = max(1, int(FILLED / height)), np.zeros((len(values_C), 2))
+    for place, gap in zip(taken, np.minimum(gaps[:-1], gaps[1:]), strict=True):
+        members = np.flatnonzero(places_C == place)
+        columns = -(-len(members) // most)
+        rows = -(-len(members) // columns)
+        column, row = np.divmod(np.arange(len(members)), rows)
+        in_column = np.minimum(rows, len(members) - column * rows)
+        offset_C2[members, 0] = (column - (columns - 1) / 2) * min(width, 0.85 * gap / columns)
+        offset_C2[members, 1] = (row - (in_column - 1) / 2) * height
+    return offset_C2
 
 
 def _draw_legend(figure: Figure) -> None:
