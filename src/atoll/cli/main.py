@@ -1,4 +1,4 @@
-"""The command line: `atoll run`, `atoll matrix`, `atoll data`, `atoll plan`, `atoll privacy`, `atoll report`."""
+"""The command line: `atoll run`, `matrix`, `personal`, `report`, `data`, `plan`, `privacy`, those of a federation."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import typer
 from atoll.cli.join import enrol, join
 from atoll.cli.ledger import ledger_app
 from atoll.cli.operator import certs, clients_app, runs_app, status, stop
+from atoll.cli.personal import personal
 from atoll.cli.plan import plan_app
-from atoll.cli.plans import PlanArgument, SetOption, read_plan, read_settings
+from atoll.cli.plans import PlanArgument, SetOption, read_plan, read_settings, slug, whole_numbers, words
 from atoll.cli.privacy import privacy_app
 from atoll.cli.serve import serve
 from atoll.cli.tables import encode, summarise
@@ -102,7 +103,7 @@ def run(
         chosen = read_plan(plan, changes)
     from atoll.report.record import next_free  # needs torch: refuse a plan that cannot be read before that import
 
-    directory = resume or out or next_free(Path("runs"), _slug(chosen))
+    directory = resume or out or next_free(Path("runs"), slug(chosen))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop as after Ctrl-C
     _run_and_print(chosen, directory, resume=resume is not None, quiet=quiet)
 
@@ -176,20 +177,20 @@ def matrix(
 ) -> None:
     """Run every attack against every defence. Ctrl-C keeps everything; the same command continues."""
     chosen = read_plan(plan, read_settings(settings))
-    numbers = _numbers("--f", f)
+    numbers = whole_numbers("--f", f)
     from atoll.matrix import run_matrix
     from atoll.report.matrix import problems_text, worst_text
 
-    directory = out or Path("runs") / f"{_slug(chosen)}-matrix"
+    directory = out or Path("runs") / f"{slug(chosen)}-matrix"
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         results = run_matrix(
             chosen,
-            attacks=_words(attacks),
-            defences=_words(defences),
+            attacks=words(attacks),
+            defences=words(defences),
             f=numbers,
             out=directory,
-            seeds=_numbers("--seeds", seeds) if seeds is not None else None,
+            seeds=whole_numbers("--seeds", seeds) if seeds is not None else None,
             workers=workers,
             progress=not quiet,
         )
@@ -202,18 +203,6 @@ def matrix(
     print(f"table {directory / 'matrix.csv'}\npage {directory / 'matrix.html'}")
     if any(outcome.status == "failed" for outcome in results.outcomes):
         raise typer.Exit(TrainingError.exit_code)
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _numbers(option: str, text: str) -> list[int]:
-    """Read whole numbers that commas separate."""
-    try:
-        return [int(word) for word in _words(text)]
-    except ValueError as error:
-        raise PlanError(f"{option} must be whole numbers separated by commas, e.g. 1,2,4, got '{text}'") from error
 
 
 @data_app.command("list")
@@ -344,12 +333,7 @@ def _resumed(directory: Path, source: str | None, settings: dict[str, object]) -
     return plan.replace(settings) if settings else plan
 
 
-def _slug(plan: Plan) -> str:
-    text = plan.name or f"{plan.data.name}-{plan.algorithm.name}"
-    return "".join(c if c.isalnum() or c in "-_" else "-" for c in text).strip("-") or "run"
-
-
-for _command in (serve, enrol, join, status, stop, certs):
+for _command in (personal, serve, enrol, join, status, stop, certs):
     app.command()(_command)
 data_app.command()(summarise)
 data_app.command()(encode)
