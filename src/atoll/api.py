@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,6 +62,9 @@ class Result:
     engine: dict[str, object]
     contribution: Mapping[int, float]
     """What each client has added over the rounds, where the plan says how that is computed."""
+    new_clients: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    """Steps of adaptation -> how clients that took no part in training fared after them: `mean` and `worst_decile` of
+    the main figure, `loss` and others; empty unless the plan has `evaluation.new_clients`."""
     path: Path | None = None
 
     @property
@@ -257,6 +260,7 @@ def _run(plan: Plan, directory: RunDirectory | None, read: Reader, checkpoint_se
             reason=str(reason),
             engine=parts.engine.describe(),
             contribution=checkpoints.state.contribution,
+            new_clients=writer.new_clients.figures if writer.new_clients else {},
             path=directory.path if directory else None,
         )
     finally:

@@ -16,6 +16,7 @@ def _single_clients(view: Parts) -> Values | None:
         "detection compares single updates": plan.detection,
         "contribution tries coalitions of single updates": plan.contribution,
         "evaluation.clients_every lets each client tell how well the model does": plan.evaluation.clients_every,
+        "evaluation.new_clients lets new clients tell how well models do": plan.evaluation.new_clients,
     }
     return first(uses)
 
@@ -55,8 +56,8 @@ RULES: tuple[Rule[Parts], ...] = (
     Rule(
         name="secagg-hides-clients",
         parts=("secagg",),
-        reason="{use|some algorithms and samplers, detection, contribution and evaluation.clients_every look at single "
-        "clients}, which secure aggregation hides",
+        reason="{use|some algorithms and samplers, detection, contribution, evaluation.clients_every and .new_clients "
+        "look at single clients}, which secure aggregation hides",
         way_out="leave it out, or leave secagg out",
         finding=_single_clients,
         refused=[
@@ -65,6 +66,7 @@ RULES: tuple[Rule[Parts], ...] = (
             {**SECRET, "detection": "distance"},
             {**SECRET, "contribution": "leave_one_out", "server.samples": 50},
             {**SECRET, "evaluation.clients_every": 1},
+            {**SECRET, "evaluation.new_clients": 2, "evaluation.holdout": 0.2},
         ],
         mended={"secagg": None},
     ),
