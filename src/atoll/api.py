@@ -25,6 +25,8 @@ from atoll.data.heterogeneity import label_counts
 from atoll.engine.base import Engine
 from atoll.engine.build import build_engine
 from atoll.privacy.ledger import NAME as LEDGER
+from atoll.report.main_figure import main_of
+from atoll.report.new_clients import new_clients_text
 from atoll.report.progress import Bar, summary
 from atoll.report.reading import model_text
 from atoll.report.record import RunDirectory, written_plan
@@ -116,6 +118,7 @@ class Result:
         rounds = self.history[-1]["round"] if self.history else 0
         lines = [f"{self.reason} after {rounds} of {self.plan.rounds} rounds"]
         lines += [summary(self.history[-1])] if self.history else []
+        lines += [new_clients_text(main_of(self.test) or "accuracy", self.new_clients)] if self.new_clients else []
         return lines + ([f"in {self.path}"] if self.path else [])
 
 
