@@ -12,7 +12,7 @@ import tomli_w
 
 from atoll.checks.rule import EXAMPLE_PLAN, Changes, general
 from atoll.checks.table import TABLE
-from atoll.checks.views import Budget, Networked, Parts, Round, ServerSamples, Simulated
+from atoll.checks.views import Budget, Networked, NewClients, Parts, Round, ServerSamples, Simulated
 
 PAGE = Path(__file__).parents[1] / "docs" / "rules.md"
 HEAD = """\
@@ -40,6 +40,7 @@ each example is refused, and with the way out it runs.
 """
 TITLES = {
     Networked: "Between organisations",
+    NewClients: "When clients are held out of training",
     ServerSamples: "When the data are dealt out",
     Simulated: "In a simulation",
     Parts: "When the parts are built",

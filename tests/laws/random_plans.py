@@ -127,6 +127,8 @@ def random_plan(seed: int) -> Options:
         plan |= OWN_PARTS[int(rng.integers(len(OWN_PARTS)))]
     if chance(0.15):
         _problem(rng, plan, chance, num_clients)
+    if chance(0.1):
+        plan["evaluation"] |= {"new_clients": int(rng.integers(1, 4)), "holdout": 0.25, "adapt_steps": [0, 2]}
     return plan
 
 

@@ -14,6 +14,7 @@ from helpers import timeless
 from laws.random_plans import OPTIONS, calm, random_plan
 
 from atoll.api import Result, run
+from atoll.commit.finish import without_nan
 from atoll.core.errors import DataError, PlanError, RunError
 from atoll.core.parts import find, members
 from atoll.core.plan import SOLVES_FOR_ROUNDS, Plan
@@ -126,6 +127,7 @@ def same_for_any_workers(plan: Plan, whole: Result, tmp_path: Path) -> None:
     ends = [run(plan.replace({"engine": {"name": "processes", "workers": n, "stack": 2}})) for n in (1, 2)]
     assert torch.equal(ends[0].params_D, ends[1].params_D), plan.to_toml()
     assert timeless(ends[0].history) == timeless(ends[1].history), plan.to_toml()
+    assert without_nan(ends[0].new_clients) == without_nan(ends[1].new_clients), plan.to_toml()
 
 
 def same_after_resume(plan: Plan, whole: Result, tmp_path: Path) -> None:
@@ -139,6 +141,7 @@ def same_after_resume(plan: Plan, whole: Result, tmp_path: Path) -> None:
     resumed = run(inline, out=tmp_path / "run", resume=True)
     assert torch.equal(resumed.params_D, straight.params_D), plan.to_toml()
     assert timeless(resumed.history) == timeless(straight.history), plan.to_toml()
+    assert without_nan(resumed.new_clients) == without_nan(straight.new_clients), plan.to_toml()
 
 
 CHECKS = {"vectorised": same_course_when_stacked, "workers": same_for_any_workers, "resume": same_after_resume}

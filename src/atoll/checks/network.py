@@ -21,6 +21,17 @@ def _simulated(view: Networked) -> Values | None:
 
 RULES: tuple[Rule[Networked], ...] = (
     Rule(
+        name="network-new-clients-join",
+        parts=(NETWORK, "evaluation.new_clients"),
+        reason="evaluation.new_clients holds simulated clients out of training, and over a network a new client joins "
+        "by itself when it likes",
+        way_out="leave evaluation.new_clients out; who comes later runs atoll join, and with evaluation.clients_every "
+        "every site measures on its own samples",
+        finding=lambda view: True,
+        refused=[{"evaluation.new_clients": 2, "evaluation.holdout": 0.2}],
+        mended={"evaluation.new_clients": None},
+    ),
+    Rule(
         name="network-simulates-nothing",
         parts=(NETWORK,),
         reason="{use|attack, devices, secagg.lost, schemes other than pairwise, models and public are for simulations}",

@@ -7,11 +7,12 @@ from typing import Any
 
 from atoll.checks import network, personal, privacy, problems, public, robust, rounds, secret
 from atoll.checks.rule import Rule
-from atoll.checks.views import Budget, Networked, Parts, Round, ServerSamples, Simulated
+from atoll.checks.views import Budget, Networked, NewClients, Parts, Round, ServerSamples, Simulated
 from atoll.core.errors import PlanError
 
 TABLE: Mapping[type, tuple[Rule[Any], ...]] = {
     Networked: network.RULES,
+    NewClients: personal.NEW_CLIENTS,
     ServerSamples: robust.SAMPLES,
     Simulated: (*rounds.SIMULATED, *secret.SIMULATED),
     Parts: (
@@ -29,7 +30,7 @@ TABLE: Mapping[type, tuple[Rule[Any], ...]] = {
 """View -> the rules that look at it."""
 
 
-def check(view: Networked | ServerSamples | Simulated | Parts | Budget | Round) -> None:
+def check(view: Networked | NewClients | ServerSamples | Simulated | Parts | Budget | Round) -> None:
     """Apply every rule that looks at such a view; the first one that is broken raises a PlanError with its name."""
     for rule in TABLE[type(view)]:
         text = rule.refusal(view)

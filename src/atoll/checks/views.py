@@ -45,6 +45,24 @@ class ServerSamples(NamedTuple):
     public: Public | None
 
 
+class NewClients(NamedTuple):
+    """Clients that are held out of training, and what they are picked from."""
+
+    plan: Plan
+    policy: Policy
+    num_clients: int
+    """How many clients the data are dealt out to, new ones among them."""
+    num_measurable: int
+    """How many of these have held-out samples."""
+    disjoint: bool
+    """Whether no two clients hold the same sample."""
+
+    @property
+    def num(self) -> int:
+        """How many new clients the plan wants."""
+        return self.plan.evaluation.new_clients or 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Parts:
     """The built parts of a plan beside it, and what is known of its clients, data and model."""

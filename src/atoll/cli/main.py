@@ -114,6 +114,7 @@ def _run_and_print(plan: Plan, directory: Path, *, resume: bool, quiet: bool) ->
     from atoll.core.coordinator import FAILURES, Reason
     from atoll.report.html import write_report
     from atoll.report.main_figure import figures_text, main_of, shown
+    from atoll.report.new_clients import new_clients_text
     from atoll.report.reading import human_bytes, human_seconds, privacy_text
 
     resume_command = f"atoll run --resume {shlex.quote(str(directory))}"
@@ -133,16 +134,18 @@ def _run_and_print(plan: Plan, directory: Path, *, resume: bool, quiet: bool) ->
     if last is not None:
         print(f"{result.reason} after {last['round']} rounds in {human_seconds(last['seconds'])}")
         models = "" if result.shared is not None else f" (mean of {len(result.models)} clients' own models)"
-        if result.test:
+        main = main_of(result.test)
+        if main:
             print(figures_text(result.test, models))
+        if result.new_clients:
+            print(new_clients_text(main, result.new_clients))
         if "privacy" in last:
             print(privacy_text(last["privacy"]))
         if "bytes_up" in last:
             print(f"sent up {human_bytes(last['bytes_up'])}, down {human_bytes(last['bytes_down'])}")
-        if plan.stop.bytes is not None:
+        if plan.stop.bytes is not None and main:
             spent = f"{human_bytes(last['bytes_up'] + last['bytes_down'])} of {human_bytes(plan.stop.bytes)}"
-            main = main_of(result.test)
-            print(f"{spent} bought {shown(main, result.test[main]) if main else 'no model that was measured'}")
+            print(f"{spent} bought {shown(main, result.test[main])}")
     print(f"report {page}")
     if result.reason in FAILURES:
         raise TrainingError(f"{result.reason}; see the report, and {FAILURES[Reason(result.reason)]}")
@@ -255,6 +258,8 @@ def data_show(
         f"{federation.num_clients} clients by {part_text(chosen.partition)}: samples a client "
         f"min {sizes.min()}, median {np.median(sizes):g}, max {sizes.max()}"
     )
+    if federation.new_clients:
+        print(f"{len(federation.new_clients)} more are held out of training: evaluation.new_clients")
     counts = partition_counts(federation)
     if counts is None:
         print("samples have no single class: there is no picture of classes to draw")
