@@ -95,6 +95,14 @@ def test_sums_without_a_bound_are_not_told_with_noise(tmp_path: Path) -> None:
     assert not (tmp_path / "budget.jsonl").exists()
 
 
+def test_noise_does_not_hide_what_an_own_model_tells(tmp_path: Path) -> None:
+    """A client's own model is made of its samples without noise, so that another sample changes all counts."""
+    agreed = agreed_run(tmp_path / "run", NOISED, algorithm={"name": "fine_tuning", "steps": 2})
+    with pytest.raises(WorkRefused, match="the model is this client's own"):
+        tell(agreed, Budget(tmp_path / "budget.jsonl", "", ""), agreed.measure(agreed.layout), 1)
+    assert not (tmp_path / "budget.jsonl").exists()
+
+
 def test_a_model_that_gives_no_numbers_is_not_the_sites_offence(tmp_path: Path) -> None:
     agreed = agreed_run(tmp_path / "run", Floors())
     broken = agreed.layout._replace(params_D=torch.full_like(agreed.layout.params_D, torch.nan))

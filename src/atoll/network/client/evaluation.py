@@ -41,6 +41,10 @@ def tell(agreed: AgreedRun, budget: Budget, sums: State, version: int) -> SiteEv
         raise WorkRefused(f"version {before[0]} was evaluated after {version}: earlier ones are not told any more")
     if agreed.job.problem.kind == TOKENS:
         raise WorkRefused("a sequence has many positions, whose counts are not told with noise")
+    if agreed.job.personal:
+        raise WorkRefused(
+            "the model is this client's own, made of its samples without noise: noise on counts would not hide them"
+        )
     told = _noised(agreed.job.measures, agreed.floors, budget, sums, version)
     agreed.home.save_evaluation(version, told)
     return told
