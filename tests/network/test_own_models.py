@@ -33,6 +33,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
 """What some algorithms need beside their defaults."""
 
 
+SHARED = {"fedper": 592, "fedrep": 592, "lg_fedavg": 90, "fedbn": 40 + 2570, "ifca": 2 * 682}
+"""How many values travel, counted by hand; of others it is the whole model."""
+
+
+def message_size(algorithm: str) -> int:
+    """Return the bytes of an update by docs/wire.md: header, row, four a value, and which of two clusters it is of."""
+    members = 2 + (1 + len("members") + 10) + 4 * 2 if algorithm == "ifca" else 0
+    return 16 + 10 + 4 * SHARED.get(algorithm, 682) + members
+
+
 def is_personal(name: str) -> bool:
     """Whether an algorithm gives clients models of their own, and they travel as models."""
     algorithm: Algorithm = Part(name, **examples("algorithms", name)[0]).build("algorithms")
@@ -85,6 +95,9 @@ def test_clients_get_the_models_of_a_simulation(shared: Federation, algorithm: s
         shared.add(name, plan)
     assert shared.wait_for(name, 60) == "all rounds done", shared.said()
     assert_as_simulated(shared, name, plan)
+    assert [row["bytes_up"] for row in shared.rows(name)] == [
+        2 * message_size(algorithm) * number for number in range(1, plan.rounds + 1)
+    ]
 
 
 def test_no_algorithm_is_left_out() -> None:
@@ -97,9 +110,9 @@ def test_no_algorithm_is_left_out() -> None:
 )
 def test_kills_change_no_model(processes: ForkServer, certs: Path, tmp_path: Path, algorithm: str) -> None:
     """What clients remember, keep or choose survives kills of clients and of the server."""
-    plan = plan_of(algorithm, rounds=10)
+    plan = plan_of(algorithm, rounds=7)
     with federation(tmp_path, processes, certs, plan) as network:
         begun(network)
-        assert storm(network, {"server": 2, "client": 3}, plan.rounds, seed=2) == {"server": 2, "client": 3}
+        assert storm(network, {"server": 1, "client": 2}, plan.rounds, seed=2) == {"server": 1, "client": 2}
         network.wait(120)
         assert_as_simulated(network, RUN, plan)
