@@ -12,7 +12,7 @@ import tomli_w
 
 from atoll.checks.rule import EXAMPLE_PLAN, Changes, general
 from atoll.checks.table import TABLE
-from atoll.checks.views import Budget, Networked, NewClients, Parts, Round, ServerSamples, Simulated
+from atoll.checks.views import Budget, Networked, NewClients, Parts, Round, Served, ServerSamples, Simulated
 
 PAGE = Path(__file__).parents[1] / "docs" / "rules.md"
 HEAD = """\
@@ -46,6 +46,7 @@ TITLES = {
     Parts: "When the parts are built",
     Budget: "Before a private run",
     Round: "After the rehearsal of a round",
+    Served: "On the server of a network",
 }
 
 

@@ -22,6 +22,13 @@ NOISE = {"clip": 0.5, "sigma": 2.0, "delta": 1e-5, "test_noise": True}
 FEW_BYZANTINE = [{"f": 1}, {"f": 1}, {"f": 2}]
 
 OPTIONS: dict[tuple[str, str], list[Options]] = {
+    ("algorithms", "apfl"): [{}, {"weight": 0.25, "adaptive": False}],
+    ("algorithms", "fedrep"): [{}, {"head": 0.2}],
+    ("algorithms", "fine_tuning"): [{"steps": 3}, {"steps": 2, "lr": 0.01}],
+    ("algorithms", "ifca"): [{"clusters": 1}, {"clusters": 2}, {"clusters": 3}],
+    ("algorithms", "interpolation"): [{"grid": 3}, {"grid": 1}],
+    ("algorithms", "per_fedavg"): [{}, {"way": "hessian_free", "steps": 2}],
+    ("algorithms", "pfedme"): [{"steps": 2}, {"steps": 1, "lr": 0.01}],
     ("rounds", "asynchronous"): [{"concurrency": 3}, {"concurrency": 4, "staleness": "hinge", "mixing": 0.3}],
     ("rounds", "buffered"): [{"size": 3, "concurrency": 6}, {"size": 2, "concurrency": 4, "staleness": "constant"}],
     ("rounds", "cohort"): [
@@ -66,6 +73,8 @@ OWN_PARTS: list[Options] = [
     {"keep": "norms"},
 ]
 """What clients do instead of the local loop, or keep for themselves."""
+LAYERS: list[Options] = [{"keep": ["head"]}, {"keep": ["body"]}, {"share": ["head"]}, {"share": ["body", "norms"]}]
+"""What clients keep, by the words that stand for layers."""
 OWN_MODELS = ["helpers:normed", "helpers:grouped", "helpers:dropped", "helpers:normalised", "helpers:recurrent"]
 
 
@@ -129,7 +138,19 @@ def random_plan(seed: int) -> Options:
         _problem(rng, plan, chance, num_clients)
     if chance(0.1):
         plan["evaluation"] |= {"new_clients": int(rng.integers(1, 4)), "holdout": 0.25, "adapt_steps": [0, 2]}
+    _own_models(np.random.default_rng([8, seed]), plan)
     return plan
+
+
+def _own_models(rng: np.random.Generator, plan: Options) -> None:
+    """Set samples apart for clients' choices, and let them keep layers."""
+    algorithm: Algorithm = Part.of(plan["algorithm"]).build("algorithms")
+    if rng.random() < (0.9 if algorithm.needs_validation else 0.1):
+        plan["evaluation"]["validation"] = float(rng.choice([0.1, 0.3]))
+    if rng.random() < 0.1:
+        plan.pop("keep", None)
+        plan.pop("share", None)
+        plan |= LAYERS[int(rng.integers(len(LAYERS)))]
 
 
 def _problem(rng: np.random.Generator, plan: Options, chance: Any, num_clients: int) -> None:

@@ -100,6 +100,17 @@ def train_alike(seed: int, engines: Iterable[dict[str, Any]]) -> None:
             assert len(losses) in (0, 2), plan.to_toml()
             assert not losses or losses[0] == pytest.approx(losses[1], rel=1e-3, abs=1e-3), plan.to_toml()
             assert counted(theirs) == counted(mine), plan.to_toml()
+        if not plan.evaluation.validation:  # which choose between models by a score
+            must_have_models(inline, other, plan, atol=1e-4, rtol=1e-3)
+
+
+def must_have_models(one: Result, other: Result, plan: Plan, *, atol: float = 0.0, rtol: float = 0.0) -> None:
+    """Clients have the same models of their own in two runs; a few of them are compared."""
+    assert sorted(one.models) == sorted(other.models), plan.to_toml()
+    for client in sorted(one.models)[:3]:
+        ours, theirs = (result.models[client].state_dict() for result in (one, other))
+        for name, value in ours.items():
+            torch.testing.assert_close(theirs[name], value, atol=atol, rtol=rtol, equal_nan=True, msg=plan.to_toml)
 
 
 def counted(row: dict[str, Any]) -> dict[str, Any]:
@@ -128,6 +139,7 @@ def same_for_any_workers(plan: Plan, whole: Result, tmp_path: Path) -> None:
     assert torch.equal(ends[0].params_D, ends[1].params_D), plan.to_toml()
     assert timeless(ends[0].history) == timeless(ends[1].history), plan.to_toml()
     assert without_nan(ends[0].new_clients) == without_nan(ends[1].new_clients), plan.to_toml()
+    must_have_models(*ends, plan)
 
 
 def same_after_resume(plan: Plan, whole: Result, tmp_path: Path) -> None:
@@ -142,6 +154,7 @@ def same_after_resume(plan: Plan, whole: Result, tmp_path: Path) -> None:
     assert torch.equal(resumed.params_D, straight.params_D), plan.to_toml()
     assert timeless(resumed.history) == timeless(straight.history), plan.to_toml()
     assert without_nan(resumed.new_clients) == without_nan(straight.new_clients), plan.to_toml()
+    must_have_models(straight, resumed, plan)
 
 
 CHECKS = {"vectorised": same_course_when_stacked, "workers": same_for_any_workers, "resume": same_after_resume}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atoll.checks.rule import NETWORK, Rule, Values, first
-from atoll.checks.views import Networked
+from atoll.checks.views import Networked, Served
 
 
 def _simulated(view: Networked) -> Values | None:
@@ -55,5 +55,21 @@ RULES: tuple[Rule[Networked], ...] = (
         finding=lambda view: "with replacement" in view.sampler.scheme,
         refused=[{"secagg": {}, "sampler": "weighted"}],
         mended={"sampler": "uniform"},
+    ),
+)
+
+SERVED: tuple[Rule[Served], ...] = (
+    Rule(
+        name="network-accuracy-of-shared-models",
+        parts=(NETWORK, "stop.accuracy"),
+        reason="stop.accuracy would never be reached, since clients have models of their own and the server of a "
+        "network has none to measure",
+        way_out="leave stop.accuracy out, and set evaluation.clients_every to let clients measure theirs",
+        finding=lambda view: not view.shares_model,
+        refused=[
+            {"stop.accuracy": 0.9, "model": "mlp_2nn", "algorithm": "fedper"},
+            {"stop.accuracy": 0.9, "algorithm": "ifca"},
+        ],
+        mended={"stop.accuracy": None, "evaluation.clients_every": 1},
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from atoll.checks.privacy import CENTRAL, SAMPLE
 from atoll.checks.public import FEDMD, HELD_OUT
 from atoll.checks.rule import Rule, Values, first, said
 from atoll.checks.views import NewClients, Parts
@@ -133,6 +134,16 @@ RULES: tuple[Rule[Parts], ...] = (
         mended={"algorithm": "fedper"},
     ),
     Rule(
+        name="own-models-are-not-told",
+        parts=("stop.accuracy", "privacy"),
+        reason="stop.accuracy would never be reached, since {privacy|noise} does not cover what clients keep, so that "
+        "their models are not measured",
+        way_out="leave stop.accuracy out, or leave share and keep out",
+        finding=lambda view: view.keeps and not view.protection.test_noise,
+        refused=[{**KEEPS, **CENTRAL, "stop.accuracy": 0.9}],
+        mended={"stop.accuracy": None},
+    ),
+    Rule(
         name="phases-need-kept-parameters",
         parts=("algorithm",),
         reason="{algorithm|fedrep} trains what clients keep and what they share in turn, and the plan keeps nothing",
@@ -156,7 +167,7 @@ RULES: tuple[Rule[Parts], ...] = (
         parts=("algorithm", "aggregator"),
         reason="updates of {algorithm|ifca} are zero for the models of other clusters, of which {aggregator|a robust "
         "rule} would make nothing",
-        way_out="use mean or norm_clipping, or another algorithm",
+        way_out="use mean, or another algorithm",
         finding=lambda view: (
             view.work.copies is not None and (view.aggregator.needs_individuals or view.aggregator.unit_steps)
         ),
@@ -173,6 +184,26 @@ RULES: tuple[Rule[Parts], ...] = (
             {"algorithm": "ifca", "contribution": "leave_one_out", "server.samples": 20},
             {"algorithm": "ifca", "detection": "loss", "server.samples": 20},
         ],
+        mended={"algorithm": "fedavg"},
+    ),
+    Rule(
+        name="clusters-are-not-compared",
+        parts=("algorithm", "detection"),
+        reason="{detection|a detector} trusts clients whose updates are like their mean, and those of {algorithm|ifca} "
+        "are like that of their own cluster only",
+        way_out="leave detection out, or use another algorithm",
+        finding=lambda view: view.work.copies is not None,
+        refused=[{"algorithm": "ifca", "detection": "cosine"}, {"algorithm": "ifca", "detection": "distance"}],
+        mended={"detection": None},
+    ),
+    Rule(
+        name="clusters-are-not-chosen-in-private",
+        parts=("algorithm", "privacy"),
+        reason="clients of {algorithm|ifca} choose a cluster by the losses on their samples and say which, and "
+        "{privacy|noise in steps} does not cover that",
+        way_out="use another algorithm, or leave privacy out",
+        finding=lambda view: view.work.copies is not None and view.protection.steps is not None,
+        refused=[{"algorithm": "ifca", **SAMPLE}],
         mended={"algorithm": "fedavg"},
     ),
 )

@@ -35,6 +35,14 @@ class Networked(NamedTuple):
     sampler: Sampler
 
 
+class Served(NamedTuple):
+    """A plan that a server has built for clients of a network."""
+
+    plan: Plan
+    shares_model: bool
+    """Whether the server has a whole model, which it can measure."""
+
+
 class ServerSamples(NamedTuple):
     """What the server's own samples are picked from."""
 

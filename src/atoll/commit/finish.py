@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from atoll.commit.client_states import as_client_states
 from atoll.commit.parts import RunParts
 from atoll.commit.run_state import RunState
 from atoll.commit.secure_sum import Added
@@ -148,7 +149,7 @@ def measured(plan: Plan, engine: Engine, version: int, state: RunState, *, last:
     asked = covered and measurable and (last or (ask.every > 0 and version % ask.every == 0))
     at_home = engine.holds_clients and ask.clients_every > 0 and (last or version % ask.clients_every == 0)
     chosen = _chosen(plan, engine, state) if at_home or (asked and not job.shares_model) else []
-    own = {client: state.clients.get(client, {}) for client in chosen} if job.personal else None
+    own = as_client_states(state.clients).of(chosen) if job.personal else None
     if asked:
         if job.shares_model:
             metrics["test"], charts = engine.evaluate(state.params_D)

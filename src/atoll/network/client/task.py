@@ -19,9 +19,12 @@ from torch import Tensor, nn
 
 from atoll.commit.coordinator import build_coordinator
 from atoll.commit.privacy_plan import last_round
+from atoll.core.algorithm import Algorithm
+from atoll.core.client_work import ClientWork
 from atoll.core.coordinator import Coordinator
 from atoll.core.errors import AtollError, PlanError, TrainingError
 from atoll.core.messages import Broadcast, Payload, State, Task, Update, stack
+from atoll.core.parts import Part
 from atoll.core.plan import Plan
 from atoll.core.privacy import Mechanism
 from atoll.core.wire import packed_size, pieces, unpack_parts
@@ -271,7 +274,8 @@ def agree(
         own = _epsilon(job, max(1, plan.rounds))
         budget = job.mechanism.epsilon
         info = msgspec.structs.replace(info, epsilon=max(info.epsilon, own if budget is None else min(own, budget)))
-    reason = refusal_reason(floors, info, plan, job.mechanism, job.num_steps(number), keys_known=keys_known)
+    num_steps = max(job.num_steps(number), 0 if job.algorithm.adapt is None else job.algorithm.adapt.steps)
+    reason = refusal_reason(floors, info, plan, job.mechanism, num_steps, keys_known=keys_known)
     if reason is not None:
         raise WorkRefused(reason)
     if job.mechanism is not None and job.exposure is not None and floors.max_epsilon is not None:
@@ -298,11 +302,16 @@ def _epsilon(job: Job, attempts: int) -> float:
 
 
 def _model_bytes(plan: Plan, dataset: Dataset) -> int:
-    """Return the bytes of a model of the catalogue without allocating it, as options could fill the memory."""
+    """Return the bytes of the models that travel without allocating them, as options could fill the memory.
+
+    A model of the client's own is not counted.
+    """
     if plan.model.call is not None:
         return 0
+    algorithm: Algorithm = plan.algorithm.build("algorithms")
+    work: ClientWork = (plan.work or algorithm.work or Part("sgd")).build("train.works")
     with torch.device("meta"):
         model = plan.model.build("models", input_shape=dataset.input_shape, num_classes=dataset.num_outputs)
     if not isinstance(model, nn.Module):
         raise PlanError(f"model '{plan.model.name}' gave {type(model).__name__}: a factory must return an nn.Module")
-    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    return (work.copies or 1) * sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))

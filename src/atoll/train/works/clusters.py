@@ -57,12 +57,17 @@ def _own_model(
     job: Job, makers: Sequence[Callable[[], nn.Module]], client: int, params_D: Tensor, memory: State
 ) -> nn.Module:
     inner = job.architectures[0]
-    return loaded(inner, makers[0](), _models(job, params_D)[int(memory[MEMBERS].argmax())], memory)
+    return loaded(inner, makers[0](), _model(job, params_D, memory), memory)
 
 
 def _models(job: Job, params_D: Tensor) -> Tensor:
     """Return the models of all clusters, (K, D)."""
     return params_D.view(len(job.architectures), -1)
+
+
+def _model(job: Job, params_D: Tensor, memory: State) -> Tensor:
+    """Return the model of a client's cluster, (D,); the first one for nobody in particular."""
+    return _models(job, params_D)[int(memory[MEMBERS].argmax()) if MEMBERS in memory else 0]
 
 
 @final
@@ -90,7 +95,7 @@ class ClusterWorker(LoopWorker):
 
     def evaluate(self, params_D: Tensor, memory: State, samples: Samples) -> Sums:
         """Measure the model of a client's cluster."""
-        model_D = _models(self.job, params_D)[int(memory[MEMBERS].argmax())]
+        model_D = _model(self.job, params_D, memory)
         return evaluate_samples(self.inner, self.space, model_D, memory, *samples.load(), groups=samples.groups)
 
     def own(self, params_D: Tensor, memory: State, client: int) -> tuple[Tensor, State]:
