@@ -320,10 +320,11 @@ class StackedTrainer:
             shared = self.job.spec.without_buffers.views(copy_GD).values()
             copies = [*shared, *(leaf.clone() for leaf in leaves[num_shared:])]
             args = (*fresh, copy_GD, copies, [each.clone() for each in memory], fixed)
-            graph = record(OneStep(self.job, len(params_GD)).take, args)
-            tidy(graph)
-            once = hoist(graph, len(tree_leaves(fixed)))
-            self._steps[key] = (once, torch.compile(graph, dynamic=False) if self.compile else graph)
+            recording = record(OneStep(self.job, len(params_GD)).take, args)
+            tidy(recording.graph)
+            once = recording._replace(graph=hoist(recording.graph, len(tree_leaves(fixed)))).function()
+            step = recording.function()
+            self._steps[key] = (once, torch.compile(step, dynamic=False) if self.compile else step)
         return self._steps[key]
 
     def _padded(self, num: int) -> int:
