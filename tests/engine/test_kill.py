@@ -224,7 +224,7 @@ def test_a_stopped_run_says_how_to_go_on_and_does(tmp_path: Path, engine: str, h
     assert done >= 5
     assert shlex.split(command) == ["atoll", "run", "--resume", "my run"]
     plan = Plan.from_toml((path / "plan.toml").read_text()).replace({"rounds": done + 5})
-    resumed = run(plan, out=path, resume=True)
+    resumed = run(plan, out=path, report=False, resume=True)
     assert resumed.reason == "all rounds done"
-    run(plan, out=tmp_path / "whole")
+    run(plan, out=tmp_path / "whole", report=False)
     assert_same_end(path, tmp_path / "whole")

@@ -77,8 +77,8 @@ def must_resume(plan: Plan) -> None:
     """Raise LawError unless a run that was stopped after two of four rounds ends with the same model and metrics."""
     plan = plan.replace({"rounds": 4, "evaluation.every": 1})
     with tempfile.TemporaryDirectory() as folder:
-        run(plan.replace({"rounds": 2}), out=Path(folder) / "run")
-        resumed = run(plan, out=Path(folder) / "run", resume=True)
+        run(plan.replace({"rounds": 2}), out=Path(folder) / "run", report=False)
+        resumed = run(plan, out=Path(folder) / "run", report=False, resume=True)
     whole = run(plan)
     why = "a resumed run differs: keep everything in the states that functions take and return"
     must_be_close(resumed.params_D, whole.params_D, why)
