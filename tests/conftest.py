@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import hypothesis
 import pytest
 import torch
 from members import CHOSEN, concerns
+from network.fork_server import ForkServer, fork_server
 
 from atoll.core.errors import PlanError
 from atoll.core.parts import find
@@ -42,6 +45,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         others = [item for item in items if not concerns(getattr(item, "callspec", None))]
         items[:] = [item for item in items if item not in others]
         config.hook.pytest_deselected(items=others)
+
+
+@pytest.fixture(scope="session")
+def processes() -> Iterator[ForkServer]:
+    """Starts commands of Atoll as processes, quickly; none outlives the tests."""
+    with fork_server() as started:
+        yield started
 
 
 @pytest.fixture

@@ -77,15 +77,16 @@ class ForkServer:
         die_at: int = 0,
         in_background: bool = False,
         max_files: int = 0,
+        err: Path | None = None,
     ) -> ForkedProcess:
         """Run `atoll` with these arguments. With `die_at` it kills itself when it changes files for that time.
 
         It hears Ctrl-C as in a terminal, wherever the tests run, unless it is `in_background` as with nohup. With
-        `max_files` it may have so many files open, as after `ulimit -n`.
+        `max_files` it may have so many files open, as after `ulimit -n`. Errors go to `out` unless `err` is given.
         """
         assert self._process.stdin is not None
         request = {"argv": list(argv), "out": str(out), "cwd": str(cwd), "env": dict(env or {}), "die_at": die_at}
-        request |= {"in_background": in_background, "max_files": max_files}
+        request |= {"in_background": in_background, "max_files": max_files, "err": str(err or out)}
         with self._one_at_a_time:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
@@ -142,8 +143,9 @@ def _child(request: dict[str, Any]) -> int:
     os.chdir(request["cwd"])
     os.environ.update(request["env"])
     random.seed()
-    nothing, out = os.open(os.devnull, os.O_RDONLY), os.open(request["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for number, target in ((nothing, 0), (out, 1), (out, 2)):
+    nothing, append = os.open(os.devnull, os.O_RDONLY), os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    out, err = os.open(request["out"], append), os.open(request["err"], append)
+    for number, target in ((nothing, 0), (out, 1), (err, 2)):
         os.dup2(number, target)
     os.closerange(3, 1000)
     sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
@@ -186,6 +188,8 @@ def _die_at(number: int, folder: str) -> None:
 def _load() -> None:
     """Import all that commands import."""
     import dp_accounting  # noqa: F401
+    import matplotlib.backends.backend_agg
+    import matplotlib.backends.backend_svg  # noqa: F401
     import psycopg  # noqa: F401
     import sqlalchemy.dialects.postgresql.psycopg
     import sqlalchemy.dialects.sqlite.pysqlite  # noqa: F401
@@ -195,7 +199,9 @@ def _load() -> None:
     import atoll.cli.main
     import atoll.network.client.client
     import atoll.network.server.operations
-    import atoll.network.server.serving  # noqa: F401
+    import atoll.network.server.serving
+    import atoll.report.html
+    import atoll.report.notebook  # noqa: F401
 
     sys.path.insert(0, str(Path(__file__).parents[1]))
     torch.set_num_threads(1)
