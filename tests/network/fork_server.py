@@ -1,4 +1,4 @@
-"""A process that imports everything once and then forks an `atoll` command for each that it is told to start.
+"""A process that imports everything once and then forks a command for each that it is told to start.
 
 A fork costs milliseconds where a fresh interpreter with torch costs seconds; what is forked is a process of its own,
 with its own sockets, files and memory, that is killed like any other. Requests and answers are lines.
@@ -13,6 +13,7 @@ import json
 import os
 import random
 import resource
+import runpy
 import select
 import signal
 import subprocess
@@ -78,15 +79,18 @@ class ForkServer:
         in_background: bool = False,
         max_files: int = 0,
         err: Path | None = None,
+        python: bool = False,
     ) -> ForkedProcess:
-        """Run `atoll` with these arguments. With `die_at` it kills itself when it changes files for that time.
+        """Run `atoll` with these arguments, or `python`: a script, or a module after `-m`.
+
+        With `die_at` it kills itself when it changes files for that time.
 
         It hears Ctrl-C as in a terminal, wherever the tests run, unless it is `in_background` as with nohup. With
         `max_files` it may have so many files open, as after `ulimit -n`. Errors go to `out` unless `err` is given.
         """
         assert self._process.stdin is not None
         request = {"argv": list(argv), "out": str(out), "cwd": str(cwd), "env": dict(env or {}), "die_at": die_at}
-        request |= {"in_background": in_background, "max_files": max_files, "err": str(err or out)}
+        request |= {"in_background": in_background, "max_files": max_files, "err": str(err or out), "python": python}
         with self._one_at_a_time:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
@@ -149,14 +153,11 @@ def _child(request: dict[str, Any]) -> int:
         os.dup2(number, target)
     os.closerange(3, 1000)
     sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
-    sys.argv = ["atoll", *request["argv"]]
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # so that a test can ask where it hangs
     if request["die_at"]:
         _die_at(request["die_at"], request["cwd"])
     try:
-        from atoll.cli.main import main
-
-        main()
+        _run(request["argv"], request["python"])
     except SystemExit as end:
         code = end.code
         return code if isinstance(code, int) else 0 if code is None else 1
@@ -167,6 +168,23 @@ def _child(request: dict[str, Any]) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
     return 0
+
+
+def _run(argv: list[str], python: bool) -> None:
+    if not python:
+        from atoll.cli.main import main
+
+        sys.argv = ["atoll", *argv]
+        main()
+        return
+    named = argv[0] == "-m"
+    sys.argv = argv[1:] if named else argv
+    first = Path.cwd() if named else Path(argv[0]).resolve().parent
+    sys.path[:0] = [str(first), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    if named:
+        runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(argv[0], run_name="__main__")
 
 
 def _die_at(number: int, folder: str) -> None:
