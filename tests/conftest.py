@@ -42,9 +42,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if CHOSEN:
-        others = [item for item in items if not concerns(getattr(item, "callspec", None))]
-        items[:] = [item for item in items if item not in others]
-        config.hook.pytest_deselected(items=others)
+        concerned = [concerns(getattr(item, "callspec", None)) for item in items]
+        config.hook.pytest_deselected(items=[item for item, chosen in zip(items, concerned, strict=True) if not chosen])
+        items[:] = [item for item, chosen in zip(items, concerned, strict=True) if chosen]
 
 
 @pytest.fixture(scope="session")

@@ -163,7 +163,7 @@ def _child(request: dict[str, Any]) -> int:
         return code if isinstance(code, int) else 0 if code is None else 1
     except BaseException:
         traceback.print_exc()
-        return 70
+        return 1 if request["python"] else 70
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
