@@ -64,8 +64,8 @@ def test_a_run_that_spills_ends_with_the_same_bits(monkeypatch: pytest.MonkeyPat
     )
     whole = run(plan)
     monkeypatch.setattr(module.ClientStates.__init__, "__defaults__", (6000,))
-    run(plan.replace({"rounds": 3}), out=tmp_path / "run")
-    resumed = run(plan, out=tmp_path / "run", resume=True)
+    run(plan.replace({"rounds": 3}), out=tmp_path / "run", report=False)
+    resumed = run(plan, out=tmp_path / "run", report=False, resume=True)
     assert torch.equal(resumed.params_D, whole.params_D)
     assert timeless(resumed.history) == timeless(whole.history)
 
@@ -88,8 +88,8 @@ own_works.REMEMBERED = 1_660_000
 from atoll import Plan, run
 plan = Plan(partition={"num_clients": 1000, "samples_per_client": 2}, policy={"size": 20}, sampler="round_robin",
             rounds=50, engine="inline", evaluation={"every": 0}).replace(json.loads(sys.argv[2]))
-run(plan.replace({"rounds": 49}), out=sys.argv[1], checkpoint_seconds=1e9)
-result = run(plan, out=sys.argv[1], resume=True, checkpoint_seconds=1e9)
+run(plan.replace({"rounds": 49}), out=sys.argv[1], report=False, checkpoint_seconds=1e9)
+result = run(plan, out=sys.argv[1], report=False, resume=True, checkpoint_seconds=1e9)
 assert len(result.history) == 50
 assert result.history[-1].get("clients_test", {}).get("num_clients", 1000) == 1000
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)

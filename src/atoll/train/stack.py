@@ -195,10 +195,11 @@ class StackedTrainer:
             copies = [*shared, *(leaf.clone() for leaf in leaves[num_shared:])]
             memory, moving = tree_map(torch.clone, (memory, moving))
             args = (*fresh, copy_GD, copies, memory, moving, fixed)
-            graph = record(OneStep(self.job, len(params_GD)).take, args)
-            tidy(graph)
-            once = hoist(graph, len(tree_leaves(fixed)))
-            self._steps[key] = (once, torch.compile(graph, dynamic=False) if self.compile else graph)
+            recording = record(OneStep(self.job, len(params_GD)).take, args)
+            tidy(recording.graph)
+            once = recording._replace(graph=hoist(recording.graph, len(tree_leaves(fixed)))).function()
+            step = recording.function()
+            self._steps[key] = (once, torch.compile(step, dynamic=False) if self.compile else step)
         return self._steps[key]
 
     def _padded(self, num: int) -> int:
