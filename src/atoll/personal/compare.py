@@ -295,8 +295,8 @@ def _clients(seeded: Seeded, done: Mapping[str, Measured], kept: Sequence[int]) 
     others = {
         **seeded.clients.others,
         "never took part": len(seeded.clients.clients) - len(alone.clients),
-        "have no figure": undefined,
-        "did not take part with every method": len(alone.clients) - undefined - len(kept),
+        "without a figure": undefined,
+        "not in every run": len(alone.clients) - undefined - len(kept),
     }
     return Clients(tuple(kept), seeded.num_clients, {reason: num for reason, num in others.items() if num})
 

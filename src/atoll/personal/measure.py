@@ -65,9 +65,9 @@ def measurable(job: Job, most: int) -> Measurable:
         picked = generator(job.seed, "evaluated clients").choice(len(able), size=most, replace=False)
         chosen = [able[place] for place in sorted(picked.tolist())]
     others = {
-        "attack": len(everyone) - len(honest),
-        "hold out no sample": len(honest) - len(able),
-        "are beyond evaluation.max_clients": len(able) - len(chosen),
+        "attackers": len(everyone) - len(honest),
+        "without a held-out sample": len(honest) - len(able),
+        "beyond evaluation.max_clients": len(able) - len(chosen),
     }
     return Measurable(chosen, {reason: num for reason, num in others.items() if num})
 

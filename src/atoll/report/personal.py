@@ -30,7 +30,7 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
     "travels": ("travel", "values that a client sends in a round, before codecs"),
     "kept": ("kept", "values that a client keeps from round to round"),
     "rounds": ("rounds", "rounds of the run; fewer where steps of adaptation follow"),
-    "steps": ("local steps", "steps of a client, training and adaptation; never more than alone"),
+    "steps": ("local steps", "steps of a client, training and adaptation; no more than alone"),
     "gradients": ("gradients", "backward passes in each of these steps"),
     "seconds": ("time", "time of a run on this machine, beside other runs"),
 }
@@ -288,9 +288,11 @@ def notes(table: PersonalTable) -> list[str]:
     over = f"mean and standard deviation over {num} seeds" if num > 1 else "of one seed"
     better = "larger" if table.larger_is_better else "smaller"
     lines = [
-        f"Figures are {over}; a {better} {title_of(table.metric)} is better. All methods have the same samples, "
-        f"cohorts and batches with a seed, and no more local steps than training alone ({ALONE}), which sends nothing."
+        f"Figures are {over}; a {better} {title_of(table.metric)} is better. With a seed all methods have the same "
+        f"samples and batches, and no more local steps than training alone ({ALONE}), which sends nothing."
     ]
+    if not all(run.exact for run in table.runs):
+        lines.append("≈: clients were not asked as expected, so that cohorts differ and steps are estimated.")
     lines += [_clients_text(seed, clients) for seed, clients in table.clients.items()]
     for method in unequal(table):
         lines.append(
@@ -315,8 +317,9 @@ def unequal(table: PersonalTable) -> list[str]:
 
 
 def _clients_text(seed: int, clients: Clients) -> str:
-    others = "".join(f"; {num} {reason}" for reason, num in clients.others.items())
-    return f"Seed {seed}: {len(clients.measured)} of {clients.num_clients} clients are measured{others}."
+    others = ", ".join(f"{reason} {num}" for reason, num in clients.others.items())
+    measured = f"Seed {seed}: {len(clients.measured)} of {clients.num_clients} clients are measured"
+    return f"{measured}; others: {others}." if others else f"{measured}."
 
 
 def problems_text(table: PersonalTable) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from html import escape
 
 from atoll.report.main_figure import title_of
@@ -17,6 +19,8 @@ from atoll.report.personal import (
 )
 from atoll.report.personal_picture import personal_picture
 from atoll.report.shell import html_table, image, shell
+
+DOTS = "A dot is a client with one seed. Those that gain the same lie beside each other."
 
 
 def personal_page(table: PersonalTable, plan_text: str) -> str:
@@ -52,13 +56,13 @@ def _sections(table: PersonalTable, plan_text: str) -> list[tuple[str, str]]:
         picture = image(personal_picture(table), f"{figure} of methods, and gains of clients over training alone")
         said = "".join(f'<p class="note">{escape(text)}</p>' for text in notes(table))
         head, rows = table_rows(table)
-        cells = html_table(head, [[escape(cell) for cell in row] for row in rows], text=1)
+        cells = html_table(head, _marked(table, rows), text=1)
         meanings = "".join(
             f"<dt>{escape(title.format(figure=figure))}</dt><dd>{escape(meaning.format(figure=figure))}</dd>"
             for title, meaning in COLUMNS.values()
         )
         sections += [
-            ("Clients' own models", picture),
+            ("Clients' own models", picture + f'<p class="note">{escape(DOTS)}</p>'),
             ("Table", cells + said),
             ("Columns", f'<dl class="facts">{meanings}</dl>'),
         ]
@@ -75,3 +79,18 @@ def _sections(table: PersonalTable, plan_text: str) -> list[tuple[str, str]]:
     titles = ["method", "seed", "", "rounds", "run directory"]
     sections.append(("All runs", f"<details><summary>Show</summary>{html_table(titles, runs, text=1)}</details>"))
     return [*sections, ("Plan", f"<pre>{escape(plan_text)}</pre>")]
+
+
+def _marked(table: PersonalTable, rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return rows of cells as HTML, with the best figures marked."""
+    cells = [[escape(cell) for cell in row] for row in rows]
+    methods = [table.row(method) for method in table.ranked()]
+    for place, name in enumerate(COLUMNS, 1):
+        if name not in ("mean", "gain", "worst", "better"):
+            continue
+        sign = 1 if table.larger_is_better or name in ("gain", "better") else -1
+        values = [math.nan if row is None else sign * getattr(row, name).mean for row in methods]
+        best = max((value for value in values if not math.isnan(value)), default=math.nan)
+        for row, value in zip(cells, values, strict=True):
+            row[place] = f'<span class="best">{row[place]}</span>' if value == best else row[place]
+    return cells
