@@ -30,7 +30,17 @@ def _unused(view: Parts) -> Values | None:
         return None
     if view.work.uses_algorithm:
         return first({f"is not what clients of {view.plan.algorithm.name} do": view.algorithm.work is not None})
-    loop = ("init_client", "local_loss", "local_grad", "local_step", "start", "moves", "finish", "needs_loss", "local")
+    loop = (
+        "init_client",
+        "local_loss",
+        "local_grad",
+        "local_memory",
+        "start",
+        "moves",
+        "finish",
+        "needs_loss",
+        "local",
+    )
     slots = (*loop, "personal", "adapt", "keep")
     changed = [slot for slot in slots if getattr(view.algorithm, slot) != getattr(Algorithm(), slot)]
     return first(
