@@ -46,7 +46,7 @@ def python(code: str, *argv: str) -> str:
 
 def imported(code: str) -> set[str]:
     """Names of top-level modules, and of all modules of Atoll, that there are after some code."""
-    return set(json.loads(python(f"{code}; {NAMES}").splitlines()[-1]))
+    return set(json.loads(python(f"import sys\n{code}; {NAMES}").splitlines()[-1]))
 
 
 def test_import_atoll_imports_nothing_else() -> None:
@@ -83,6 +83,21 @@ def test_a_client_needs_no_database_and_no_web_server() -> None:
     assert {"atoll.network.client.app", "atoll.network.protocol.agreement", "torch", "httpx2"} <= names
     assert not names & SERVER
     assert not any(name.startswith("atoll.network.server") for name in names)
+
+
+def test_runs_that_compile_nothing_do_not_import_the_compiler() -> None:
+    """Private steps are tried before training, and a server compares updates with a layout that has no values."""
+    names = imported(
+        "import torch, atoll\n"
+        "from atoll.core.messages import Update\n"
+        "privacy = {'name': 'sample', 'clip': 1.0, 'sigma': 1.0, 'delta': 1e-4}\n"
+        "assert atoll.run(atoll.Plan(rounds=0, privacy=privacy, engine='vectorised')).history == []\n"
+        "layout = Update(*(torch.empty(size, device='meta') for size in (3, ())), {})\n"
+        "layout = layout._replace(aux={'control': layout.delta_D, 'steps': layout.weight})\n"
+        "assert layout.vector().shape == (6,) and layout.vector().is_meta\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    assert "torch" in names
 
 
 def test_imports_take_little_longer_than_bare_python() -> None:
