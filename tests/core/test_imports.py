@@ -86,15 +86,21 @@ def test_a_client_needs_no_database_and_no_web_server() -> None:
 
 
 def test_runs_that_compile_nothing_do_not_import_the_compiler() -> None:
-    """Private steps are tried before training, and a server compares updates with a layout that has no values."""
+    """Private steps are tried before training; layouts of updates and models that are measured have no values."""
     names = imported(
-        "import torch, atoll\n"
+        "import numpy, torch, atoll\n"
+        "from atoll.network.client.task import _model_bytes\n"
         "from atoll.core.messages import Update\n"
         "privacy = {'name': 'sample', 'clip': 1.0, 'sigma': 1.0, 'delta': 1e-4}\n"
         "assert atoll.run(atoll.Plan(rounds=0, privacy=privacy, engine='vectorised')).history == []\n"
         "layout = Update(*(torch.empty(size, device='meta') for size in (3, ())), {})\n"
         "layout = layout._replace(aux={'control': layout.delta_D, 'steps': layout.weight})\n"
         "assert layout.vector().shape == (6,) and layout.vector().is_meta\n"
+        "x = numpy.zeros((2, 3), dtype=int)\n"
+        "tokens = dict(train_x=x, train_y=x, test_x=x, test_y=x, num_classes=9, tokens=True)\n"
+        "model = {'name': 'char_lstm', 'embedding': 2, 'hidden': 6, 'layers': 1}\n"
+        "num_bytes = _model_bytes(atoll.Plan(model=model), atoll.Dataset(name='tokens', **tokens))\n"
+        "assert num_bytes == 4 * (9 * 2 + 4 * 6 * (2 + 6 + 2) + 9 * 6 + 9), num_bytes\n"
         "assert 'torch._dynamo' not in sys.modules"
     )
     assert "torch" in names
