@@ -210,6 +210,12 @@ LAZY = (
     *("pydantic", "sklearn.datasets", "sqlalchemy.dialects.postgresql.psycopg", "sqlalchemy.dialects.sqlite.pysqlite"),
 )
 """What commands import once they need it."""
+PAUSES = {
+    "atoll.network.client.connection": {"FIRST_PAUSE": 0.1},
+    "atoll.network.server.auth": {"APPROVAL_SECONDS": 0.5},
+    "atoll.network.server.serving": {"CHECK_SECONDS": 0.05},
+}
+"""Seconds after which a process looks again, so that no test waits for them as long as people do."""
 
 
 def _load() -> None:
@@ -221,6 +227,8 @@ def _load() -> None:
     members = [module.name for module in pkgutil.walk_packages(atoll.__path__, "atoll.")]
     for name in (*LAZY, *members):
         importlib.import_module(name)
+    for name, constants in PAUSES.items():
+        vars(sys.modules[name]).update(constants)
     sys.path.insert(0, str(Path(__file__).parents[1]))
     torch.set_num_threads(1)
 
