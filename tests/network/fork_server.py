@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import importlib
 import json
 import os
+import pkgutil
 import random
 import resource
 import runpy
@@ -203,24 +205,30 @@ def _die_at(number: int, folder: str) -> None:
     sys.addaudithook(hook)
 
 
+LAZY = (
+    *("dp_accounting", "httpcore2", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg", "psycopg"),
+    *("pydantic", "sklearn.datasets", "sqlalchemy.dialects.postgresql.psycopg", "sqlalchemy.dialects.sqlite.pysqlite"),
+)
+"""What commands import once they need it."""
+PAUSES = {
+    "atoll.network.client.connection": {"FIRST_PAUSE": 0.1},
+    "atoll.network.server.auth": {"APPROVAL_SECONDS": 0.5},
+    "atoll.network.server.serving": {"CHECK_SECONDS": 0.05},
+}
+"""Seconds after which a process looks again, so that no test waits for them as long as people do."""
+
+
 def _load() -> None:
     """Import all that commands import."""
-    import dp_accounting  # noqa: F401
-    import matplotlib.backends.backend_agg
-    import matplotlib.backends.backend_svg  # noqa: F401
-    import psycopg  # noqa: F401
-    import sqlalchemy.dialects.postgresql.psycopg
-    import sqlalchemy.dialects.sqlite.pysqlite  # noqa: F401
     import torch
 
-    import atoll.api
-    import atoll.cli.main
-    import atoll.network.client.client
-    import atoll.network.server.operations
-    import atoll.network.server.serving
-    import atoll.report.html
-    import atoll.report.notebook  # noqa: F401
+    import atoll
 
+    members = [module.name for module in pkgutil.walk_packages(atoll.__path__, "atoll.")]
+    for name in (*LAZY, *members):
+        importlib.import_module(name)
+    for name, constants in PAUSES.items():
+        vars(sys.modules[name]).update(constants)
     sys.path.insert(0, str(Path(__file__).parents[1]))
     torch.set_num_threads(1)
 

@@ -9,13 +9,14 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from atoll.commit.coordinator import build_coordinator
 from atoll.commit.privacy_plan import last_round
@@ -301,6 +302,17 @@ def _epsilon(job: Job, attempts: int) -> float:
     return spent(job.mechanism, job.exposure._replace(attempts=attempts)).epsilon
 
 
+class _WithoutValues(TorchFunctionMode):
+    """Skips the initialisation of parameters without values, for which torch would import its compiler."""
+
+    def __torch_function__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__module__", "") == nn.init.__name__:
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
 def _model_bytes(plan: Plan, dataset: Dataset) -> int:
     """Return the bytes of the models that travel without allocating them, as options could fill the memory.
 
@@ -310,7 +322,7 @@ def _model_bytes(plan: Plan, dataset: Dataset) -> int:
         return 0
     algorithm: Algorithm = plan.algorithm.build("algorithms")
     work: ClientWork = (plan.work or algorithm.work or Part("sgd")).build("train.works")
-    with torch.device("meta"):
+    with torch.device("meta"), _WithoutValues():
         model = plan.model.build("models", input_shape=dataset.input_shape, num_classes=dataset.num_outputs)
     if not isinstance(model, nn.Module):
         raise PlanError(f"model '{plan.model.name}' gave {type(model).__name__}: a factory must return an nn.Module")
