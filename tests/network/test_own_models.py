@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from laws.random_plans import PERSONAL
 from network.federation import RUN, Federation, federation, until
 from network.fork_server import ForkServer
 from network.test_network_kills import NUM, begun, storm
@@ -15,8 +16,6 @@ from safetensors.torch import load_file
 
 from atoll import Plan, run
 from atoll.commit.run_state import read_state
-from atoll.core.algorithm import Algorithm
-from atoll.core.parts import Part, examples, members
 
 BASE = Plan(
     rounds=4,
@@ -43,14 +42,6 @@ def message_size(algorithm: str) -> int:
     return 16 + 10 + 4 * SHARED.get(algorithm, 682) + members
 
 
-def is_personal(name: str) -> bool:
-    """Whether an algorithm gives clients models of their own, and they travel as models."""
-    algorithm: Algorithm = Part(name, **examples("algorithms", name)[0]).build("algorithms")
-    own = (algorithm.keep, algorithm.personal, algorithm.adapt)
-    return any(own) or (algorithm.work is not None and algorithm.work.name == "clusters")
-
-
-ALGORITHMS = [name for name in members("algorithms") if is_personal(name)]
 FAST = ("fedbn", "interpolation", "ifca")
 
 
@@ -87,7 +78,7 @@ def shared(processes: ForkServer, certs: Path, tmp_path_factory: pytest.TempPath
 
 
 @pytest.mark.parametrize(
-    "algorithm", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in ALGORITHMS]
+    "algorithm", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in PERSONAL]
 )
 def test_clients_get_the_models_of_a_simulation(shared: Federation, algorithm: str) -> None:
     plan, name = plan_of(algorithm), RUN if algorithm == "fedbn" else algorithm.replace("_", "-")
@@ -98,11 +89,13 @@ def test_clients_get_the_models_of_a_simulation(shared: Federation, algorithm: s
     assert [row["bytes_up"] for row in shared.rows(name)] == [
         2 * message_size(algorithm) * number for number in range(1, plan.rounds + 1)
     ]
+    said = f'"event": "unmeasured", "run": "{name}"' in (shared.root / "server.out").read_text()
+    assert said == ("test" not in shared.rows(name)[-1]) == (algorithm in SHARED)  # which has no whole model
 
 
 def test_no_algorithm_is_left_out() -> None:
-    assert {"fedper", "fedbn", "ditto", "per_fedavg", "fine_tuning", "interpolation", "ifca", "local"} < set(ALGORITHMS)
-    assert not {"fedavg", "scaffold", "fedmd"} & set(ALGORITHMS)
+    assert {"fedper", "fedbn", "ditto", "per_fedavg", "fine_tuning", "interpolation", "ifca", "local"} < set(PERSONAL)
+    assert not {"fedavg", "scaffold", "fedmd"} & set(PERSONAL)
 
 
 @pytest.mark.parametrize(
