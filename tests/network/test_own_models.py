@@ -55,8 +55,9 @@ def assert_as_simulated(network: Federation, name: str, plan: Plan) -> None:
     alone = run(plan.replace({"engine": "inline"}))
     [state] = network.directory(name).glob("state-*.safetensors")
     assert torch.equal(read_state(state, plan.identity()).params_D, alone.params_D)
-    told, expected = network.rows(name)[-1]["clients_test"], alone.history[-1]["clients_test"]
-    assert told == pytest.approx(expected)
+    if plan.evaluation.clients_every:
+        told, expected = network.rows(name)[-1]["clients_test"], alone.history[-1]["clients_test"]
+        assert told == pytest.approx(expected)
     assert sorted(alone.models) == list(range(NUM))
     for client, model in alone.models.items():
         path = network.root / f"c{client}" / "runs" / name / "model.safetensors"
@@ -91,6 +92,37 @@ def test_clients_get_the_models_of_a_simulation(shared: Federation, algorithm: s
     ]
     said = f'"event": "unmeasured", "run": "{name}"' in (shared.root / "server.out").read_text()
     assert said == ("test" not in shared.rows(name)[-1]) == (algorithm in SHARED)  # which has no whole model
+
+
+NOISE = {"clip": 0.5, "sigma": 1.0, "delta": 1e-3, "test_noise": True}
+EVERYBODY = {"policy": {"size": NUM}, "evaluation.clients_every": 0}
+BESIDE: dict[str, tuple[str, dict[str, Any]]] = {
+    "ifca-secagg": ("ifca", {"secagg": {}, **EVERYBODY}),
+    "fedper-distributed": (
+        "fedper",
+        {"secagg": {}, "privacy": {"name": "distributed", **NOISE}, "sampler": "round_robin", **EVERYBODY},
+    ),
+    "apfl-central": (
+        "apfl",
+        {"privacy": {"name": "central", **NOISE}, "sampler": {"name": "poisson", "rate": 0.8}, **EVERYBODY},
+    ),
+    "ditto-codecs": (
+        "ditto",
+        {"uplink": [{"name": "top_k", "fraction": 0.1}], "downlink": ["delta", {"name": "quantise", "bits": 8}]},
+    ),
+    "fedrep-median": ("fedrep", {"aggregator": "median", "policy": {"size": NUM}}),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "ifca-secagg" else pytest.mark.slow) for name in BESIDE]
+)
+def test_own_models_go_with_other_parts(shared: Federation, name: str) -> None:
+    algorithm, changes = BESIDE[name]
+    plan = plan_of(algorithm, **changes)
+    shared.add(name, plan)
+    assert shared.wait_for(name, 60) == "all rounds done", shared.said()
+    assert_as_simulated(shared, name, plan)
 
 
 def test_no_algorithm_is_left_out() -> None:
