@@ -142,6 +142,69 @@ def random_plan(seed: int) -> Options:
     return plan
 
 
+def is_personal(name: str) -> bool:
+    """Whether an algorithm gives clients models of their own, and models travel."""
+    algorithm: Algorithm = Part(name, **examples("algorithms", name)[0]).build("algorithms")
+    own = (algorithm.keep, algorithm.personal, algorithm.adapt)
+    return any(own) or (algorithm.work is not None and algorithm.work.name == "clusters")
+
+
+PERSONAL = [name for name in members("algorithms") if is_personal(name)]
+PRIVATE = {"central": "poisson", "distributed": "round_robin", "ftrl": "round_robin", "local": "uniform"}
+"""Mechanisms that protect clients, and how clients are drawn for them."""
+
+
+def personal_plan(seed: int) -> Options:
+    """Draw a plan whose clients have models of their own, and one to three parts that go with it or not."""
+    rng = np.random.default_rng([9, seed])
+    algorithm = part(rng, "algorithms", of=PERSONAL)
+    models = ["helpers:normed", "helpers:grouped", "helpers:normalised", "mlp_2nn"]
+    model = str(rng.choice(models[:3] if algorithm["name"] == "fedbn" else models))
+    plan: Options = {
+        "seed": seed,
+        "rounds": 2,
+        "partition": {"name": "classes", "num_clients": 9, "classes_per_client": 4},
+        "model": {"name": model, **({"hidden": 8} if model == "mlp_2nn" else {})},
+        "algorithm": algorithm,
+        "local": {"lr": 0.05, "batch_size": 8, "steps": 3, "buffers": str(rng.choice(["local", "average"]))},
+        "policy": {"name": "cohort", "size": 7},
+        "evaluation": {"every": 1, "validation": 0.2 if algorithm["name"] == "interpolation" else None},
+    }
+    for name in rng.choice(list(BESIDE), size=int(rng.integers(1, 4)), replace=False):
+        BESIDE[name](rng, plan)
+    return plan
+
+
+def _private(rng: np.random.Generator, plan: Options) -> None:
+    name = str(rng.choice(list(PRIVATE)))
+    plan |= {"privacy": {"name": name, **NOISE}, "sampler": {"name": PRIVATE[name]}}
+    plan["local"]["buffers"] = "local"
+
+
+def _overlapping(rng: np.random.Generator, plan: Options) -> None:
+    plan["policy"] = part(rng, "rounds", of=["buffered", "asynchronous"])
+    plan["devices"] = part(rng, "rounds.devices")
+
+
+def _attacked(rng: np.random.Generator, plan: Options) -> None:
+    plan |= {"attack": part(rng, "attacks"), "attackers": {"num": 2} if rng.random() < 0.8 else {"added": 1}}
+
+
+BESIDE: dict[str, Any] = {
+    "privacy": _private,
+    "secagg": lambda rng, plan: plan.update(secagg={"scheme": part(rng, "secagg.schemes")}),
+    "aggregator": lambda rng, plan: plan.update(aggregator=part(rng, "aggregators"), server={"lr": 0.1}),
+    "feedback": lambda rng, plan: plan.update(uplink=[part(rng, "transforms", of=["top_k", "random_k", "low_rank"])]),
+    "quantiser": lambda rng, plan: plan.update(uplink=[part(rng, "transforms", of=["quantise", "qsgd", "sign"])]),
+    "downlink": lambda rng, plan: plan.update(downlink=[{"name": "delta"}, part(rng, "transforms")]),
+    "policy": _overlapping,
+    "attack": _attacked,
+    "detection": lambda rng, plan: plan.update(detection=part(rng, "detection", of=["cosine", "distance"])),
+    "sites": lambda rng, plan: plan["evaluation"].update(clients_every=1, holdout=0.2),
+}
+"""What personalisation must go with, or be refused with."""
+
+
 def _own_models(rng: np.random.Generator, plan: Options) -> None:
     """Set samples apart for clients' choices, and let them keep layers."""
     algorithm: Algorithm = Part.of(plan["algorithm"]).build("algorithms")

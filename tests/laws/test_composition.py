@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import timeless
-from laws.random_plans import OPTIONS, calm, random_plan
+from laws.random_plans import OPTIONS, calm, personal_plan, random_plan
 
 from atoll.api import Result, run
 from atoll.commit.finish import without_nan
@@ -47,9 +47,28 @@ def test_many_random_plans_hold_all_laws(seed: int, monkeypatch: pytest.MonkeyPa
     hold(seed, LAWS, monkeypatch, tmp_path)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_own_models_beside_other_parts_hold_their_laws(
+    seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hold_for(personal_plan(seed), LAWS[seed % 3 : seed % 3 + 1], monkeypatch, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20, 420))
+def test_own_models_beside_other_parts_hold_all_laws(
+    seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hold_for(personal_plan(seed), LAWS, monkeypatch, tmp_path)
+
+
 def hold(seed: int, laws: Iterable[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Run the plan of a seed, and check some laws on it."""
-    settings = random_plan(seed)
+    hold_for(random_plan(seed), laws, monkeypatch, tmp_path)
+
+
+def hold_for(settings: dict[str, Any], laws: Iterable[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Run a plan, and check some laws on it."""
     begun: list[bool] = []
     works = InProcess.works
 

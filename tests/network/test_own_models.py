@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from laws.random_plans import PERSONAL
 from network.federation import RUN, Federation, federation, until
 from network.fork_server import ForkServer
 from network.test_network_kills import NUM, begun, storm
@@ -15,8 +16,6 @@ from safetensors.torch import load_file
 
 from atoll import Plan, run
 from atoll.commit.run_state import read_state
-from atoll.core.algorithm import Algorithm
-from atoll.core.parts import Part, examples, members
 
 BASE = Plan(
     rounds=4,
@@ -43,14 +42,6 @@ def message_size(algorithm: str) -> int:
     return 16 + 10 + 4 * SHARED.get(algorithm, 682) + members
 
 
-def is_personal(name: str) -> bool:
-    """Whether an algorithm gives clients models of their own, and they travel as models."""
-    algorithm: Algorithm = Part(name, **examples("algorithms", name)[0]).build("algorithms")
-    own = (algorithm.keep, algorithm.personal, algorithm.adapt)
-    return any(own) or (algorithm.work is not None and algorithm.work.name == "clusters")
-
-
-ALGORITHMS = [name for name in members("algorithms") if is_personal(name)]
 FAST = ("fedbn", "interpolation", "ifca")
 
 
@@ -64,8 +55,9 @@ def assert_as_simulated(network: Federation, name: str, plan: Plan) -> None:
     alone = run(plan.replace({"engine": "inline"}))
     [state] = network.directory(name).glob("state-*.safetensors")
     assert torch.equal(read_state(state, plan.identity()).params_D, alone.params_D)
-    told, expected = network.rows(name)[-1]["clients_test"], alone.history[-1]["clients_test"]
-    assert told == pytest.approx(expected)
+    if plan.evaluation.clients_every:
+        told, expected = network.rows(name)[-1]["clients_test"], alone.history[-1]["clients_test"]
+        assert told == pytest.approx(expected)
     assert sorted(alone.models) == list(range(NUM))
     for client, model in alone.models.items():
         path = network.root / f"c{client}" / "runs" / name / "model.safetensors"
@@ -87,7 +79,7 @@ def shared(processes: ForkServer, certs: Path, tmp_path_factory: pytest.TempPath
 
 
 @pytest.mark.parametrize(
-    "algorithm", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in ALGORITHMS]
+    "algorithm", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in PERSONAL]
 )
 def test_clients_get_the_models_of_a_simulation(shared: Federation, algorithm: str) -> None:
     plan, name = plan_of(algorithm), RUN if algorithm == "fedbn" else algorithm.replace("_", "-")
@@ -98,11 +90,44 @@ def test_clients_get_the_models_of_a_simulation(shared: Federation, algorithm: s
     assert [row["bytes_up"] for row in shared.rows(name)] == [
         2 * message_size(algorithm) * number for number in range(1, plan.rounds + 1)
     ]
+    said = f'"event": "unmeasured", "run": "{name}"' in (shared.root / "server.out").read_text()
+    assert said == ("test" not in shared.rows(name)[-1]) == (algorithm in SHARED)  # which has no whole model
+
+
+NOISE = {"clip": 0.5, "sigma": 1.0, "delta": 1e-3, "test_noise": True}
+EVERYBODY = {"policy": {"size": NUM}, "evaluation.clients_every": 0}
+BESIDE: dict[str, tuple[str, dict[str, Any]]] = {
+    "ifca-secagg": ("ifca", {"secagg": {}, **EVERYBODY}),
+    "fedper-distributed": (
+        "fedper",
+        {"secagg": {}, "privacy": {"name": "distributed", **NOISE}, "sampler": "round_robin", **EVERYBODY},
+    ),
+    "apfl-central": (
+        "apfl",
+        {"privacy": {"name": "central", **NOISE}, "sampler": {"name": "poisson", "rate": 0.8}, **EVERYBODY},
+    ),
+    "ditto-codecs": (
+        "ditto",
+        {"uplink": [{"name": "top_k", "fraction": 0.1}], "downlink": ["delta", {"name": "quantise", "bits": 8}]},
+    ),
+    "fedrep-median": ("fedrep", {"aggregator": "median", "policy": {"size": NUM}}),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "ifca-secagg" else pytest.mark.slow) for name in BESIDE]
+)
+def test_own_models_go_with_other_parts(shared: Federation, name: str) -> None:
+    algorithm, changes = BESIDE[name]
+    plan = plan_of(algorithm, **changes)
+    shared.add(name, plan)
+    assert shared.wait_for(name, 60) == "all rounds done", shared.said()
+    assert_as_simulated(shared, name, plan)
 
 
 def test_no_algorithm_is_left_out() -> None:
-    assert {"fedper", "fedbn", "ditto", "per_fedavg", "fine_tuning", "interpolation", "ifca", "local"} < set(ALGORITHMS)
-    assert not {"fedavg", "scaffold", "fedmd"} & set(ALGORITHMS)
+    assert {"fedper", "fedbn", "ditto", "per_fedavg", "fine_tuning", "interpolation", "ifca", "local"} < set(PERSONAL)
+    assert not {"fedavg", "scaffold", "fedmd"} & set(PERSONAL)
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ class AgreedRun:
         mechanism = self.job.mechanism
         if mechanism is not None and mechanism.on_grid is not None:
             addend = mechanism.on_grid(addend, sent_by(self.job, [task]))
-        return Payload(addend.rows(0).vector())
+        return addend.rows(0).plain()
 
     def _from_news(self, order: Order | EvaluationOrder, fetch: Fetch) -> Broadcast | None:
         """Return the saved broadcast plus the differences since; None if some are missing, or exceed the model."""
