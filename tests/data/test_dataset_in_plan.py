@@ -18,7 +18,8 @@ def digits() -> Dataset:
 
 
 def plan_of(data: object, **settings: object) -> atoll.Plan:
-    return atoll.Plan(data=data, **{"rounds": 2, "partition": {"name": "iid", "num_clients": 6}, **settings})
+    common = {"rounds": 2, "partition": {"name": "iid", "num_clients": 6}, "engine": "inline"}
+    return atoll.Plan(data=data, **common | settings)
 
 
 @pytest.mark.parametrize("engine", ["inline", {"name": "processes", "workers": 2}])

@@ -63,7 +63,7 @@ def test_the_split_of_heart_is_that_of_scikit_learn(num: int) -> None:
     assert sorted(stratified(y, len(train), len(test), 43)) == sorted(test)
 
 
-@pytest.mark.parametrize("seed", FLAMBY_FEDAVG)
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.slow] * (seed > 42)) for seed in FLAMBY_FEDAVG])
 def test_fedavg_written_by_hand_gives_the_figures_of_flamby(seed: int, real: Load) -> None:
     import torch
     from torch.utils.data import DataLoader, TensorDataset

@@ -106,10 +106,12 @@ def test_losses_of_regression(loss: Any) -> None:
 
 
 def test_class_weights_and_smoothing() -> None:
-    plain = run(Plan(rounds=2)).params_D
+    plain = run(Plan(rounds=2, engine="inline")).params_D
     for options in ({"weights": [1.0] * 9 + [5.0]}, {"label_smoothing": 0.2}):
-        assert not torch.equal(run(Plan(rounds=2, loss={"name": "cross_entropy", **options})).params_D, plain)
-    same = run(Plan(rounds=2, loss={"name": "cross_entropy", "weights": [1.0] * 10})).params_D
+        assert not torch.equal(
+            run(Plan(rounds=2, engine="inline", loss={"name": "cross_entropy", **options})).params_D, plain
+        )
+    same = run(Plan(rounds=2, engine="inline", loss={"name": "cross_entropy", "weights": [1.0] * 10})).params_D
     torch.testing.assert_close(same, plain, atol=1e-5, rtol=1e-4)
 
 

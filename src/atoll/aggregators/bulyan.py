@@ -17,8 +17,9 @@ def bulyan(f: BadClients) -> Aggregator:
     """Select n - 2f updates by repeated Krum, then average in each coordinate the values nearest to their median.
 
     (El Mhamdi et al. 2018, arXiv:1802.07927, section 4: theta = n - 2f are selected, and the theta - 2f values nearest
-    to their median are averaged.) It needs n >= 4f + 3; breakdown point (n - 3) / 4n, below 1/4: every coordinate lies
-    within the range of the honest ones. Weights are ignored.
+    to their median are averaged.) It needs n >= 4f + 3; breakdown point (n - 3) / 4n, below 1/4. A bad value is only
+    averaged if it is as near to the median as honest ones are, so that no coordinate is farther from the range of the
+    honest ones than that range is wide. Weights are ignored.
     """
     least = 4 * f + 3
 
