@@ -104,13 +104,13 @@ def test_what_clients_are_sent_is_in_the_ledger_once_a_version(tmp_path: Path, d
 def test_a_sum_that_came_to_nothing_is_tried_again_on_what_was_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session, sums = secure_session._session, list[str]()
+    session, sums = secure_session.hold_session, list[str]()
 
     def lost_once(*args: Any) -> Outcome:
         sums.append("")
         return Outcome(None, (), 0, 0, "nobody answers") if len(sums) == 2 else session(*args)
 
-    monkeypatch.setattr(secure_session, "_session", lost_once)
+    monkeypatch.setattr(secure_session, "hold_session", lost_once)
     _, lines, key = trained(tmp_path, Plan(**{**SMALL, "secagg": {}, "downlink": ["half"]}))
     found = audit(lines, key)
     assert isinstance(found, Findings) and (found.rounds, found.abandoned, found.broadcasts) == (4, 1, 4), found

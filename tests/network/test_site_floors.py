@@ -18,7 +18,8 @@ from atoll.network.client.budget import Budget, Overspent
 from atoll.network.client.evaluation import DELTA, REPLACED, noise_multiplier, tell
 from atoll.network.client.home import RunHome
 from atoll.network.client.task import AgreedRun, WorkRefused
-from atoll.network.protocol.agreement import Floors
+from atoll.network.protocol.agreement import Floors, evaluates_in_secret, refusal_reason
+from atoll.network.protocol.messages import EvaluationOrder, Ref, RunInfo
 from atoll.privacy.composing import as_event, spent_together
 from atoll.train.build import build_job
 from atoll.train.federation import build_federation
@@ -32,6 +33,11 @@ def agreed_run(path: Path, floors: Floors, **changes: object) -> AgreedRun:
     return AgreedRun(
         plan=plan, job=build_job(plan, build_federation(plan)), floors=floors, number=0, home=RunHome(path)
     )
+
+
+def order_of(version: int) -> EvaluationOrder:
+    """An order to measure a version."""
+    return EvaluationOrder(RUN, version, Ref("0" * 64, 0))
 
 
 def test_each_site_tells_what_its_floors_say(tmp_path: Path, processes: ForkServer, certs: Path) -> None:
@@ -66,20 +72,20 @@ def test_noise_is_as_wide_as_its_epsilon_asks_and_is_not_drawn_twice(tmp_path: P
     agreed = agreed_run(tmp_path / "run", NOISED, **{"evaluation.metrics": ["auroc", "accuracy", "perplexity"]})
     sums = agreed.measure(agreed.layout)
     budget = Budget(tmp_path / "budget.jsonl", "server", "run (evaluations)")
-    told = tell(agreed, budget, sums, 1)
+    told = tell(agreed, order_of(1), budget, lambda: sums)
     noisy = unpack(told.sums, max_bytes=1 << 22).sides[0]
     assert noisy.keys() == {"auroc/positive", "auroc/negative", "accuracy/sum", "accuracy/count"}
     off = torch.cat([(noisy[name] - sums[name]).flatten() for name in ("auroc/positive", "auroc/negative")])
     moves = (10 + 2) ** 0.5  # a count of each of ten classes, and two of the accuracy
     assert float(off.std()) == pytest.approx(noise_multiplier(0.5) * REPLACED * moves, rel=0.02)
-    assert tell(agreed, budget, sums, 1) == told
+    assert tell(agreed, order_of(1), budget, lambda: sums) == told
     with pytest.raises(WorkRefused, match="version 1 was evaluated after 0"):
-        tell(agreed, budget, sums, 0)
-    assert tell(agreed, budget, sums, 2) != told
+        tell(agreed, order_of(0), budget, lambda: sums)
+    assert tell(agreed, order_of(2), budget, lambda: sums) != told
     assert len((tmp_path / "budget.jsonl").read_text().splitlines()) == 2
     for version in range(3, 6):
         try:
-            tell(agreed, budget, sums, version)
+            tell(agreed, order_of(version), budget, lambda: sums)
         except Overspent as error:
             assert "this client allows 1" in str(error)
             break
@@ -91,8 +97,23 @@ def test_noise_is_as_wide_as_its_epsilon_asks_and_is_not_drawn_twice(tmp_path: P
 def test_sums_without_a_bound_are_not_told_with_noise(tmp_path: Path) -> None:
     agreed = agreed_run(tmp_path / "run", NOISED, data="network.site_data:numbers")
     with pytest.raises(WorkRefused, match="is made of counts"):
-        tell(agreed, Budget(tmp_path / "budget.jsonl", "", ""), agreed.measure(agreed.layout), 1)
+        tell(agreed, order_of(1), Budget(tmp_path / "budget.jsonl", "", ""), lambda: agreed.measure(agreed.layout))
     assert not (tmp_path / "budget.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("floors", "changes", "why"),
+    [
+        (Floors(evaluation="none"), {}, "tells nothing"),
+        (Floors(), {"evaluation.clients_every": 0}, "did not agree to evaluate"),
+    ],
+)
+def test_a_server_that_asks_all_the_same_is_told_nothing(
+    tmp_path: Path, floors: Floors, changes: dict[str, object], why: str
+) -> None:
+    agreed = agreed_run(tmp_path / "run", floors, **changes)
+    with pytest.raises(WorkRefused, match=why):
+        tell(agreed, order_of(1), Budget(tmp_path / "budget.jsonl", "", ""), lambda: agreed.measure(agreed.layout))
 
 
 def test_a_model_that_gives_no_numbers_is_not_the_sites_offence(tmp_path: Path) -> None:
@@ -103,9 +124,33 @@ def test_a_model_that_gives_no_numbers_is_not_the_sites_offence(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
+    ("floors", "rounds", "why"),
+    [
+        (Floors(evaluation="secret"), 0, None),
+        (Floors(evaluation="secret", secagg=True), 0, None),
+        (Floors(secagg=True), 0, "evaluations would be seen one by one"),
+        (Floors(evaluation="secret", secagg=True), 3, "updates would be seen one by one"),
+        (Floors(evaluation="secret", max_epsilon=1.0), 0, "the run is not private"),
+        (Floors(evaluation="none", max_epsilon=1.0), 0, None),
+    ],
+)
+def test_secret_sums_are_as_good_as_secure_updates_but_no_noise(floors: Floors, rounds: int, why: str | None) -> None:
+    info = RunInfo(RUN, {}, "", 3, 3, 0, 1)
+    reason = refusal_reason(floors, info, ONLY.replace({"rounds": rounds}), None, 0)
+    assert reason is None if why is None else reason is not None and why in reason
+
+
+def test_a_run_that_adds_updates_in_secret_adds_evaluations_so() -> None:
+    secure = ONLY.replace({"rounds": 3, "secagg": {}})
+    kinds = {kind: Floors(evaluation=kind) for kind in ("open", "secret", "none")} | {"noised": NOISED}
+    assert {kind for kind, floors in kinds.items() if evaluates_in_secret(floors, secure)} == {"open", "secret"}
+    assert {kind for kind, floors in kinds.items() if evaluates_in_secret(floors, ONLY)} == {"secret"}
+
+
+@pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"evaluation": "secret"}, "not added in secret"),
+        ({"evaluation": "hidden"}, '"secret" or "none", got .hidden.: choose'),
         ({"evaluation": "noised"}, "belong together"),
         ({"evaluation_epsilon": 1.0}, "belong together"),
         ({"evaluation": "noised", "evaluation_epsilon": 0.0}, r"in \(0, 20\]"),

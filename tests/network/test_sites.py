@@ -58,11 +58,11 @@ def sites_of(network: Federation) -> dict[str, Any]:
     return found
 
 
-def parts_at_home(plan: Plan, params_D: torch.Tensor) -> tuple[Measures, list[State]]:
+def parts_at_home(plan: Plan, params_D: torch.Tensor, num: int = NUM) -> tuple[Measures, list[State]]:
     """What a simulation's clients measure of a model."""
     plan = plan.replace({"data.tests": 30} if "tests" in plan.data.options else {})
     trainer = Trainer(build_job(plan, build_federation(plan)))
-    return trainer.job.measures, [trainer.measure_client(params_D, client, {}) for client in range(NUM)]
+    return trainer.job.measures, [trainer.measure_client(params_D, client, {}) for client in range(num)]
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)

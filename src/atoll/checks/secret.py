@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atoll.checks.rule import Changes, Rule, Values, first, said
-from atoll.checks.views import Parts
+from atoll.checks.views import Parts, Simulated
 
 SECRET: Changes = {"secagg": {}}
 
@@ -15,7 +15,6 @@ def _single_clients(view: Parts) -> Values | None:
         f"{plan.sampler.name} needs each client's {view.sampler.score}": view.sampler.score,
         "detection compares single updates": plan.detection,
         "contribution tries coalitions of single updates": plan.contribution,
-        "evaluation.clients_every lets each client tell how well the model does": plan.evaluation.clients_every,
     }
     return first(uses)
 
@@ -32,6 +31,18 @@ def _small_groups(view: Parts) -> Values | None:
     return first({use: smallest < view.masks.required_survivors})
 
 
+SIMULATED: tuple[Rule[Simulated], ...] = (
+    Rule(
+        name="secagg-simulates-no-evaluation",
+        parts=("secagg", "evaluation.clients_every"),
+        reason="evaluation.clients_every lets each client of a simulation tell how well the model does, which secure "
+        "aggregation hides; between organisations clients add it in secret",
+        way_out="leave it out, or leave secagg out",
+        finding=lambda view: True,
+        refused=[{**SECRET, "evaluation.clients_every": 1}],
+        mended={"evaluation.clients_every": 0},
+    ),
+)
 RULES: tuple[Rule[Parts], ...] = (
     Rule(
         name="secagg-rule-sees-groups",
@@ -55,8 +66,8 @@ RULES: tuple[Rule[Parts], ...] = (
     Rule(
         name="secagg-hides-clients",
         parts=("secagg",),
-        reason="{use|some algorithms and samplers, detection, contribution and evaluation.clients_every look at single "
-        "clients}, which secure aggregation hides",
+        reason="{use|some algorithms and samplers, detection and contribution look at single clients}, which secure "
+        "aggregation hides",
         way_out="leave it out, or leave secagg out",
         finding=_single_clients,
         refused=[
@@ -64,7 +75,6 @@ RULES: tuple[Rule[Parts], ...] = (
             {**SECRET, "sampler": "importance"},
             {**SECRET, "detection": "distance"},
             {**SECRET, "contribution": "leave_one_out", "server.samples": 50},
-            {**SECRET, "evaluation.clients_every": 1},
         ],
         mended={"secagg": None},
     ),

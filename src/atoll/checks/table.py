@@ -13,7 +13,7 @@ from atoll.core.errors import PlanError
 TABLE: Mapping[type, tuple[Rule[Any], ...]] = {
     Networked: network.RULES,
     ServerSamples: robust.SAMPLES,
-    Simulated: rounds.SIMULATED,
+    Simulated: (*rounds.SIMULATED, *secret.SIMULATED),
     Parts: (
         *problems.RULES,
         *rounds.RULES,

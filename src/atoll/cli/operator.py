@@ -261,23 +261,25 @@ def _readiness(checked: Mapping[str, Mapping[str, Any]]) -> str | None:
 
 
 def _sites_table(sites: Mapping[str, Any]) -> str:
-    """Return the figures of each site and of all pooled; the worst site is marked."""
-    worst = sites.get("worst", {}).get("client")
+    """Return the figures of each site, of those in a secret sum, and of all pooled; the worst site is marked."""
+    from atoll.report.reading import secret_note, site_rows
+
+    worst, known = sites.get("worst", {}).get("client"), site_rows(sites)
     rows = [
         {
-            "site": site["name"] + " (worst)" * (site["client"] == worst),
+            "site": site["name"] + " (worst)" * (worst is not None and site["client"] == worst),
             "samples": site.get("samples"),
             "told": (site.get("rejected") and f"rejected: {site['rejected']}") or site.get("reason") or "yes",
             **site.get("figures", {}),
         }
-        for site in sites["sites"]
+        for site in known
     ]
     figures = list(sites.get("pooled", {}))
     if figures:
-        total = sum(site.get("samples") or 0 for site in sites["sites"])
+        total = sum(site.get("samples") or 0 for site in known)
         rows.append({"site": "all pooled", "samples": total, "told": None, **sites["pooled"]})
     shown = [{**row, **{n: None if row.get(n) is None else f"{row[n]:.4g}" for n in figures}} for row in rows]
-    return _table(shown, ("site", "samples", *figures, "told"))
+    return f"{_table(shown, ('site', 'samples', *figures, 'told'))}\n{secret_note(sites)}".rstrip()
 
 
 def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from atoll.core.aggregator import as_rows
-from atoll.core.errors import AtollError
 from atoll.core.messages import State, Task, Update, stack
 from atoll.core.seeds import generator
 from atoll.secagg.encoding import Encoding
@@ -74,7 +73,6 @@ def session_of(
         silent={},
         length=like.vector().numel() + 1 if _on_grid(job) else length(like, encoding),
         encoding=encoding,
-        vector=_elsewhere,
         min_survivors=least_of(job, len(group)),
     )
 
@@ -84,10 +82,6 @@ def largest_of(job: Job, asked: Sequence[Task]) -> Largest:
     share = max(task.share for task in asked)
     heaviest = 1 if job.mechanism is not None and job.mechanism.at_client is not None else job.federation.max_samples
     return Largest(share * heaviest, job.federation.max_samples)
-
-
-def _elsewhere(client: int) -> np.ndarray:
-    raise AtollError(f"the vector of client {client} is not here; this is a bug")
 
 
 def _on_grid(job: Job) -> bool:

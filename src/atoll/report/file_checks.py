@@ -44,6 +44,9 @@ def sites_problem(table: Json) -> str:
         isinstance(sites, list) and all(isinstance(site, dict) and {"client", "name"} <= site.keys() for site in sites)
     ):
         return '"sites" must be a list of tables with "client" and "name"'
+    secret = table.get("secret", {"clients": [], "names": []})
+    if not (isinstance(secret, dict) and all(isinstance(secret.get(key), list) for key in ("clients", "names"))):
+        return '"secret" must be a table with lists "clients" and "names"'
     return ""
 
 

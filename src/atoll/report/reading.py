@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -88,6 +88,27 @@ def read_run(path: Path | str) -> RunRecord:
         result=_table(path / "result.json"),
         sites=_checked(path / "sites.json", sites_problem),
     )
+
+
+def site_rows(sites: Mapping[str, Any]) -> list[Json]:
+    """Return the rows of sites.json: one a site, and one of all sites that added their figures in secret."""
+    secret = sites.get("secret")
+    if secret is None:
+        return list(sites["sites"])
+    num = f"{len(secret['clients'])} site{'s' * (len(secret['clients']) != 1)}"
+    name = f"{num} in a secret sum" if "figures" in secret else f"no secret sum of {num}"
+    return [*sites["sites"], {**secret, "client": None, "name": name}]
+
+
+def secret_note(sites: Mapping[str, Any]) -> str:
+    """Return what is said beside the figures of sites of which some were to be added in secret; "" if none were."""
+    secret = sites.get("secret")
+    if secret is None:
+        return ""
+    names = ", ".join(map(str, secret["names"])) or "nobody"
+    if "figures" not in secret:
+        return f"Not measured, as there is no secret sum: {names}."
+    return f"In the secret sum: {names}. Pooled figures include it; worst site and spread are of the other sites."
 
 
 def dig(table: Any, dotted: str) -> Any:

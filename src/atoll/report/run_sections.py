@@ -39,8 +39,10 @@ from atoll.report.reading import (
     part_text,
     partition_text,
     rounds_to,
+    secret_note,
     series,
     share_text,
+    site_rows,
     statement_text,
     targets_of,
 )
@@ -198,19 +200,20 @@ def _sites(sites: Json) -> str:
     names = list(sites.get("pooled", {}))
     worst = dig(sites, "worst.client")
     lines = []
-    for site in sites["sites"]:
+    rows = site_rows(sites)
+    for site in rows:
         note = f"rejected: {site['rejected']}" if "rejected" in site else site.get("reason", "")
-        note = note or "worst" * (site["client"] == worst)
+        note = note or "worst" * (worst is not None and site["client"] == worst)
         figures = [NONE if (v := number(site, f"figures.{name}")) is None else f"{v:.4g}" for name in names]
         lines.append([str(site["name"]), count_text(site.get("samples")), *figures, note])
     if names:
         pooled = [NONE if (v := number(sites, f"pooled.{name}")) is None else f"{v:.4g}" for name in names]
-        lines.append(["all pooled", count_text(sum(site.get("samples") or 0 for site in sites["sites"])), *pooled, ""])
+        lines.append(["all pooled", count_text(sum(row.get("samples") or 0 for row in rows)), *pooled, ""])
     table = html_table(["site", "samples", *names, ""], [[escape(cell) for cell in line] for line in lines])
     note = (
         f"Measured by the clients on their own samples after round {sites.get('round', NONE)}; the server adds up sums."
     )
-    return f'{table}<p class="note">{escape(note)}</p>'
+    return f'{table}<p class="note">{escape(f"{note} {secret_note(sites)}".rstrip())}</p>'
 
 
 def _facts(record: RunRecord) -> str:

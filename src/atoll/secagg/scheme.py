@@ -12,12 +12,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from atoll.core.errors import PlanError
+from atoll.core.errors import AtollError, PlanError
 from atoll.secagg.encoding import Encoding
 from atoll.secagg.wire import Invite, Mode
 
 BATCH = 64
 """Number of messages that are sent before their answers are read."""
+
+
+def _elsewhere(client: int) -> np.ndarray:
+    raise AtollError(f"the vector of client {client} is not here; this is a bug")
 
 
 class Session(NamedTuple):
@@ -35,8 +39,8 @@ class Session(NamedTuple):
     length: int
     """Number of values of a vector."""
     encoding: Encoding
-    vector: Callable[[int], np.ndarray]
-    """Client -> its integers (L,), in the unsigned type of `encoding`."""
+    vector: Callable[[int], np.ndarray] = _elsewhere
+    """Client -> its integers (L,), in the unsigned type of `encoding`; over a network clients keep their own."""
     min_survivors: int = 3
     """Minimum number of clients in a sum that is opened."""
 

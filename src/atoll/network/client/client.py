@@ -13,7 +13,7 @@ import torch
 
 from atoll.core.eligibility import ANYBODY
 from atoll.core.errors import AtollError, DiskFull, RunError
-from atoll.core.messages import Broadcast
+from atoll.core.messages import Broadcast, State
 from atoll.core.params import params_hash
 from atoll.ledger import chain
 from atoll.network.client.app import ClientApp
@@ -21,11 +21,12 @@ from atoll.network.client.connection import Connection, Declined
 from atoll.network.client.consent import Consent, asked_for
 from atoll.network.client.evaluation import tell
 from atoll.network.client.home import Home, PendingUpdate, RunHome
-from atoll.network.client.secure_session import SecureSession, longest_silence
+from atoll.network.client.secret_evaluation import EvaluationAddend, KeptEvaluations
+from atoll.network.client.secure_session import Addend, SecureSession, SilentSessions, UpdateAddend, end_silent_sessions
 from atoll.network.client.task import AgreedRun, WorkRefused, agree, signed_delivery
 from atoll.network.client.witness import DISTRUST, LedgerReader
 from atoll.network.protocol import endpoints
-from atoll.network.protocol.agreement import NOTHING, Floors, is_working_hour
+from atoll.network.protocol.agreement import IN_SECRET, NOISED, OPEN, Floors, is_working_hour
 from atoll.network.protocol.identity import public_bytes
 from atoll.network.protocol.messages import (
     MAX_WAIT,
@@ -85,8 +86,7 @@ class Client:
         self._warned: set[tuple[str, str]] = set()
         self._ended: set[str] = set()
         self._now = now
-        self._silent_since: dict[tuple[str, int, int], float] = {}
-        """Since when sessions of secure aggregation are silent, by run, attempt and mark of the last message."""
+        self._silent_since: SilentSessions = {}
         self._last_sent: tuple[str, str, Broadcast] | None = None
         """Run, name and content of the newest broadcast of a run whose versions are evaluated here."""
         torch.set_num_threads(1)  # as in a simulation: sums must not depend on the number of cores
@@ -109,26 +109,21 @@ class Client:
             return False
         self._end_silent_sessions()
         answer = self._connection.ask(endpoints.POLL, self._poll(MAX_WAIT), wait=MAX_WAIT)
-        done = [self._execute(order) for order in answer.orders]
-        done += [self._evaluate(order) for order in answer.evaluations]
+        done = [self._evaluate(order) for order in answer.evaluations if order.secure is not None]  # others wait
+        done += [self._execute(order) for order in answer.orders]
+        done += [self._evaluate(order) for order in answer.evaluations if order.secure is None]
         self._end([name for name in answer.ended if is_run_name(name)])
         if not any(done):
             self._sleep(answer.retry + random.uniform(0, answer.spread))  # noqa: S311
         return bool(answer.ended) and not answer.open and not done
 
     def _end_silent_sessions(self) -> None:
-        """Remove the secrets of sessions of secure aggregation that the server left without an end.
+        """Remove the secrets of sessions of secure aggregation that the server left without an end."""
+        homes = [(run, home) for run in self._home.runs() if (home := self._run_home(run)).session_marks()]
+        self._silent_since = end_silent_sessions(homes, self._silent_since, self._now()) if homes else {}
 
-        Silence is measured by this process's monotonic clock, so that setting a clock ends no session too early.
-        """
-        now, seen = self._now(), dict[tuple[str, int, int], float]()
-        for run in self._home.runs():
-            home = self._agreed_runs[run].home if run in self._agreed_runs else self._home.run(run)
-            for attempt, mark in home.session_marks().items():
-                seen[run, attempt, mark] = since = self._silent_since.get((run, attempt, mark), now)
-                if now - since > longest_silence(home.info().plan):
-                    home.end_sessions(only=attempt)
-        self._silent_since = seen
+    def _run_home(self, run: str) -> RunHome:
+        return self._agreed_runs[run].home if run in self._agreed_runs else self._home.run(run)
 
     def _poll(self, wait: float) -> Poll:
         return Poll(
@@ -136,7 +131,8 @@ class Client:
             wait=wait,
             attributes=self._app.current_attributes(),
             ended=tuple(sorted(self._ended)),
-            evaluates=self._floors.evaluation != NOTHING,
+            evaluates=self._floors.evaluation in (OPEN, NOISED),
+            evaluates_in_secret=self._floors.evaluation == IN_SECRET,
         )
 
     def _execute(self, order: Order) -> bool:
@@ -144,7 +140,7 @@ class Client:
 
         def work(agreed: AgreedRun) -> None:
             if order.secure is not None:
-                self._answer(agreed, order, order.secure)
+                self._answer(order.run, UpdateAddend(agreed=agreed, order=order), order.secure)
             else:
                 self._deliver(agreed, order)
 
@@ -162,11 +158,16 @@ class Client:
             with suppress(Declined):  # it was closed
                 tell(SiteEvaluation(reason=reason[:1000]))
 
-        done = self._try(order.run, lambda agreed: tell(self._measured(agreed, order)), refuse)
-        if done:
+        def work(agreed: AgreedRun) -> None:
+            if order.secure is not None:
+                self._ledgers.check(agreed.home, order)
+                self._answer(order.run, EvaluationAddend(agreed=agreed, order=order), order.secure)
+                return
+            tell(self._measured(agreed, order))
             took = human_seconds(time.monotonic() - began)
             self._output.info(f"{order.run}: version {order.version} evaluated in {took}")
-        return done
+
+        return self._try(order.run, work, refuse)
 
     def _try(self, run: str, work: Callable[[AgreedRun], None], refuse: Callable[[str], None]) -> bool:
         """Do work for a run, or refuse it with the reason; return whether it was done."""
@@ -192,11 +193,16 @@ class Client:
         """Measure a version that the ledger confirms; it often was trained on just now."""
         self._ledgers.check(agreed.home, order)
         agreed.home.confirm_update(order.counted)
-        if self._last_sent is None or self._last_sent[:2] != (order.run, order.model.name):
-            sent = agreed.receive_broadcast(order, lambda ref: self._fetch(agreed, order.run, ref))
-            self._last_sent = (order.run, order.model.name, sent)
-        sums = agreed.measure(self._last_sent[2])
-        return tell(agreed, self._home.run_budget(f"{order.run} (evaluations)"), sums, order.version)
+
+        def measure() -> State:
+            if self._last_sent is None or self._last_sent[:2] != (order.run, order.model.name):
+                sent = agreed.receive_broadcast(
+                    order, lambda ref: self._connection.fetch(order.run, ref, agreed.home.objects)
+                )
+                self._last_sent = (order.run, order.model.name, sent)
+            return agreed.measure(self._last_sent[2])
+
+        return tell(agreed, order, self._home.run_budget(f"{order.run} (evaluations)"), measure)
 
     def _agreed_run(self, run: str) -> AgreedRun:
         """Return a run that was agreed to; at first use, decide and build it."""
@@ -282,7 +288,7 @@ class Client:
         def fetch(ref: Ref) -> Iterator[bytes]:
             nonlocal down
             down += ref.num_bytes
-            return self._fetch(agreed, order.run, ref)
+            return self._connection.fetch(order.run, ref, agreed.home.objects)
 
         sent = agreed.receive_broadcast(order, fetch)
         if agreed.plan.evaluation.clients_every:
@@ -309,30 +315,21 @@ class Client:
         home.save_update(pending, trained.data, trained.state)
         return pending
 
-    def _fetch(self, agreed: AgreedRun, run: str, ref: Ref) -> Iterator[bytes]:
-        """Download an object; fetch it again if a loss of power damaged what is stored here."""
-        objects = agreed.home.objects
-        if not self._connection.download(run, ref, objects) and not objects.is_sound(ref.name):
-            objects.keep_only(())
-            self._connection.download(run, ref, objects)
-        return objects.read(ref.name)
-
-    def _answer(self, agreed: AgreedRun, order: Order, message: Ref) -> None:
+    def _answer(self, run: str, addend: Addend, message: Ref) -> None:
         """Answer a message of secure aggregation; a repeated message gets the same answer."""
         secure_session = SecureSession(
-            agreed=agreed,
             identity=self._home.key,
             server_key=self._server_key,
-            info=lambda: self._connection.ask(endpoints.RUN, None, run=order.run),
+            info=lambda: self._connection.ask(endpoints.RUN, None, run=run),
             peers=self._peers,
         )
-        answer = secure_session.answer(order, message, lambda ref: self._fetch(agreed, order.run, ref))
-        manifest = self._connection.upload(order.run, order.attempt, answer)
-        answered = Answer(msgspec.msgpack.encode(manifest))
-        self._connection.ask(endpoints.SECURE, answered, run=order.run, attempt=order.attempt)
-        self._output.info(
-            f"{order.run}: round {order.version + 1}: {human_bytes(manifest.num_bytes)} up to add in secret"
+        answer = secure_session.answer(
+            addend, message, lambda ref: self._connection.fetch(run, ref, addend.agreed.home.objects)
         )
+        manifest = self._connection.upload(run, addend.attempt, answer)
+        answered = Answer(msgspec.msgpack.encode(manifest))
+        self._connection.ask(endpoints.SECURE, answered, run=run, attempt=addend.attempt)
+        self._output.info(f"{run}: {addend.title}: {human_bytes(manifest.num_bytes)} up to add in secret")
 
     def _peers(self, announced: Mapping[str, bytes]) -> Mapping[int, bytes]:
         """Return the keys of all clients: those that the owner gave, or those that were seen first."""
@@ -350,7 +347,7 @@ class Client:
         """Finish runs that have ended: read the ledger to its end and save the final model."""
         kept = set[str]()
         for run in set(names) & set(self._home.unfinished()):
-            home = self._agreed_runs[run].home if run in self._agreed_runs else self._home.run(run)
+            home = self._run_home(run)
             try:
                 while self._ledgers.read(run, home):
                     pass
@@ -363,6 +360,7 @@ class Client:
                     home.confirm_update(pending.attempt)  # no later order says so
                 self._save_final_model(run, home, last.body.get("model", ""))
                 home.mark_ended()
+                KeptEvaluations(home).forget_sums()
                 self._agreed_runs.pop(run, None)
                 self._output.info(f"{run}: is over")
             except (Declined, DiskFull) as error:  # the next poll names it again
@@ -377,7 +375,7 @@ class Client:
             if ref is None:
                 raise WorkRefused("the server does not give it")
             agreed = self._agreed_run(run)
-            params_D = agreed.final_params(ref, lambda ref: self._fetch(agreed, run, ref))
+            params_D = agreed.final_params(ref, lambda ref: self._connection.fetch(run, ref, agreed.home.objects))
         except (Declined, RunError):
             raise
         except AtollError as error:

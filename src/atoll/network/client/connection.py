@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
@@ -172,6 +172,13 @@ class Connection:
                 missing.discard(digest)
         objects.put_manifest(manifest)
         return none_here
+
+    def fetch(self, run: str, ref: Ref, objects: Objects) -> Iterator[bytes]:
+        """Download an object and read it; fetch it again if a loss of power damaged what is stored here."""
+        if not self.download(run, ref, objects) and not objects.is_sound(ref.name):
+            objects.keep_only(())
+            self.download(run, ref, objects)
+        return objects.read(ref.name)
 
     def deliver(self, run: str, attempt: int, data: bytes | memoryview, delivery: Delivery) -> Delivered:
         """Deliver an update: a small one in one request, a larger one in the chunks that the server does not have."""

@@ -1,4 +1,5 @@
-"""What a client tells of how a version does on its samples: the sums of the plan's metrics, or counts with noise.
+"""What a client tells of how a version does on its samples: the sums of the plan's metrics, counts with noise, or that
+there are sums to be added in secret.
 
 Noise is the exact discrete Gaussian (`privacy/noise.py`) on counts alone: sums without a bound, such as of losses, are
 not told. It protects each sample against being replaced by another; how many samples there are is no secret.
@@ -6,17 +7,19 @@ not told. It protects each sample against being replaced by another; how many sa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
 
-from atoll.core.messages import Payload, State
-from atoll.core.wire import pack
+from atoll.core.messages import State
 from atoll.data.targets import TOKENS
 from atoll.network.client.budget import Budget, Cost
+from atoll.network.client.secret_evaluation import keep_for_sum
 from atoll.network.client.task import AgreedRun, WorkRefused
-from atoll.network.protocol.agreement import NOISED, Floors
-from atoll.network.protocol.messages import SiteEvaluation
+from atoll.network.protocol.agreement import NOISED, NOTHING, Floors, evaluates_in_secret
+from atoll.network.protocol.messages import EvaluationOrder, SiteEvaluation
+from atoll.network.protocol.secret_sums import pack_sums
 from atoll.privacy.accounting import rdp_epsilon
 from atoll.privacy.composing import as_plain
 from atoll.privacy.noise import discrete_gaussian, fresh_secret
@@ -30,10 +33,24 @@ WIDEST_NOISE = 1e6
 """Largest ratio of noise to sensitivity that is tried."""
 
 
-def tell(agreed: AgreedRun, budget: Budget, sums: State, version: int) -> SiteEvaluation:
-    """Return what the floors allow to tell of condensed sums; one with noise is on disk before it leaves."""
-    if agreed.floors.evaluation != NOISED:
-        return SiteEvaluation(num_samples=int(sums["count"]), sums=packed(sums))
+def tell(agreed: AgreedRun, order: EvaluationOrder, budget: Budget, measure: Callable[[], State]) -> SiteEvaluation:
+    """Return what the floors allow to tell of a version; what has noise or is secret is on disk before it leaves.
+
+    `measure` returns the condensed sums of this client's samples.
+    """
+    if not agreed.plan.evaluation.clients_every:
+        raise WorkRefused("the plan does not say evaluation.clients_every: this client did not agree to evaluate")
+    if agreed.floors.evaluation == NOTHING:
+        raise WorkRefused('floors.evaluation = "none": this client tells nothing of how a model does')
+    if evaluates_in_secret(agreed.floors, agreed.plan):
+        return keep_for_sum(agreed, order, measure)
+    if agreed.floors.evaluation == NOISED:
+        return _told_with_noise(agreed, order.version, budget, measure)
+    sums = measure()
+    return SiteEvaluation(num_samples=int(sums["count"]), sums=pack_sums(sums))
+
+
+def _told_with_noise(agreed: AgreedRun, version: int, budget: Budget, measure: Callable[[], State]) -> SiteEvaluation:
     before = agreed.home.told_evaluation()
     if before is not None and before[0] == version:
         return before[1]  # other noise on the same counts would tell more
@@ -41,14 +58,9 @@ def tell(agreed: AgreedRun, budget: Budget, sums: State, version: int) -> SiteEv
         raise WorkRefused(f"version {before[0]} was evaluated after {version}: earlier ones are not told any more")
     if agreed.job.problem.kind == TOKENS:
         raise WorkRefused("a sequence has many positions, whose counts are not told with noise")
-    told = _noised(agreed.job.measures, agreed.floors, budget, sums, version)
+    told = _noised(agreed.job.measures, agreed.floors, budget, measure(), version)
     agreed.home.save_evaluation(version, told)
     return told
-
-
-def packed(sums: State) -> bytes:
-    """Return sums as bytes; most bins of histograms are empty, so that they become short."""
-    return pack(Payload(torch.zeros(0), (sums,)), compress=True)
 
 
 def _noised(measures: Measures, floors: Floors, budget: Budget, sums: State, version: int) -> SiteEvaluation:
@@ -70,7 +82,7 @@ def _noised(measures: Measures, floors: Floors, budget: Budget, sums: State, ver
     for name, value in counts.items():
         noise_N = discrete_gaussian(fresh_secret(), multiplier * REPLACED * moves, value.numel())
         noisy[name] = value + torch.from_numpy(noise_N).view(value.shape)
-    return SiteEvaluation(sums=packed(noisy), epsilon=epsilon)
+    return SiteEvaluation(sums=pack_sums(noisy), epsilon=epsilon)
 
 
 @lru_cache(maxsize=8)

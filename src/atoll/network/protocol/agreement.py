@@ -35,7 +35,7 @@ Functions = Mapping[str, Callable[..., Any]]
 ANY = "*"
 """Among a client's own works: what it does for a plan whose work is neither in the catalogue nor named by it."""
 NO_FUNCTIONS: Functions = MappingProxyType({})
-OPEN, NOISED, NOTHING = "open", "noised", "none"
+OPEN, NOISED, IN_SECRET, NOTHING = "open", "noised", "secret", "none"
 """What a client tells of how a version does on its samples."""
 MAX_EPSILON = 20.0
 """Largest epsilon of noise that deserves the name."""
@@ -72,8 +72,8 @@ class Floors(Section, key="floors"):
     max_local_steps: int | None = None
     """Maximum number of steps of a task."""
     evaluation: str = OPEN
-    """What is told of a version that the plan lets clients measure: "open" (sums), "noised" (counts with noise) or
-    "none"."""
+    """What is told of a version that the plan lets clients measure: "open" (sums), "noised" (counts with noise),
+    "secret" (sums that are added to those of others in secret) or "none"."""
     evaluation_epsilon: float | None = None
     """Epsilon of the noise of one evaluation, by which a sample is protected; with "noised"."""
     hours: tuple[int, ...] = ()
@@ -85,10 +85,10 @@ class Floors(Section, key="floors"):
             raise PlanError(
                 f"floors.min_survivors must be at least 2, got {self.min_survivors}: a sum of one is no sum"
             )
-        if self.evaluation not in (OPEN, NOISED, NOTHING):
+        if self.evaluation not in (OPEN, NOISED, IN_SECRET, NOTHING):
             raise PlanError(
-                f'floors.evaluation is "open", "noised" or "none", got {self.evaluation!r}: evaluations are not added '
-                "in secret"
+                f'floors.evaluation is "open", "noised", "secret" or "none", got {self.evaluation!r}: choose what this '
+                "client tells of how a model does on its samples"
             )
         if (self.evaluation == NOISED) != (self.evaluation_epsilon is not None):
             raise PlanError(
@@ -190,8 +190,8 @@ def refusal_reason(
     reason = secure_refusal_reason(floors, plan, keys_known=keys_known)
     if reason is not None:
         return reason
-    noised_only = not plan.rounds and floors.evaluation != OPEN  # evaluations are charged one by one
-    if floors.max_epsilon is not None and not noised_only:
+    charged = not plan.rounds and floors.evaluation in (NOISED, NOTHING)  # evaluations are charged one by one
+    if floors.max_epsilon is not None and not charged:
         if mechanism is None or info.epsilon is None:
             return f"the run is not private, this client asks for an epsilon of at most {floors.max_epsilon:g}"
         if mechanism.test_noise:
@@ -213,8 +213,10 @@ def refusal_reason(
 def secure_refusal_reason(floors: Floors, plan: Plan, *, keys_known: bool) -> str | None:
     """Return why the plan's secure aggregation is weaker than the floors; None if it is not."""
     if plan.secagg is None:
-        asked = "updates would be seen one by one, this client asks for secure aggregation"
-        return asked if floors.secagg else None
+        if not floors.secagg or (not plan.rounds and floors.evaluation in (IN_SECRET, NOTHING)):
+            return None
+        what = "updates" if plan.rounds else "evaluations"
+        return f"{what} would be seen one by one, this client asks for secure aggregation"
     scheme: Scheme = plan.secagg.scheme.build("secagg.schemes")
     if (floors.secagg or keys_known) and scheme.mode != "active":
         asker = "floors.secagg" if floors.secagg else "--peers"
@@ -228,6 +230,11 @@ def secure_refusal_reason(floors: Floors, plan: Plan, *, keys_known: bool) -> st
             f"{floors.min_survivors}: raise secagg.min_survivors, or lower floors.min_survivors"
         )
     return None
+
+
+def evaluates_in_secret(floors: Floors, plan: Plan) -> bool:
+    """Return whether a client's evaluations are added in secret: by its floors, or since all of the run is."""
+    return floors.evaluation == IN_SECRET or (floors.evaluation == OPEN and plan.secagg is not None)
 
 
 def is_working_hour(hours: tuple[int, ...], hour: int) -> bool:

@@ -119,6 +119,8 @@ class Poll(Message, frozen=True):
     """Runs that the client knows to have ended: if there are others, the answer comes at once."""
     evaluates: bool = False
     """Whether the client takes orders to evaluate; older clients do not know them."""
+    evaluates_in_secret: bool = False
+    """Whether it takes them, but adds what it measures to secret sums only."""
 
 
 class Ref(Message, frozen=True):
@@ -170,6 +172,8 @@ class EvaluationOrder(Message, frozen=True):
     encoded: Ref | None = None
     news: tuple[News, ...] = ()
     counted: int | None = None
+    secure: Ref | None = None
+    """A message of secure aggregation to answer, by which what was measured is added, in place of an evaluation."""
 
 
 class Orders(Message, frozen=True):
@@ -203,7 +207,7 @@ class RunInfo(Message, frozen=True):
     epsilon: float | None = None
     """Epsilon that the whole run may spend, if it is private."""
     peers: dict[str, Key] = {}
-    """Public keys of all clients by number, under secure aggregation."""
+    """Public keys of all clients by number, under secure aggregation and where clients evaluate."""
     model: Ref | None = None
     """The final parameters, once the run has ended."""
     input_shape: tuple[int, ...] | None = None
@@ -267,6 +271,8 @@ class SiteEvaluation(Message, frozen=True):
     """The epsilon of the noise in the counts; then there are no other sums, and they need not fit together."""
     reason: Annotated[str, Meta(max_length=1000)] = ""
     """Why there are no sums; "" if there are."""
+    in_secret: bool = False
+    """Whether the sums stay with the client, ready to be added in secret; then there are none here."""
 
 
 class Readiness(Message, frozen=True):

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from atoll.commit.finish import why_stop
 from atoll.core.coordinator import Arrived, CoordinatorState, Failed, Finish, Phase
 from atoll.core.errors import AtollError
+from atoll.core.messages import SERVER
 from atoll.core.plan import Plan
 from atoll.ledger import chain
 from atoll.network.protocol.blobs import MakeBlobs, write_file
@@ -26,8 +27,9 @@ from atoll.network.server.monitoring import Metrics, log
 from atoll.network.server.presence import Presence
 from atoll.network.server.queries import Tables
 from atoll.network.server.runs import NEVER, RUNNING, Run, WaitingRun, built_runs, position_of
+from atoll.network.server.secret_evaluation import add_in_secret, log_sum, record_sum, why_too_few
 from atoll.network.server.secure_session import STEP_SECONDS, SecureContext
-from atoll.network.server.sites import LAST_SECONDS, SiteAnswer, summary
+from atoll.network.server.sites import LAST_SECONDS, SecretSum, SiteAnswer, summary
 from atoll.network.server.store import Store
 from atoll.network.server.tables import RunRow, Stage
 from atoll.network.server.writer import Transaction, Writer
@@ -88,6 +90,7 @@ class RunDriver:
         self._stopping = True
         for run in self.built_runs():
             run.mailbox.close()
+            run.sites.mailbox.close()
         self._workers.shutdown(wait=True, cancel_futures=True)
         self.writer.stop()
         self.store.close()
@@ -130,7 +133,9 @@ class RunDriver:
 
     def _continue(self, run: Run) -> None:
         """Start what is due in a run."""
-        if self._evaluation_to_close(run) is not None:
+        if self._sum_to_add(run) is not None:
+            self._start_work(run, self._add_in_secret)
+        elif self._evaluation_to_close(run) is not None:
             self._start_work(run, self._close_evaluation)
         elif run.machine.phase is Phase.READY and self._can_begin(run):
             self._start_work(run, self._begin)
@@ -210,6 +215,45 @@ class RunDriver:
         measured = run.measure_last() if ends else ()
         self.writer.write(lambda transaction: self.journal.record_asked(transaction, run, changed, measured))
 
+    def _sum_to_add(self, run: Run) -> int | None:
+        """Return a version that clients are to add up in secret now.
+
+        A client that trains answers no message, and its sum would be lost: unless rounds overlap, it is waited for.
+        """
+        sites, policy, machine = run.sites, run.parts.coordinator.policy, run.machine
+        if not sites.answers:
+            return None
+        next_open = machine.version if sites.is_due(machine.version, last=False) else sites.newest
+        seconds = policy.deadline or LAST_SECONDS
+        version = sites.next_to_add(self.presence.secret_evaluators(run), self.now(), seconds, next_open)
+        if version is None or policy.overlaps_rounds or machine.in_flight.keys().isdisjoint(sites.ready(version)):
+            return version
+        return None
+
+    def _add_in_secret(self, run: Run) -> None:
+        """Let clients add up what they measured of a version; training goes on when they have."""
+        with self.writer.lock:
+            version = self._sum_to_add(run)
+            if version is None:
+                return
+            known = self.presence.clients.keys() - set(run.state.quarantined)
+            clients = tuple(client for client in run.sites.ready(version) if client in known)
+            most = {client: self.presence.stated_samples(client) for client in clients}
+            names = self.presence.names()
+        record = partial(record_sum, run=run, version=version, offences=self.journal.offences)
+        too_few = why_too_few(len(clients))
+        added = SecretSum(clients, reason=too_few) if too_few else SecretSum(clients)
+        self.writer.write(partial(record, added=added))
+        if not too_few:
+            seconds = run.parts.coordinator.policy.deadline or STEP_SECONDS
+            context = SecureContext(self._key, self.presence.keys(), run.sites.mailbox, seconds)
+            added = add_in_secret(run, version, clients, context, most)
+            if not self._stopping:  # else it was cut off, as the record says
+                self.writer.write(partial(record, added=added))
+            for _ in added.rejected:
+                self._metrics.rejected("bad evaluation")
+        log_sum(run, version, added, names)
+
     def _evaluation_to_close(self, run: Run) -> int | None:
         """Return a version of which all clients have told that are there, or whose time is over."""
         if not run.sites.answers:
@@ -223,9 +267,9 @@ class RunDriver:
             version = self._evaluation_to_close(run)
             if version is None:
                 return
-            answers = dict(run.sites.answers[version])
-            names = {number: client.name for number, client in self.presence.clients.items()}
-        result = summary(version, answers, names, run.sites.layout, run.parts.job.measures)
+            answers, added = dict(run.sites.answers[version]), run.sites.secret_sums.get(version)
+            names = self.presence.names()
+        result = summary(version, answers, names, run.sites.layout, run.parts.job.measures, added)
         self.writer.write(lambda transaction: self.journal.close_evaluation(transaction, run, version, result))
 
     def _commit_version(self, run: Run) -> None:
@@ -338,6 +382,8 @@ def _restore_sites(run: Run, tables: Tables, rows: Sequence[dict[str, Any]]) -> 
     if run.announced == version and run.sites.is_due(version, last=last):
         run.prepare_sites()
         answers = tables.evaluations(run.name).get(version, {})
+        if SERVER in answers:
+            run.sites.secret_sums[version] = msgspec.json.decode(answers.pop(SERVER), type=SecretSum)
         known = {client: msgspec.json.decode(text, type=SiteAnswer) for client, text in answers.items()}
         run.sites.open(version, time.monotonic(), known)
 

@@ -28,6 +28,7 @@ from atoll.network.protocol.messages import (
     update_text,
 )
 from atoll.network.protocol.objects import Manifest, ObjectError, Objects, read_manifest
+from atoll.network.protocol.secret_sums import FIRST_TASK, task_of
 from atoll.network.server.auth import Refused, check_approved
 from atoll.network.server.driver import RunDriver
 from atoll.network.server.monitoring import Metrics, log
@@ -64,7 +65,8 @@ class RequestHandler:
         """Note that a client polls, and its number of samples; return a future if that must be written."""
         number, presence = _number(client), self._driver.presence
         short = (each for each in poll.attributes.items() if len(each[0]) <= MAX_ATTRIBUTE_NAME)
-        presence.note_poll(number, dict(islice(short, MAX_ATTRIBUTES)), evaluates=poll.evaluates)
+        attributes, in_secret = dict(islice(short, MAX_ATTRIBUTES)), poll.evaluates_in_secret
+        presence.note_poll(number, attributes, evaluates=poll.evaluates, in_secret=in_secret)
         known, num_samples = presence.clients.get(number), min(poll.num_samples, self._max_samples)
         if known is None or known.num_samples == num_samples:
             return None
@@ -85,8 +87,9 @@ class RequestHandler:
                 for run in self._driver.built_runs()
                 if (order := self._order(run, number)) is not None and (run.name, order.attempt) not in poll.busy
             ]
-            going = [run for run in self._driver.built_runs() if run.status == RUNNING and run.sites.answers]
-            evaluations = tuple(each for run in going if poll.evaluates for each in evaluation_orders(run, number))
+            asked = self._driver.built_runs() if poll.evaluates or poll.evaluates_in_secret else []
+            going = [run for run in asked if run.status == RUNNING and run.sites.answers]
+            evaluations = tuple(each for run in going for each in evaluation_orders(run, number))
             ended = tuple(run.name for run in self._runs.values() if run.status != RUNNING)
             if len(ended) == len(self._runs) and set(ended) <= set(poll.ended):
                 self.informed_of_end.add(number)
@@ -115,7 +118,8 @@ class RequestHandler:
         """Return the objects that hold this name, if the client may read it: a version, or a message to it."""
         run = self._built_run(run_name)
         self._driver.presence.note_request(client.number)
-        mine = run.mail(client.number) if client.number is not None else None
+        number = -1 if client.number is None else client.number
+        mine = run.mail(number) if run.sites.adding is None else run.sites.mail(number) or run.mail(number)
         with self._writer.lock:
             known = {name for model in run.models.values() for name in model.names()}
             known |= {news.object.name for news in run.news}
@@ -126,7 +130,7 @@ class RequestHandler:
 
     def missing(self, client: ClientRow, run_name: str, attempt: int, manifest: bytes) -> Missing:
         """Return the missing chunks of an announced update."""
-        run, task = self._awaited_task(client, run_name, attempt)
+        run, task = self._awaited_upload(client, run_name, attempt)
         announced = self._manifest(run, manifest)
         return Missing(tuple(digest.hex() for digest in run.uploads.missing(task, announced)))
 
@@ -134,10 +138,10 @@ class RequestHandler:
         self, client: ClientRow, run_name: str, attempt: int, digest: str, data: bytes, body_hash: str
     ) -> None:
         """Store a chunk whose hash is known; at most two updates' worth of bytes is kept of a client."""
-        run, task = self._awaited_task(client, run_name, attempt)
+        run, task = self._awaited_upload(client, run_name, attempt)
         if digest != body_hash:
             raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "a chunk is named by its SHA-256, and this one is not")
-        put = partial(run.uploads.put_chunk, task, bytes.fromhex(digest), data, 2 * run.parts.max_bytes)
+        put = partial(run.uploads.put_chunk, task, bytes.fromhex(digest), data, 2 * run.max_upload)
         try:
             put()
         except UploadTooLarge:  # chunks of abandoned attempts do not count
@@ -202,13 +206,14 @@ class RequestHandler:
 
     def answer_secure(self, client: ClientRow, run_name: str, attempt: int, manifest: bytes) -> None:
         """Take a client's answer in secure aggregation."""
-        run, task = self._awaited_task(client, run_name, attempt)
+        run, task = self._awaited_upload(client, run_name, attempt)
         announced = self._manifest(run, manifest)
         with self._large_lock if announced.num_bytes > LARGE_UPDATE else contextlib.nullcontext():
-            self._awaited_task(client, run_name, attempt)  # of two answers at once, one is read
+            self._awaited_upload(client, run_name, attempt)  # of two answers at once, one is read
             data = b"".join(run.uploads.complete_chunks(task, announced))
+            mailbox = run.sites.mailbox if task.attempt >= FIRST_TASK else run.mailbox
             with self._writer.lock:  # nobody is revoked meanwhile
-                taken = task.client in self._driver.presence.clients and run.mailbox.answer(task.client, data)
+                taken = task.client in self._driver.presence.clients and mailbox.answer(task.client, data)
         if not taken:
             raise Refused(HTTPStatus.GONE, "nobody waits for this answer any more: poll for work")
 
@@ -231,11 +236,13 @@ class RequestHandler:
             answers, known = run.sites.answers.get(version), self._driver.presence.clients.get(number)
         if answers is None or known is None:
             raise Refused(HTTPStatus.GONE, "nobody waits for this evaluation any more: poll for work")
-        if number in answers:
-            return  # the answer was lost
-        most = min(known.num_samples, self._driver.presence.agreed_samples.get(number, known.num_samples))
-        answer = SiteAnswer(told)
-        if not told.reason:
+        if number in answers:  # the answer was lost, or it leaves a secret sum
+            if told.reason:
+                run.sites.leave(version, number, told.reason)
+            return
+        answer = SiteAnswer(SiteEvaluation(in_secret=True) if told.in_secret and not told.reason else told)
+        if not told.reason and not told.in_secret:
+            most = self._driver.presence.stated_samples(number)
             try:
                 read_sums(told, run.sites.layout, run.parts.job.measures, most)
             except BadUpdate as error:
@@ -328,9 +335,17 @@ class RequestHandler:
             raise Refused(HTTPStatus.GONE, "nobody waits for this any more: poll for work")
         return run, task
 
+    def _awaited_upload(self, client: ClientRow, run_name: str, attempt: int) -> tuple[Run, Task]:
+        """Return the task for which a client may send chunks: one of its own, or that of a secret sum."""
+        run, number = self._built_run(run_name), -1 if client.number is None else client.number
+        version = attempt - FIRST_TASK
+        if run.sites.adding is not None and run.sites.adding[0] == version and run.sites.mail(number) is not None:
+            return run, task_of(number, version)
+        return self._awaited_task(client, run_name, attempt)
+
     def _manifest(self, run: Run, data: bytes) -> Manifest:
         try:
-            return read_manifest(data, run.parts.max_bytes)
+            return read_manifest(data, run.max_upload)
         except ObjectError as error:
             raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from error
 

@@ -112,8 +112,9 @@ class Journal:
         transaction.after_commit(lambda: run.sites.close(version, result))
         transaction.after_commit(lambda: run.write_sites(result, row))
         transaction.after_commit(self._wake_writer)
-        num = sum("figures" in site for site in result["sites"])
-        log("evaluated", run=run.name, round=version, clients=num, pooled=result.get("pooled"))
+        num, secret = sum("figures" in site for site in result["sites"]), result.get("secret", {})
+        in_secret = {"in_secret": len(secret["clients"]) if "figures" in secret else 0} if secret else {}
+        log("evaluated", run=run.name, round=version, clients=num, **in_secret, pooled=result.get("pooled"))
 
     def _start_ledger(self, transaction: Transaction, run: Run) -> None:
         """Write the first record of a run's ledger, if it is not there."""

@@ -31,6 +31,7 @@ Event = Literal[
     "waiting",
     "cut",
     "evaluating",
+    "added",
     "evaluated",
     "checked",
     "ended",

@@ -33,6 +33,8 @@ class LastPoll(NamedTuple):
     attributes: dict[str, bool | float]
     evaluates: bool = False
     """Whether the client measures versions on its own samples."""
+    in_secret: bool = False
+    """Whether it adds what it measures to secret sums only."""
 
 
 class Presence:
@@ -51,9 +53,11 @@ class Presence:
         self.clients = {c.number: c for c in known if c.status is Status.APPROVED and c.number is not None}
         self.agreed_samples = {number: agreed[c.id] for number, c in self.clients.items() if c.id in agreed}
 
-    def note_poll(self, number: int, attributes: dict[str, bool | float], *, evaluates: bool = False) -> None:
+    def note_poll(
+        self, number: int, attributes: dict[str, bool | float], *, evaluates: bool = False, in_secret: bool = False
+    ) -> None:
         """Note a poll of a client."""
-        self.last_polls[number] = LastPoll(self._now(), attributes, evaluates)
+        self.last_polls[number] = LastPoll(self._now(), attributes, evaluates or in_secret, in_secret)
 
     def note_request(self, number: int | None) -> None:
         """Note another request of a client that has polled, such as for a chunk of a large model."""
@@ -81,6 +85,21 @@ class Presence:
 
         may = [client for client in self.clients if client not in run.state.quarantined and run.may_ask(client)]
         return {client for client in may if answers(client)}
+
+    def secret_evaluators(self, run: Run) -> set[int]:
+        """Return those of them that may add their sums in secret; in a run with secure aggregation all may."""
+        seen = {client: self.last_polls.get(client) for client in self.evaluators(run)}
+        alike = run.parts.job.secure is not None
+        return {client for client, poll in seen.items() if alike or poll is None or poll.in_secret}
+
+    def stated_samples(self, number: int) -> int:
+        """Return the maximum number of samples of a client: what it stated, and the operator agreed to."""
+        stated = self.clients[number].num_samples
+        return min(stated, self.agreed_samples.get(number, stated))
+
+    def names(self) -> dict[int, str]:
+        """Return the names of clients."""
+        return {number: client.name for number, client in self.clients.items()}
 
     def keys(self) -> dict[int, bytes]:
         """Return the public keys of clients."""

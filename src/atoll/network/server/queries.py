@@ -315,6 +315,13 @@ class Tables:
         self._db.execute(insert(table).values(run=run, version=version, client=client, answer=answer))
         return True
 
+    def set_evaluation(self, run: str, version: int, client: int, answer: str) -> None:
+        """Set an answer about a version, in place of one before."""
+        table = evaluations_table
+        where = (table.c.run == run, table.c.version == version, table.c.client == client)
+        self._db.execute(delete(table).where(*where))
+        self._db.execute(insert(table).values(run=run, version=version, client=client, answer=answer))
+
     def evaluations(self, run: str) -> dict[int, dict[int, str]]:
         """Return the clients' answers about versions that are kept: version -> client -> answer."""
         wanted = select(evaluations_table).where(evaluations_table.c.run == run).order_by(evaluations_table.c.client)

@@ -174,7 +174,7 @@ class Run:
         """Whether the updates to be committed were being added in secret by a process that is gone."""
         self.refusals: dict[int, RefusalState] = {}
         """Clients that have refused work for it."""
-        self.sites = Sites(waiting.plan.evaluation, waiting.files.sites())
+        self.sites = Sites(waiting.plan.evaluation, Mailbox(self.objects, waiting.wake), waiting.files.sites())
         """What clients measure of versions on their own samples."""
         self.halting: Reason | None = None
         """Why the run ends once its last version is measured by the clients, where it ends before its last round."""
@@ -184,6 +184,11 @@ class Run:
     def mail(self, client: int) -> Ref | None:
         """Return the message of secure aggregation that waits for a client's answer."""
         return None if self.parts.job.secure is None else self.mailbox.waiting(client)
+
+    @property
+    def max_upload(self) -> int:
+        """Return the maximum bytes of an update, or of an answer in a secret sum."""
+        return max(self.parts.max_bytes, 0 if self.sites.adding is None else self.sites.adding[1])
 
     def may_ask(self, client: int) -> bool:
         """Return whether a client may be asked, with regard to its refusals."""
@@ -209,6 +214,7 @@ class Run:
     def info(self, keys: Mapping[int, bytes]) -> RunInfo:
         """Return what a client must know to agree."""
         job, guard, coordinator = self.parts.job, self.parts.guard, self.parts.coordinator
+        in_secret = job.secure is not None or self.plan.evaluation.clients_every > 0  # clients may add in secret
         epsilon = None
         if guard is not None:
             whole = guard.spent(self.plan.rounds).epsilon
@@ -222,7 +228,7 @@ class Run:
             num_bytes=packed_size(Payload(job.first_D)),
             epsilon=epsilon,
             max_samples=1 if job.secure is None else job.federation.max_samples,  # nobody else needs to know
-            peers={str(number): key for number, key in keys.items()} if job.secure is not None else {},
+            peers={str(number): key for number, key in keys.items()} if in_secret else {},
             model=self._last_model(),
             input_shape=job.federation.dataset.input_shape,
             num_outputs=job.federation.dataset.num_outputs,

@@ -57,8 +57,8 @@ class Mailbox:
         """Stop waiting for answers."""
         self._answers.put(None)
 
-    def exchange(self, messages: Iterable[Out], seconds: float) -> Iterator[bytes]:
-        """Send messages, and yield answers as they arrive, until all have arrived or the time is up."""
+    def exchange(self, messages: Iterable[Out], seconds: float) -> Iterator[tuple[int, bytes]]:
+        """Send messages, and yield clients and answers as they arrive, until all have arrived or the time is up."""
         for message in messages:
             ref = Ref(name=self._objects.put(message.data), num_bytes=len(message.data))
             with self._lock:
@@ -72,9 +72,8 @@ class Mailbox:
                 answer = self._answers.get(timeout=max(0.0, until - time.monotonic()))
                 if answer is None:
                     return
-                client, data = answer
-                missing.discard(client)
-                yield data
+                missing.discard(answer[0])
+                yield answer
         except queue.Empty:
             pass
         finally:
@@ -96,16 +95,19 @@ def sum_with_clients(
     job: Job, run: str, params_D: Tensor, tasks: Sequence[Task], like: Update, context: SecureContext
 ) -> Added:
     """Sum the updates of clients that are ready, one group after another; all received these parameters."""
+    assert job.secure is not None and job.secure.scheme.invite is not None
     largest, params = largest_of(job, tasks), params_hash(params_D)
     rounds: list[tuple[Session, Outcome, Update]] = []
     for number, group in enumerate(groups_of(job, tasks)):
         session = session_of(job, run, params, tasks[0], number, group, like, largest)
-        rounds.append((session, _session(job, session, context), like))
+        rounds.append((session, hold_session(session, job.secure.scheme.invite, context, {}), like))
     return told(job, rounds, largest, len(tasks))
 
 
-def _session(job: Job, session: Session, context: SecureContext) -> Outcome:
-    assert job.secure is not None and job.secure.scheme.invite is not None
+def hold_session(
+    session: Session, invite_to: Callable[[Session], wire.Invite], context: SecureContext, rejected: dict[int, str]
+) -> Outcome:
+    """Hold a session with its clients; those whose answers were not taken, and why, are added to `rejected`."""
     registry = {**context.registry, wire.SERVER: context.identity.public_key().public_bytes_raw()}
     machine = Server(identity=context.identity, registry=registry)
     up = down = 0
@@ -117,16 +119,16 @@ def _session(job: Job, session: Session, context: SecureContext) -> Outcome:
             yield message
 
     try:
-        invite = job.secure.scheme.invite(session)
+        invite = invite_to(session)
         state, out = machine.open(invite)
         down = len(session.clients) * wire.name_padding(invite)
         while state.phase is not Phase.DONE:
-            for answer in context.mailbox.exchange(counted(out), context.seconds):
+            for client, answer in context.mailbox.exchange(counted(out), context.seconds):
                 up += len(answer)
                 try:
                     state, _ = machine.handle(state, answer)
-                except Abort:  # the session goes on without this answer
-                    continue
+                except Abort as abort:  # the session goes on without this answer
+                    rejected.setdefault(client, str(abort))
             state, out = machine.handle(state, Close(state.phase))
     except (PlanError, Abort) as error:
         return Outcome(None, (), up, down, str(error))
