@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import hypothesis
 import pytest
 import torch
 from members import CHOSEN, concerns
+from network.fork_server import ForkServer, fork_server
 
 from atoll.core.errors import PlanError
 from atoll.core.parts import find
@@ -39,9 +42,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if CHOSEN:
-        others = [item for item in items if not concerns(getattr(item, "callspec", None))]
-        items[:] = [item for item in items if item not in others]
-        config.hook.pytest_deselected(items=others)
+        concerned = [concerns(getattr(item, "callspec", None)) for item in items]
+        config.hook.pytest_deselected(items=[item for item, chosen in zip(items, concerned, strict=True) if not chosen])
+        items[:] = [item for item, chosen in zip(items, concerned, strict=True) if chosen]
+
+
+@pytest.fixture(scope="session")
+def processes() -> Iterator[ForkServer]:
+    """Starts commands of Atoll as processes, quickly; none outlives the tests."""
+    with fork_server() as started:
+        yield started
 
 
 @pytest.fixture

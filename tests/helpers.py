@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -210,8 +209,3 @@ def overflowing(after: int) -> Algorithm:
         return params_D + aggregate.delta_D * (1e39 if task.round >= after else 1.0), server
 
     return Algorithm(server_step=server_step)
-
-
-def hear_interrupts() -> None:
-    """Interrupt as usual, also where the tests run in the background, which ignores it."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -12,7 +12,7 @@ import tomli_w
 
 from atoll.checks.rule import EXAMPLE_PLAN, Changes, general
 from atoll.checks.table import TABLE
-from atoll.checks.views import Budget, Networked, Parts, Round, ServerSamples, Simulated
+from atoll.checks.views import Budget, Networked, NewClients, Parts, Round, Served, ServerSamples, Simulated
 
 PAGE = Path(__file__).parents[1] / "docs" / "rules.md"
 HEAD = """\
@@ -40,11 +40,13 @@ each example is refused, and with the way out it runs.
 """
 TITLES = {
     Networked: "Between organisations",
+    NewClients: "When clients are held out of training",
     ServerSamples: "When the data are dealt out",
     Simulated: "In a simulation",
     Parts: "When the parts are built",
     Budget: "Before a private run",
     Round: "After the rehearsal of a round",
+    Served: "On the server of a network",
 }
 
 

@@ -39,15 +39,15 @@ def linear_svm(passes: int = 3, alpha: float = 1e-4):
     return atoll.array_work(first=first, train=train, evaluate=evaluate)
 
 
-def main() -> float:
-    """Run twenty rounds and return the accuracy on the test set."""
+def main(rounds: int = 20) -> float:
+    """Run some rounds and return the accuracy on the test set."""
     warnings.filterwarnings("ignore", category=UserWarning, module="sklearn")
     plan = atoll.Plan(
         work=linear_svm,
         partition={"name": "classes", "num_clients": 40, "classes_per_client": 3},
         policy={"size": 20},
         local={"lr": 0.05},
-        rounds=20,
+        rounds=rounds,
         engine="inline",
     )
     return atoll.run(plan).accuracy

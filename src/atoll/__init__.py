@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from atoll.data.dataset import Dataset
     from atoll.network.client.app import ClientApp
     from atoll.network.protocol.agreement import Floors
+    from atoll.personal.compare import compare_personal
     from atoll.train.array_work import ArrayTask, array_work
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Plan",
     "Result",
     "array_work",
+    "compare_personal",
     "events",
     "resume",
     "run",
@@ -40,6 +42,7 @@ _HOMES = {
     "Plan": "atoll.core.plan",
     "Result": "atoll.api",
     "array_work": "atoll.train.array_work",
+    "compare_personal": "atoll.personal.compare",
     "resume": "atoll.api",
     "run": "atoll.api",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,8 @@ from atoll.data.heterogeneity import label_counts
 from atoll.engine.base import Engine
 from atoll.engine.build import build_engine
 from atoll.privacy.ledger import NAME as LEDGER
+from atoll.report.main_figure import main_of
+from atoll.report.new_clients import new_clients_text
 from atoll.report.progress import Bar, summary
 from atoll.report.reading import model_text
 from atoll.report.record import RunDirectory, written_plan
@@ -62,6 +64,9 @@ class Result:
     engine: dict[str, object]
     contribution: Mapping[int, float]
     """What each client has added over the rounds, where the plan says how that is computed."""
+    new_clients: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    """Steps of adaptation -> how clients that took no part in training fared after them: `mean` and `worst_decile` of
+    the main figure, `loss` and others; empty unless the plan has `evaluation.new_clients`."""
     path: Path | None = None
 
     @property
@@ -113,6 +118,7 @@ class Result:
         rounds = self.history[-1]["round"] if self.history else 0
         lines = [f"{self.reason} after {rounds} of {self.plan.rounds} rounds"]
         lines += [summary(self.history[-1])] if self.history else []
+        lines += [new_clients_text(main_of(self.test) or "accuracy", self.new_clients)] if self.new_clients else []
         return lines + ([f"in {self.path}"] if self.path else [])
 
 
@@ -257,6 +263,7 @@ def _run(plan: Plan, directory: RunDirectory | None, read: Reader, checkpoint_se
             reason=str(reason),
             engine=parts.engine.describe(),
             contribution=checkpoints.state.contribution,
+            new_clients=writer.new_clients.figures if writer.new_clients else {},
             path=directory.path if directory else None,
         )
     finally:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import signal
 import threading
+from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -15,12 +18,18 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 import torch
 
-from atoll.api import run
+from atoll.api import Result, run
+from atoll.commit.coordinator import build_coordinator
 from atoll.core.coordinator import Reason
 from atoll.core.errors import AtollError, PlanError
 from atoll.core.events import Event, RoundCommitted, RunStarted
+from atoll.core.parts import Part
 from atoll.core.plan import Plan
+from atoll.engine.build import build_engine
 from atoll.engine.processes import end_with_parent
+from atoll.report.figures import write_whole
+from atoll.train.build import build_job
+from atoll.train.federation import build_federation
 
 
 class Cell(NamedTuple):
@@ -28,6 +37,8 @@ class Cell(NamedTuple):
 
     path: Path
     plan: Plan
+    finish: Callable[[Result], None] | None = None
+    """Called in the run's process with its result, unless it was interrupted."""
 
 
 class CellsWatcher(Protocol):
@@ -86,6 +97,36 @@ def run_cells(cells: list[Cell], num_workers: int, watcher: CellsWatcher) -> Fai
     return failures
 
 
+def plan_key(plan: Plan) -> str:
+    """Return a hash of all settings that affect the result of a run, which engine and name do not."""
+    settings = {key: value for key, value in plan.to_dict().items() if key not in ("engine", "name")}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def with_engine(plan: Plan, checked: Plan, file: Path) -> Plan:
+    """Return a plan with an engine of one process, for cells that run beside each other.
+
+    `checked` is built in its place, so that an error of the common settings is raised once, not for every cell. The
+    choice of `auto` is measured once and kept in `file`, so that all cells use the same engine, also later.
+    """
+    federation = build_federation(checked)
+    job = build_job(checked, federation)
+    name, options = plan.engine.name, plan.engine.options
+    if name == "processes":
+        kept_options = {key: value for key, value in options.items() if key != "workers"}
+        return plan.replace({"engine": {"name": "vectorised", **kept_options}})
+    if name != "auto":
+        return plan
+    key = plan_key(plan)
+    measured = json.loads(file.read_text()) if file.exists() else {}
+    if measured.get("plan") != key:
+        engine = build_engine(Part("auto", workers=1), job, build_coordinator(checked, federation))
+        measured = {"plan": key, "engine": engine.describe()}
+        engine.close()
+        write_whole(file, (json.dumps(measured, indent=1) + "\n").encode())
+    return plan.replace({"engine": measured["engine"]})
+
+
 def _start(cell: Cell, others: list[Connection]) -> tuple[Connection, BaseProcess]:
     """Start a worker for a cell, which closes the pipes of the `others` that it inherits."""
     context = get_context("fork")
@@ -136,6 +177,8 @@ def _work(cell: Cell, pipe: Connection, others: list[Connection]) -> None:
         result = run(cell.plan, out=cell.path, resume=resume, watch=[_RoundsReporter(pipe)], report=False)
         if result.reason == Reason.INTERRUPTED:
             os._exit(0)  # the parent interrupted it and needs no message
+        if cell.finish is not None:
+            cell.finish(result)
     except KeyboardInterrupt:
         os._exit(0)
     except AtollError as error:

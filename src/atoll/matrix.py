@@ -6,14 +6,12 @@ Options follow a name after colons, and a plus puts a rule before another: `ipm:
 
 from __future__ import annotations
 
-import hashlib
 import json
 import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from atoll.commit.coordinator import build_coordinator
 from atoll.core.aggregator import Aggregator
 from atoll.core.attack import Attack
 from atoll.core.coordinator import FAILURES, Reason
@@ -23,14 +21,11 @@ from atoll.core.options import option_hints, read_value
 from atoll.core.parts import Part, find, members
 from atoll.core.plan import Plan
 from atoll.engine.base import Workers, worker_count
-from atoll.engine.build import build_engine
-from atoll.farm import Cell, Failures, run_cells
+from atoll.farm import Cell, Failures, plan_key, run_cells, with_engine
 from atoll.report.figures import write_whole
 from atoll.report.matrix import NO_ATTACK, Matrix, Outcome, as_csv
 from atoll.report.matrix_page import matrix_page
 from atoll.report.progress import CellsBar
-from atoll.train.build import build_job
-from atoll.train.federation import build_federation
 
 NO_SAMPLES: dict[str, object] = {"server.samples": None, "server.source": None}
 """Settings that are removed from a plan whose rule does not use the server's own samples."""
@@ -76,7 +71,9 @@ def run_matrix(
     for text, chain in rules.items():
         _check_chain(text, chain)
     num_workers = worker_count(read_value(Workers | None, workers, "workers"))
-    base = _with_engine(_base_plan(plan), out)
+    base = _base_plan(plan)
+    uses_samples = _uses_server_samples(base, base.aggregator, base.seed)
+    base = with_engine(base, base if uses_samples else base.replace(NO_SAMPLES), out / "matrix.json")
     pairs = [
         _pair(base, attack, attack_parts.get(attack), defence, _defence(rules[defence], num_bad), num_bad, seed)
         for num_bad in f
@@ -219,44 +216,13 @@ def _has_target(part: Part) -> bool:
     return attack.target is not None
 
 
-def _key(plan: Plan) -> str:
-    """Return a hash of all settings that affect the result of a run, which engine and name do not."""
-    settings = {key: value for key, value in plan.to_dict().items() if key not in ("engine", "name")}
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
-
-
 def _folder(pair: Pair) -> str:
     """Return a cell's directory, relative to the matrix; equal plans, such as the mean for any f, share one."""
     assert pair.plan is not None
     same_for_any_f = pair.attack == NO_ATTACK and "f" not in pair.plan.aggregator.to_dict()
     words = f"{pair.attack}_{pair.defence}{'' if same_for_any_f else f'_f{pair.f}'}_s{pair.seed}"
     slug = "".join(c if c.isalnum() or c in "._" else "-" for c in words)
-    return f"cells/{slug[:80]}_{_key(pair.plan)}"
-
-
-def _with_engine(plan: Plan, out: Path) -> Plan:
-    """Return the plan with an engine of one process.
-
-    The choice of `auto` is measured once and kept in matrix.json, so that all cells use the same engine, also later.
-    """
-    uses_samples = _uses_server_samples(plan, plan.aggregator, plan.seed)
-    checked = plan if uses_samples else plan.replace(NO_SAMPLES)
-    federation = build_federation(checked)
-    job = build_job(checked, federation)  # an error of the common settings is raised once, not for every cell
-    name, options = plan.engine.name, plan.engine.options
-    if name == "processes":
-        kept_options = {key: value for key, value in options.items() if key != "workers"}
-        return plan.replace({"engine": {"name": "vectorised", **kept_options}})
-    if name != "auto":
-        return plan
-    key, file = _key(plan), out / "matrix.json"
-    measured = json.loads(file.read_text()) if file.exists() else {}
-    if measured.get("plan") != key:
-        engine = build_engine(Part("auto", workers=1), job, build_coordinator(checked, federation))
-        measured = {"plan": key, "engine": engine.describe()}
-        engine.close()
-        write_whole(file, (json.dumps(measured, indent=1) + "\n").encode())
-    return plan.replace({"engine": measured["engine"]})
+    return f"cells/{slug[:80]}_{plan_key(pair.plan)}"
 
 
 def _outcome(pair: Pair, out: Path, failures: Failures) -> Outcome:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from helpers import assert_same_end, rows
+from network.fork_server import ForkServer
 
 from atoll import Plan, run
 from atoll.core.errors import RunError
@@ -37,7 +38,7 @@ def plan(rounds: int = ROUNDS) -> Plan:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nothing happened to."""
     out = tmp_path_factory.mktemp("whole") / "run"
-    run(plan(), out=out)
+    run(plan(), out=out, report=False)
     return out
 
 
@@ -55,11 +56,11 @@ def one_line(said: Any, code: int, *says: str) -> None:
 
 def test_a_line_cut_in_the_middle_is_run_again(whole: Path, tmp_path: Path) -> None:
     """As after a kill while the line of round 6 was written."""
-    run(plan(5), out=tmp_path / "run")
+    run(plan(5), out=tmp_path / "run", report=False)
     line = (whole / "metrics.jsonl").read_text().splitlines()[5]
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
         file.write(line[: len(line) // 2])
-    run(plan(), out=tmp_path / "run", resume=True)
+    run(plan(), out=tmp_path / "run", report=False, resume=True)
     # the fifth round was the last of its run, so that it was measured as the twelfth is
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     assert [row["round"] for row in rows(tmp_path / "run")] == list(range(1, ROUNDS + 1))
@@ -69,12 +70,12 @@ def test_a_line_cut_in_the_middle_is_run_again(whole: Path, tmp_path: Path) -> N
 def test_rounds_after_the_checkpoint_are_run_again_and_not_written_twice(whole: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
     shutil.copytree(whole, path)
-    run(plan(6), out=tmp_path / "short")
+    run(plan(6), out=tmp_path / "short", report=False)
     for name in ("checkpoint.safetensors", "clients.json", "confusion.json"):
         shutil.copy(tmp_path / "short" / name, path / name)
     for name in ("model.safetensors", "result.json"):
         (path / name).unlink()
-    run(plan(), out=path, resume=True)
+    run(plan(), out=path, report=False, resume=True)
     assert_same_end(path, whole)
 
 
@@ -83,7 +84,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(whole: Path, tmp_
     shutil.copytree(whole, path)
     for name in ("checkpoint.safetensors", "model.safetensors", "result.json", "confusion.json", "clients.json"):
         (path / name).unlink()
-    run(plan(), out=path, resume=True)
+    run(plan(), out=path, report=False, resume=True)
     assert_same_end(path, whole)
 
 
@@ -92,19 +93,19 @@ def test_a_run_killed_after_its_last_checkpoint_only_writes_its_end(whole: Path,
     shutil.copytree(whole, path)
     for name in ("model.safetensors", "result.json"):
         (path / name).unlink()
-    run(plan(), out=path, resume=True)
+    run(plan(), out=path, report=False, resume=True)
     assert_same_end(path, whole)
 
 
 def test_a_run_that_has_reached_its_target_does_not_go_on(tmp_path: Path) -> None:
     target = Plan(rounds=50, stop={"accuracy": 0.7}, engine="vectorised")
-    done = run(target, out=tmp_path / "run")
+    done = run(target, out=tmp_path / "run", report=False)
     model = (tmp_path / "run" / "model.safetensors").read_bytes()
-    again = run(target, out=tmp_path / "run", resume=True)
+    again = run(target, out=tmp_path / "run", report=False, resume=True)
     assert again.reason == done.reason == "target reached"
     assert [row["round"] for row in again.history] == [row["round"] for row in done.history]
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == model
-    further = run(target.replace({"stop.accuracy": 0.8}), out=tmp_path / "run", resume=True)
+    further = run(target.replace({"stop.accuracy": 0.8}), out=tmp_path / "run", report=False, resume=True)
     assert len(further.history) > len(done.history)
 
 
@@ -125,13 +126,13 @@ class Interrupted:
 
 @pytest.mark.parametrize("moment", ["clients", "round"])
 def test_an_interrupted_run_keeps_all_its_rounds(whole: Path, tmp_path: Path, moment: str) -> None:
-    stopped = run(plan(), out=tmp_path / "run", watch=[Interrupted(moment, 7)])
+    stopped = run(plan(), out=tmp_path / "run", report=False, watch=[Interrupted(moment, 7)])
     assert stopped.reason == "interrupted"
     assert [row["round"] for row in stopped.history] == list(range(1, 8))
     assert rows(tmp_path / "run") == rows(whole)[:7]
     assert json.loads((tmp_path / "run" / "result.json").read_text())["reason"] == "interrupted"
     assert not (tmp_path / "run" / "model.safetensors").exists()
-    resumed = run(plan(), out=tmp_path / "run", resume=True)
+    resumed = run(plan(), out=tmp_path / "run", report=False, resume=True)
     assert resumed.reason == "all rounds done"
     assert_same_end(tmp_path / "run", whole)
 
@@ -139,18 +140,18 @@ def test_an_interrupted_run_keeps_all_its_rounds(whole: Path, tmp_path: Path, mo
 def test_a_longer_run_that_is_stopped_remembers_how_long(tmp_path: Path) -> None:
     """`--resume DIR --rounds 9`, stopped, then `--resume DIR`: it goes on to 9."""
     path = tmp_path / "run"
-    run(plan(3), out=path)
-    run(plan(9), out=path, resume=True, watch=[Interrupted("round", 5)])
+    run(plan(3), out=path, report=False)
+    run(plan(9), out=path, report=False, resume=True, watch=[Interrupted("round", 5)])
     kept = Plan.from_toml((path / "plan.toml").read_text())
     assert kept.rounds == 9
-    assert len(run(kept, out=path, resume=True).history) == 9
+    assert len(run(kept, out=path, report=False, resume=True).history) == 9
 
 
 # --- taken, damaged, another's ----------------------------------------------------------------------------------------
 
 
 def test_a_directory_in_use_is_refused(cli: Cli, tmp_path: Path) -> None:
-    run(plan(2), out=tmp_path / "run")
+    run(plan(2), out=tmp_path / "run", report=False)
     holder = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, 2); print('held', flush=True); input()"
     command = [sys.executable, "-c", holder, str(tmp_path / "run" / ".lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
@@ -158,7 +159,7 @@ def test_a_directory_in_use_is_refused(cli: Cli, tmp_path: Path) -> None:
         assert other.stdout.readline() == "held\n"
         one_line(cli("run", "-q", "--resume", "run"), 5, "run is in use by another process: wait for it, or choose")
         other.communicate("\n")
-    assert len(run(plan(3), out=tmp_path / "run", resume=True).history) == 3
+    assert len(run(plan(3), out=tmp_path / "run", report=False, resume=True).history) == 3
 
 
 def test_a_directory_that_holds_a_run_is_not_written_over(cli: Cli, whole: Path, tmp_path: Path) -> None:
@@ -177,7 +178,7 @@ def test_the_directory_of_another_plan_is_refused(cli: Cli, whole: Path, tmp_pat
     (tmp_path / "other.toml").write_text("algorithm = 'fedsgd'\n")
     one_line(cli("run", "-q", "other.toml", "--resume", "run"), 5, says)
     with pytest.raises(RunError, match="belongs to another plan"):
-        run(Plan(seed=3), out=tmp_path / "run", resume=True)
+        run(Plan(seed=3), out=tmp_path / "run", report=False, resume=True)
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
 
 
@@ -198,7 +199,7 @@ def test_a_damaged_checkpoint_is_named(cli: Cli, whole: Path, tmp_path: Path, da
     )
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == metrics
     path.write_bytes(good)
-    assert run(plan(), out=tmp_path / "run", resume=True).reason == "all rounds done"
+    assert run(plan(), out=tmp_path / "run", report=False, resume=True).reason == "all rounds done"
 
 
 def test_a_damaged_plan_is_named(cli: Cli, whole: Path, tmp_path: Path) -> None:
@@ -223,7 +224,7 @@ def no_file_above(num_bytes: int) -> Iterator[None]:
 
 def test_no_room_for_the_next_line_of_metrics(cli: Cli, whole: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
-    run(plan(), out=path, watch=[Interrupted("round", 4)])
+    run(plan(), out=path, report=False, watch=[Interrupted("round", 4)])
     checkpoint = (path / "checkpoint.safetensors").read_bytes()
     size = (path / "metrics.jsonl").stat().st_size
     line = size // 4
@@ -233,30 +234,30 @@ def test_no_room_for_the_next_line_of_metrics(cli: Cli, whole: Path, tmp_path: P
     one_line(said, 5, "cannot write to run: File too large; make room or fix it, then continue with --resume run")
     assert (path / "checkpoint.safetensors").read_bytes() == checkpoint
     assert not (path / "metrics.jsonl").read_text().endswith("\n")  # the line was cut
-    run(plan(), out=path, resume=True)
+    run(plan(), out=path, report=False, resume=True)
     assert_same_end(path, whole)
 
 
 def test_no_room_for_the_next_checkpoint(cli: Cli, whole: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
-    run(plan(), out=path, watch=[Interrupted("round", 4)])
+    run(plan(), out=path, report=False, watch=[Interrupted("round", 4)])
     checkpoint = (path / "checkpoint.safetensors").read_bytes()
     (path / "metrics.jsonl").write_text("")  # so that the limit strikes the checkpoint first
     with no_file_above(len(checkpoint) - 100), pytest.raises(RunError, match="File too large"):
-        run(plan(), out=path, resume=True, checkpoint_seconds=0)
+        run(plan(), out=path, report=False, resume=True, checkpoint_seconds=0)
     assert (path / "checkpoint.safetensors").read_bytes() == checkpoint
     shutil.copy(whole / "metrics.jsonl", path / "metrics.jsonl")
-    run(plan(), out=path, resume=True)
+    run(plan(), out=path, report=False, resume=True)
     assert_same_end(path, whole)
 
 
 def test_no_room_for_the_model_at_the_end(cli: Cli, whole: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
-    run(plan(), out=path, watch=[Interrupted("round", ROUNDS)])
+    run(plan(), out=path, report=False, watch=[Interrupted("round", ROUNDS)])
     with no_file_above(2000):  # the model has 2,744 bytes
         said = cli("run", "-q", "--resume", "run")
     one_line(said, 5, "File too large")
-    run(plan(), out=path, resume=True)
+    run(plan(), out=path, report=False, resume=True)
     assert_same_end(path, whole)
 
 
@@ -274,7 +275,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk(cli: Cli, whole: Path, small_disk: Path) -> None:
     path = small_disk / "run"
-    run(plan(), out=path, watch=[Interrupted("round", 4)])
+    run(plan(), out=path, report=False, watch=[Interrupted("round", 4)])
     checkpoint = (path / "checkpoint.safetensors").read_bytes()
     hog = small_disk / "hog"
     with pytest.raises(OSError, match="No space left"), hog.open("wb", buffering=0) as file:
@@ -285,32 +286,26 @@ def test_a_full_disk(cli: Cli, whole: Path, small_disk: Path) -> None:
     assert (path / "checkpoint.safetensors").read_bytes() == checkpoint
     one_line(cli("run", "-q", "--out", small_disk / "second"), 5, "the disk is full")
     hog.unlink()
-    run(plan(), out=path, resume=True)
+    run(plan(), out=path, report=False, resume=True)
     assert_same_end(path, whole)
 
 
-def test_in_the_background_only_a_polite_kill_stops(tmp_path: Path) -> None:
+def test_in_the_background_only_a_polite_kill_stops(processes: ForkServer, tmp_path: Path) -> None:
     """As under nohup: Ctrl-C at the terminal is not for it, and SIGTERM stops it as Ctrl-C does elsewhere."""
-    command = [sys.executable, "-m", "atoll.cli.main", "run", "--rounds", "1000000", "--engine", "inline"]
-    command += ["--set", "policy.size=1", "--set", "local.steps=1", "--out", "run", "--set", "evaluation.every=0"]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-    child = subprocess.Popen(command, cwd=tmp_path, preexec_fn=_ignore_interrupts, **pipes)
+    command = ["run", "--rounds", "1000000", "--engine", "inline", "--set", "policy.size=1", "--set", "local.steps=1"]
+    command += ["--out", "run", "--set", "evaluation.every=0"]
+    child = processes.start(command, tmp_path / "out.txt", tmp_path, in_background=True)
     metrics = tmp_path / "run" / "metrics.jsonl"
 
     def wait_for_rounds(more: int) -> None:
         size = metrics.stat().st_size if metrics.exists() else 0
         end = time.monotonic() + 120
         while not metrics.exists() or metrics.stat().st_size < size + more:
-            assert time.monotonic() < end and child.poll() is None
+            assert time.monotonic() < end and child.code is None, child.said
             time.sleep(0.01)
 
     wait_for_rounds(1)
-    child.send_signal(signal.SIGINT)
+    child.signal(signal.SIGINT)
     wait_for_rounds(2000)
-    child.send_signal(signal.SIGTERM)
-    out, _ = child.communicate(timeout=120)
-    assert child.returncode == 130 and "atoll run --resume run" in out
-
-
-def _ignore_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    child.signal(signal.SIGTERM)
+    assert child.wait(120) == 130 and "atoll run --resume run" in child.said

@@ -1,4 +1,4 @@
-"""The command line as a process of its own: what it prints, what it writes, how it ends."""
+"""The command line: what it prints, what it writes, how it ends; some of it as a process of its own."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ def test_help_shows_an_example_first(shell: Shell) -> None:
         assert option in of_run
 
 
-def test_a_plan_from_toml_with_every_option(shell: Shell, tmp_path: Path) -> None:
+def test_a_plan_from_toml_with_every_option(cli: Shell, tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text(PLAN)
     options = ["--set", "local.lr=0.2", "--set", "algorithm=fedprox", "--set", "algorithm.mu=0.5"]
     options += ["--set", 'uplink=[{name="clip", norm=2.0}]', "--rounds", "4", "--seed", "7"]
     options += ["--engine", "processes", "--workers", "2", "--out", "somewhere/run", "--quiet"]
-    said = shell("run", "plan.toml", *options)
+    said = cli("run", "plan.toml", *options)
     assert (said.code, said.err) == (0, "")
     path = tmp_path / "somewhere" / "run"
     written = Plan.from_toml((path / "plan.toml").read_text())
@@ -145,10 +145,10 @@ def test_a_plan_from_a_function_in_the_working_directory(shell: Shell, cli: Shel
     assert [row["round"] for row in rows(path)] == list(range(1, 24))
 
 
-def test_reports_of_several_runs_and_of_one(shell: Shell, cli: Shell, tmp_path: Path) -> None:
+def test_reports_of_several_runs_and_of_one(cli: Shell, tmp_path: Path) -> None:
     for name, algorithm in (("one", "fedavg"), ("two", "fedprox")):
-        run(Plan(name=name, algorithm=algorithm, rounds=2, engine="vectorised"), out=tmp_path / name)
-    said = shell("report", "one", "two", "--out", "both.html")
+        run(Plan(name=name, algorithm=algorithm, rounds=2, engine="vectorised"), out=tmp_path / name, report=False)
+    said = cli("report", "one", "two", "--out", "both.html")
     assert (said.code, said.out, said.err) == (0, "both.html\n", "")
     page = (tmp_path / "both.html").read_text()
     assert page.startswith("<!doctype html>")
@@ -172,8 +172,8 @@ def test_clients_are_measured(cli: Shell, tmp_path: Path) -> None:
     assert "must be at least 1" in said.err
 
 
-def test_data_are_listed_and_shown(shell: Shell, cli: Shell, tmp_path: Path) -> None:
-    said = shell("data", "list")
+def test_data_are_listed_and_shown(cli: Shell, tmp_path: Path) -> None:
+    said = cli("data", "list")
     assert said.code == 0
     assert [line.split()[0] for line in said.out.splitlines()] == members("data.catalog")
     assert "1,797 handwritten digits" in said.out
@@ -188,18 +188,18 @@ def test_data_are_listed_and_shown(shell: Shell, cli: Shell, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("argv", "code", "says"),
+    ("how", "argv", "code", "says"),
     [
-        (["run", "typo.toml"], 2, "unknown key 'algoritm' in the plan: did you mean 'algorithm'?"),
-        (["run", "--resume", "nowhere"], 5, "nowhere is not a run directory"),
+        ("shell", ["run", "typo.toml"], 2, "unknown key 'algoritm' in the plan: did you mean 'algorithm'?"),
+        ("cli", ["run", "--resume", "nowhere"], 5, "nowhere is not a run directory"),
     ],
     ids=["plan", "run"],
 )
 def test_an_error_is_one_line_and_its_kind_is_the_exit_code(
-    shell: Shell, tmp_path: Path, argv: list[str], code: int, says: str
+    request: pytest.FixtureRequest, tmp_path: Path, how: str, argv: list[str], code: int, says: str
 ) -> None:
     (tmp_path / "typo.toml").write_text("algoritm = 'fedavg'")
-    said = shell(*argv)
+    said = request.getfixturevalue(how)(*argv)
     assert said.code == code
     assert said.out == ""
     assert said.err.startswith("error: ")

@@ -49,12 +49,12 @@ def test_a_version_that_overflows_ends_the_run_and_the_last_finite_one_is_kept(
     [found] = strict(tmp_path / "run" / "result.json")
     assert (found["reason"], found["rounds"], found["test"]) == (Reason.DIVERGED, 2, whole.test)
     assert "ends after round 2: diverged" in (tmp_path / "run" / "log.txt").read_text()
-    again = run(result.plan, out=tmp_path / "run", resume=True)
+    again = run(result.plan, out=tmp_path / "run", report=False, resume=True)
     assert (again.reason, timeless(again.history)) == (result.reason, timeless(result.history))
 
 
 def test_a_first_version_that_overflows_leaves_the_model_as_it_began(digits_plan: Plan, tmp_path: Path) -> None:
-    result = run(digits_plan.replace({"server.lr": 1e39}), out=tmp_path / "run")
+    result = run(digits_plan.replace({"server.lr": 1e39}), out=tmp_path / "run", report=False)
     assert (result.reason, result.history) == (Reason.DIVERGED, [])
     assert result.params_D.isfinite().all()
     assert strict(tmp_path / "run" / "result.json")[0]["rounds"] == 0
@@ -63,7 +63,7 @@ def test_a_first_version_that_overflows_leaves_the_model_as_it_began(digits_plan
 
 def test_metrics_that_are_not_finite_at_the_end_are_no_success(digits_plan: Plan, tmp_path: Path) -> None:
     plan = digits_plan.replace({**UNMEASURABLE, "evaluation.clients_every": 1})
-    result = run(plan, out=tmp_path / "run")
+    result = run(plan, out=tmp_path / "run", report=False)
     assert result.reason == Reason.DIVERGED
     assert result.params_D.isfinite().all()
     assert math.isnan(result.test["loss"])
@@ -72,7 +72,7 @@ def test_metrics_that_are_not_finite_at_the_end_are_no_success(digits_plan: Plan
     record = read_run(tmp_path / "run")
     assert record.rows[-1]["test"]["loss"] is None
     assert "lower local.lr or server.lr" in write_report([tmp_path / "run"]).read_text()
-    again = run(plan, out=tmp_path / "run", resume=True)
+    again = run(plan, out=tmp_path / "run", report=False, resume=True)
     assert (again.reason, math.isnan(again.test["loss"])) == (Reason.DIVERGED, True)
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import csv
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import hear_interrupts
+from network.fork_server import ForkServer
 
 from atoll.api import run
 from atoll.core.errors import PlanError
@@ -124,27 +122,20 @@ def test_the_command_prints_the_worst_case(cli: Callable[..., Any], tmp_path: Pa
     assert cli("matrix", "plan.toml", "--attacks", "zero", "--defences", "mean", "--f", "x").code == 2
 
 
-def test_a_stopped_matrix_goes_on_to_the_same_end(tmp_path: Path) -> None:
-    plan = PLAN.replace({"rounds": 80})
-    (tmp_path / "plan.toml").write_text(plan.to_toml())
+def test_a_stopped_matrix_goes_on_to_the_same_end(processes: ForkServer, tmp_path: Path) -> None:
+    """More rounds than it gets to before it is stopped, however late the test is; it goes on to fewer."""
+    (tmp_path / "plan.toml").write_text(PLAN.replace({"rounds": 1_000_000}).to_toml())
     names = ["--attacks", "alie", "--defences", "mean,median", "--f", "2", "--workers", "2"]
-    command = [sys.executable, "-m", "atoll.cli.main", "matrix", "plan.toml", *names, "--out", "stopped"]
-    worker = subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=hear_interrupts,
-    )
+    worker = processes.start(["matrix", "plan.toml", *names, "--out", "stopped"], tmp_path / "out.txt", tmp_path)
     until = time.monotonic() + 60
     while not any(path.stat().st_size for path in tmp_path.glob("stopped/cells/*/metrics.jsonl")):
-        assert time.monotonic() < until and worker.poll() is None
+        assert time.monotonic() < until and worker.code is None, worker.said
         time.sleep(0.01)
     os.killpg(worker.pid, signal.SIGINT)  # what a terminal does: all of them get it
-    out, _ = worker.communicate(timeout=60)
-    assert worker.returncode == 130 and "go on with the same command" in out
+    assert worker.wait(60) == 130 and "go on with the same command" in worker.said
     assert not list(tmp_path.glob("stopped/matrix.csv"))
+    done = max(len(path.read_text().splitlines()) for path in tmp_path.glob("stopped/cells/*/metrics.jsonl"))
+    plan = PLAN.replace({"rounds": done + 3})
     asked: dict[str, Any] = {"attacks": ["alie"], "defences": ["mean", "median"], "f": [2]}
     resumed = run_matrix(plan, **asked, out=tmp_path / "stopped")
     whole = run_matrix(plan, **asked, out=tmp_path / "whole")

@@ -47,7 +47,7 @@ def test_the_model_predicts_what_the_accuracy_says(model: Any, engine: str) -> N
 def test_history_frame_and_plot(tmp_path: Path) -> None:
     evaluation = {"every": 2, "clients_every": 5}
     plan = atoll.Plan(rounds=5, policy={"size": 4}, evaluation=evaluation, engine="vectorised")
-    result = atoll.run(plan, out=tmp_path / "run")
+    result = atoll.run(plan, out=tmp_path / "run", report=False)
     assert result.path == tmp_path / "run"
     assert result.reason == "all rounds done"
     assert result.plan is plan
@@ -83,7 +83,7 @@ def test_a_frame_without_pandas_says_what_to_install(monkeypatch: pytest.MonkeyP
 
 
 def test_the_written_model_is_the_model(tmp_path: Path) -> None:
-    result = atoll.run(atoll.Plan(model=noisy, rounds=2), out=tmp_path / "run")
+    result = atoll.run(atoll.Plan(model=noisy, rounds=2), out=tmp_path / "run", report=False)
     written = load_file(tmp_path / "run" / "model.safetensors")
     model = noisy()
     model.load_state_dict(written)
@@ -94,13 +94,15 @@ def test_the_written_model_is_the_model(tmp_path: Path) -> None:
 
 
 def test_no_rounds_give_the_first_model(tmp_path: Path) -> None:
-    result = atoll.run(atoll.Plan(rounds=0, engine="vectorised"), out=tmp_path / "run")
+    result = atoll.run(atoll.Plan(rounds=0, engine="vectorised"), out=tmp_path / "run", report=False)
     assert result.history == []
     assert result.test == {}
     assert math.isnan(result.accuracy)
     assert len(result.frame()) == 0
     longer = atoll.Plan(rounds=2, engine="vectorised")
-    assert torch.equal(atoll.run(longer, out=tmp_path / "run", resume=True).params_D, atoll.run(longer).params_D)
+    assert torch.equal(
+        atoll.run(longer, out=tmp_path / "run", report=False, resume=True).params_D, atoll.run(longer).params_D
+    )
 
 
 def test_a_function_in_a_test_may_be_the_model_and_resumes() -> None:

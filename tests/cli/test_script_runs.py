@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import subprocess
+import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,18 +27,6 @@ from torch import nn
 def small(num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
 """
-SCRIPT = (
-    PARTS
-    + """
-import sys
-import atoll
-from watching import stop_after_three
-
-plan = atoll.Plan(model=small, rounds=5, policy={"size": 3}, engine="inline", evaluation={"clients_every": 1})
-resume = "resume" in sys.argv
-print((atoll.resume("run", plan) if resume else atoll.run(plan, out="run", watch=[stop_after_three])).reason)
-"""
-)
 WATCHING = """
 from atoll.events import RoundCommitted
 
@@ -46,6 +34,18 @@ def stop_after_three(event):
     if isinstance(event, RoundCommitted) and event.row["round"] == 3:
         raise KeyboardInterrupt
 """
+SCRIPT = (
+    PARTS
+    + WATCHING
+    + """
+import sys
+import atoll
+
+plan = atoll.Plan(model=small, rounds=5, policy={"size": 3}, engine="inline", evaluation={"clients_every": 1})
+resume = "resume" in sys.argv
+print((atoll.resume("run", plan) if resume else atoll.run(plan, out="run", watch=[stop_after_three])).reason)
+"""
+)
 
 
 def plan_of(model: Any) -> atoll.Plan:
@@ -64,17 +64,19 @@ def test_a_run_from_python_goes_on_from_the_command_line(cli: Shell, tmp_path: P
     assert stopped.reason == "interrupted" and len(stopped.history) == 3
     said = cli("run", "--resume", "run", "-q")
     assert said.code == 0 and said.out.startswith("all rounds done after 5 rounds"), said.err
-    atoll.run(plan_of(small), out=tmp_path / "whole")
+    atoll.run(plan_of(small), out=tmp_path / "whole", report=False)
     assert_same_end(tmp_path / "run", tmp_path / "whole")
 
 
-def test_a_function_of_a_script_is_asked_for(cli: Shell, tmp_path: Path) -> None:
+def test_a_function_of_a_script_is_asked_for(
+    cli: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def script(*argv: str) -> str:
-        command = [sys.executable, "mine.py", *argv]
-        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
+        monkeypatch.setattr(sys, "argv", ["mine.py", *argv])
+        runpy.run_path("mine.py", run_name="__main__")
+        return capsys.readouterr().out.strip()
 
     (tmp_path / "mine.py").write_text(SCRIPT)
-    (tmp_path / "watching.py").write_text(WATCHING)
     assert script() == "interrupted"
     said = cli("run", "--resume", "run", "-q")
     assert said.code != 0
@@ -83,13 +85,13 @@ def test_a_function_of_a_script_is_asked_for(cli: Shell, tmp_path: Path) -> None
     )
     assert "atoll.resume('run', plan)" in said.err and 'model = "module:function"' in said.err
     assert script("resume") == "all rounds done"
-    atoll.run(plan_of(small), out=tmp_path / "whole")
+    atoll.run(plan_of(small), out=tmp_path / "whole", report=False)
     assert_same_end(tmp_path / "run", tmp_path / "whole")
 
 
 def test_resume_needs_no_plan_where_all_is_written(tmp_path: Path) -> None:
     plan = atoll.Plan(rounds=2, policy={"size": 2}, engine="inline")
-    atoll.run(plan, out=tmp_path / "run")
+    atoll.run(plan, out=tmp_path / "run", report=False)
     longer = atoll.resume(tmp_path / "run", plan.replace({"rounds": 4}))
     assert torch.equal(atoll.resume(tmp_path / "run").params_D, longer.params_D) and len(longer.history) == 4
     with pytest.raises(RunError, match="is not a run directory"):
@@ -105,7 +107,8 @@ def test_a_run_with_a_directory_writes_its_report(tmp_path: Path) -> None:
 
 
 def test_a_notebook_shows_pictures(tmp_path: Path) -> None:
-    result = atoll.run(atoll.Plan(rounds=2, policy={"size": 2}, engine="inline"), out=tmp_path / "run")
+    plan = atoll.Plan(rounds=2, policy={"size": 2}, engine="inline")
+    result = atoll.run(plan, out=tmp_path / "run", report=False)
     assert result.plot()._repr_png_().startswith(b"\x89PNG")
     shown = result._repr_html_()
     assert "all rounds done after 2 of 2 rounds" in shown and '<img alt="accuracy' in shown and "base64,iVBOR" in shown

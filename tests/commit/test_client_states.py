@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -63,36 +64,55 @@ def test_a_run_that_spills_ends_with_the_same_bits(monkeypatch: pytest.MonkeyPat
     )
     whole = run(plan)
     monkeypatch.setattr(module.ClientStates.__init__, "__defaults__", (6000,))
-    run(plan.replace({"rounds": 3}), out=tmp_path / "run")
-    resumed = run(plan, out=tmp_path / "run", resume=True)
+    run(plan.replace({"rounds": 3}), out=tmp_path / "run", report=False)
+    resumed = run(plan, out=tmp_path / "run", report=False, resume=True)
     assert torch.equal(resumed.params_D, whole.params_D)
     assert timeless(resumed.history) == timeless(whole.history)
 
 
+def test_some_are_taken_without_reading_any() -> None:
+    states = ClientStates(bound=4 * 1024 + 200).updated({client: memory(client) for client in range(6)})
+    some = states.of([5, 1, 8])
+    assert list(some) == [5, 1] and float(some[1]["a"][0]) == 1
+    assert [isinstance(entry["a"], Deferred) for _, entry in some.entries()] == [False, True]
+    num = len(spilled_files(states))
+    del states
+    gc.collect()
+    assert len(spilled_files(some)) <= num and float(some[1]["a"][0]) == 1
+
+
 MANY = """
-import resource, sys
+import json, resource, sys
 import own_works
 own_works.REMEMBERED = 1_660_000
 from atoll import Plan, run
-plan = Plan(work="own_works:remembering", partition={"num_clients": 1000, "samples_per_client": 2},
-            policy={"size": 20}, sampler="round_robin", rounds=50, engine="inline", evaluation={"every": 0})
-run(plan.replace({"rounds": 49}), out=sys.argv[1], checkpoint_seconds=1e9)
-result = run(plan, out=sys.argv[1], resume=True, checkpoint_seconds=1e9)
+plan = Plan(partition={"num_clients": 1000, "samples_per_client": 2}, policy={"size": 20}, sampler="round_robin",
+            rounds=50, engine="inline", evaluation={"every": 0}).replace(json.loads(sys.argv[2]))
+run(plan.replace({"rounds": 49}), out=sys.argv[1], report=False, checkpoint_seconds=1e9)
+result = run(plan, out=sys.argv[1], report=False, resume=True, checkpoint_seconds=1e9)
 assert len(result.history) == 50
+assert result.history[-1].get("clients_test", {}).get("num_clients", 1000) == 1000
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """
+DITTO = {
+    "algorithm": "ditto",
+    "model": {"name": "mlp_2nn", "hidden": 1250},
+    "local": {"steps": 1, "batch_size": 2},
+    "evaluation": {"every": 0, "clients_every": 50},
+}
 
 
 @pytest.mark.slow
-def test_a_thousand_clients_that_keep_much_take_little_memory(tmp_path: Path) -> None:
-    """1.66 million floats each: 6.6 GB in all, written to a checkpoint and resumed from it."""
+@pytest.mark.parametrize("change", [{"work": "own_works:remembering"}, DITTO], ids=["work", "ditto"])
+def test_a_thousand_clients_that_keep_much_take_little_memory(tmp_path: Path, change: dict[str, object]) -> None:
+    """1.66 million floats each: 6.6 GB in all, written to a checkpoint, resumed from it, and measured one by one."""
     tests = Path(__file__).parents[1]
     done = subprocess.run(
-        [sys.executable, "-c", MANY, str(tmp_path / "run")],
+        [sys.executable, "-c", MANY, str(tmp_path / "run"), json.dumps(change)],
         env={"PYTHONPATH": f"{tests}:{tests.parent / 'src'}", "TMPDIR": str(tmp_path), "PATH": ""},
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[-1]) < 1000  # MB

@@ -275,9 +275,9 @@ def test_bad_clients_come_out_lowest(name: str, attack: str) -> None:
 def test_resume_and_workers_change_nothing(name: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"rounds": 4, "partition": {"num_clients": 8}, "policy": {"size": 4}}
     plan = plan_with(name, **settings, evaluation={"clients_every": 1})
-    whole = run(plan, out=tmp_path / "whole")
-    run(plan.replace({"rounds": 2}), out=tmp_path / "stopped")
-    again = run(plan, out=tmp_path / "stopped", resume=True)
+    whole = run(plan, out=tmp_path / "whole", report=False)
+    run(plan.replace({"rounds": 2}), out=tmp_path / "stopped", report=False)
+    again = run(plan, out=tmp_path / "stopped", report=False, resume=True)
     assert_same_end(tmp_path / "stopped", tmp_path / "whole")
     assert again.contribution == whole.contribution
     results = [json.loads((tmp_path / where / "result.json").read_text()) for where in ("whole", "stopped")]
@@ -335,7 +335,7 @@ def test_what_cannot_be_is_refused_with_the_way_out() -> None:
 
 def test_the_report_draws_what_each_client_added(tmp_path: Path) -> None:
     settings = {"attack": "label_flip", "attackers": {"clients": [1]}, "partition": {"num_clients": 5}}
-    run(plan_with("leave_one_out", **settings), out=tmp_path / "run")
+    run(plan_with("leave_one_out", **settings), out=tmp_path / "run", report=False)
     page = write_report([tmp_path / "run"]).read_text()
     assert "Contribution of each client" in page and "fall of the loss on 100 samples" in page
     record = read_run(tmp_path / "run")

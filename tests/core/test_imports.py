@@ -46,7 +46,7 @@ def python(code: str, *argv: str) -> str:
 
 def imported(code: str) -> set[str]:
     """Names of top-level modules, and of all modules of Atoll, that there are after some code."""
-    return set(json.loads(python(f"{code}; {NAMES}").splitlines()[-1]))
+    return set(json.loads(python(f"import sys\n{code}; {NAMES}").splitlines()[-1]))
 
 
 def test_import_atoll_imports_nothing_else() -> None:
@@ -83,6 +83,27 @@ def test_a_client_needs_no_database_and_no_web_server() -> None:
     assert {"atoll.network.client.app", "atoll.network.protocol.agreement", "torch", "httpx2"} <= names
     assert not names & SERVER
     assert not any(name.startswith("atoll.network.server") for name in names)
+
+
+def test_runs_that_compile_nothing_do_not_import_the_compiler() -> None:
+    """Private steps are tried before training; layouts of updates and models that are measured have no values."""
+    names = imported(
+        "import numpy, torch, atoll\n"
+        "from atoll.network.client.task import _model_bytes\n"
+        "from atoll.core.messages import Update\n"
+        "privacy = {'name': 'sample', 'clip': 1.0, 'sigma': 1.0, 'delta': 1e-4}\n"
+        "assert atoll.run(atoll.Plan(rounds=0, privacy=privacy, engine='vectorised')).history == []\n"
+        "layout = Update(*(torch.empty(size, device='meta') for size in (3, ())), {})\n"
+        "layout = layout._replace(aux={'control': layout.delta_D, 'steps': layout.weight})\n"
+        "assert layout.vector().shape == (6,) and layout.vector().is_meta\n"
+        "x = numpy.zeros((2, 3), dtype=int)\n"
+        "tokens = dict(train_x=x, train_y=x, test_x=x, test_y=x, num_classes=9, tokens=True)\n"
+        "model = {'name': 'char_lstm', 'embedding': 2, 'hidden': 6, 'layers': 1}\n"
+        "num_bytes = _model_bytes(atoll.Plan(model=model), atoll.Dataset(name='tokens', **tokens))\n"
+        "assert num_bytes == 4 * (9 * 2 + 4 * 6 * (2 + 6 + 2) + 9 * 6 + 9), num_bytes\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    assert "torch" in names
 
 
 def test_imports_take_little_longer_than_bare_python() -> None:

@@ -14,7 +14,7 @@ import pytest
 import typer.main
 from docs.reading import PAGES, ROOT, Command, blocks, commands_in, inline_commands
 from docs.typing_in import Reader
-from network.fork_server import ForkServer, fork_server
+from network.fork_server import ForkServer
 
 import atoll
 from atoll.cli.main import app
@@ -26,12 +26,6 @@ WITH_COMMANDS = [page for page in PAGES if any(c.page == page.name and c.text.st
 LONG = ("byzantine.md", "privacy.md")
 """Pages whose commands take more than a few seconds even when shortened."""
 PLACEHOLDER = re.compile(r"\b[A-Z]{2,}\b|\.\.\.|·")
-
-
-@pytest.fixture(scope="module")
-def processes() -> Iterator[ForkServer]:
-    with fork_server() as started:
-        yield started
 
 
 @pytest.fixture(params=["digits", pytest.param("mnist", marks=pytest.mark.slow)])
@@ -124,7 +118,7 @@ def test_python_that_is_typed_in_runs(page: Path) -> None:
     for block in blocks(page):
         found = re.search(r"^python - <<'EOF'\n(.*?)^EOF$", block.text, re.MULTILINE | re.DOTALL)
         if found:
-            subprocess.run([sys.executable, "-"], input=found[1], text=True, check=True, capture_output=True)
+            exec(compile(found[1], page.name, "exec"), {"__name__": "__main__"})
 
 
 @pytest.mark.slow

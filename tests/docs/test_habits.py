@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 from docs.reading import ROOT, blocks
+from network.fork_server import ForkServer
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -34,14 +34,19 @@ def test_targets_exist_and_are_described(command: str) -> None:
     assert target == "install" or f"make {target} " in MAKEFILE, f"make help does not say what {command} does"
 
 
-@pytest.mark.parametrize("command", [each for each in TYPED if "pytest" in each])
-def test_tests_that_are_named_pass(command: str) -> None:
+def run_elsewhere() -> set[str]:
+    """Return the tests that the page on extending names, which test_extending runs."""
+    lines = [line for block in blocks(ROOT / "docs" / "extending.md") for line in block.text.splitlines()]
+    return {f".venv/bin/{line}" for line in lines if line.startswith("pytest ")}
+
+
+@pytest.mark.parametrize("command", sorted({each for each in TYPED if "pytest" in each} - run_elsewhere()))
+def test_tests_that_are_named_pass(processes: ForkServer, tmp_path: Path, command: str) -> None:
     program, *words = command.split()
     assert program == ".venv/bin/pytest"
-    argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    assert re.search(r"[1-9]\d* passed", done.stdout), done.stdout
+    done = processes.start(["-m", "pytest", "-p", "no:cacheprovider", *words], tmp_path / "out", ROOT, python=True)
+    assert done.wait(300) == 0, done.said
+    assert re.search(r"[1-9]\d* passed", done.said), done.said
 
 
 def requirements(group: str) -> list[str]:
@@ -92,11 +97,12 @@ def test_the_citation_is_of_this_version() -> None:
     assert re.search(r"^authors:\n  - name: The Atoll developers$", _text("CITATION.cff"), re.M)
 
 
-def test_the_python_of_the_api_page_runs(tmp_path: Path) -> None:
+def test_the_python_of_the_api_page_runs(processes: ForkServer, tmp_path: Path) -> None:
     code = [block.text for block in blocks(ROOT / "docs" / "api.md") if block.language == "python"]
     (tmp_path / "page.py").write_text("\n".join(code))
-    done = subprocess.run([sys.executable, "page.py"], cwd=tmp_path, check=True, capture_output=True, text=True)
-    ended, *rows, last = done.stdout.splitlines()
+    page = processes.start(["page.py"], tmp_path / "out", tmp_path, err=tmp_path / "err", python=True)
+    assert page.wait(300) == 0, (tmp_path / "err").read_text()
+    ended, *rows, last = page.said.splitlines()
     accuracy, reason = ended.split(" ", 1)
     assert float(accuracy) > 0.5 and reason == "all rounds done"
     assert [row.split()[0] for row in rows] == ["1", "2", "3"]

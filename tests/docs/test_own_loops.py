@@ -19,12 +19,13 @@ from atoll.train.build import build_job
 EXAMPLES = Path(__file__).parents[2] / "examples" / "own_loops"
 
 
-def accuracy_of(name: str) -> float:
-    return float(runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]())
+def accuracy_of(name: str, **options: int) -> float:
+    return float(runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"](**options))
 
 
-def test_scikit_learn() -> None:
-    assert accuracy_of("sklearn_sgd") >= 0.88
+@pytest.mark.parametrize(("rounds", "accuracy"), [(4, 0.8), pytest.param(20, 0.88, marks=pytest.mark.slow)])
+def test_scikit_learn(rounds: int, accuracy: float) -> None:
+    assert accuracy_of("sklearn_sgd", rounds=rounds) >= accuracy
 
 
 def test_a_loop_with_gradient_accumulation() -> None:

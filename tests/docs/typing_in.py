@@ -19,7 +19,8 @@ from atoll.core.plan import Plan
 
 SHORTER = {
     "run": ["--set", "rounds=2"],
-    "matrix": ["--set", "rounds=1"],
+    "matrix": ["--set", "rounds=1", "--f", "1"],
+    "personal": ["--set", "rounds=2", "--seeds", "1"],
     "serve": ["--set", "rounds=2"],
     "data measure": ["--clients", "3", "--budget", "2"],
 }

@@ -166,7 +166,9 @@ def _do(plan: dict[str, Any], out: str | None, stop_at: int, with_signal: int, d
         _stop_at(stop_at, path, with_signal)
     resume = path is not None and (path / "plan.toml").exists()
     try:
-        result = run(Plan.read(plan), out=path, resume=resume, watch=[Teller(die)], checkpoint_seconds=0)
+        report = stop_at > 0  # one more write to be stopped at
+        watch = [Teller(die)]
+        result = run(Plan.read(plan), out=path, resume=resume, watch=watch, checkpoint_seconds=0, report=report)
     except AtollError as error:
         say(f"error {error}")
         return error.exit_code
@@ -181,8 +183,12 @@ def _do(plan: dict[str, Any], out: str | None, stop_at: int, with_signal: int, d
 
 def _serve() -> None:
     import dp_accounting  # noqa: F401
+    import matplotlib.backends.backend_agg
+    import matplotlib.backends.backend_svg  # noqa: F401
 
-    import atoll.api  # noqa: F401
+    import atoll.api
+    import atoll.report.html
+    import atoll.report.notebook  # noqa: F401
 
     sys.path.insert(0, str(Path(__file__).parents[1]))
     torch.set_num_threads(1)

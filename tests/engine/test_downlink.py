@@ -85,8 +85,8 @@ def test_a_resumed_run_remembers_what_clients_know(
     fleet = {"name": "fleet", "dropout": 0.2}
     plan = digits_plan.replace({"downlink": way, "policy": policy, "devices": fleet, "rounds": 6})
     whole = run(plan)
-    run(plan.replace({"rounds": 3}), out=tmp_path / "run")
-    resumed = run(plan, out=tmp_path / "run", resume=True)
+    run(plan.replace({"rounds": 3}), out=tmp_path / "run", report=False)
+    resumed = run(plan, out=tmp_path / "run", report=False, resume=True)
     assert torch.equal(whole.params_D, resumed.params_D)
     assert timeless(resumed.history) == timeless(whole.history)
 
@@ -120,14 +120,14 @@ def test_a_budget_survives_resume_and_writes_the_last_round_once(tmp_path: Path,
     plan = digits_plan.replace({"evaluation.every": 0, "rounds": 50})
     one = sum(run(plan.replace({"rounds": 1})).history[0][key] for key in ("bytes_up", "bytes_down"))
     plan = plan.replace({"stop.bytes": 4 * one + one // 2})
-    whole = run(plan, out=tmp_path / "whole")
+    whole = run(plan, out=tmp_path / "whole", report=False)
     assert [row["round"] for row in rows(tmp_path / "whole")] == [1, 2, 3, 4]
     assert rows(tmp_path / "whole")[-1]["test"] == whole.history[-1]["test"]
-    run(plan.replace({"rounds": 2}), out=tmp_path / "run")
-    resumed = run(plan, out=tmp_path / "run", resume=True)
+    run(plan.replace({"rounds": 2}), out=tmp_path / "run", report=False)
+    resumed = run(plan, out=tmp_path / "run", report=False, resume=True)
     assert torch.equal(resumed.params_D, whole.params_D)
     assert resumed.reason == whole.reason == "byte budget spent"
-    again = run(plan, out=tmp_path / "run", resume=True)
+    again = run(plan, out=tmp_path / "run", report=False, resume=True)
     assert timeless(again.history)[-1] == timeless(resumed.history)[-1]
 
 

@@ -7,9 +7,6 @@ import random
 import select
 import shlex
 import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +14,8 @@ from typing import Any
 
 import pytest
 from engine.run_farm import Farm, run_farm
-from helpers import assert_same_end, hear_interrupts, rows
+from helpers import assert_same_end, rows
+from network.fork_server import ForkServer
 
 from atoll import Plan, run
 
@@ -171,24 +169,16 @@ def test_no_worker_outlives_a_killed_run(farm: Farm, tmp_path: Path) -> None:
 # --- stopped politely -------------------------------------------------------------------------------------------------
 
 
-def stopped(path: Path, engine: str, how: Callable[[int], None]) -> subprocess.CompletedProcess[str]:
-    """Start `atoll run`, wait for some rounds, stop it, and return what it said."""
-    settings = Plan.read(plan_for(engine, ENDLESS)).to_toml()
-    (path.parent / "plan.toml").write_text(settings)
-    command = [sys.executable, "-m", "atoll.cli.main", "run", "plan.toml", "--out", path.name]
-    metrics = path / "metrics.jsonl"
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(
-        command, cwd=path.parent, start_new_session=True, preexec_fn=hear_interrupts, **pipes
-    ) as process:
-        watch = threading.Timer(60, process.kill)  # whatever goes wrong, nothing is left running
-        watch.start()
-        while process.poll() is None and not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 5):
-            time.sleep(0.02)
-        how(process.pid)
-        out, err = process.communicate()
-        watch.cancel()
-    return subprocess.CompletedProcess(command, process.returncode, out, err)
+def stopped(processes: ForkServer, path: Path, engine: str, how: Callable[[int], None]) -> tuple[int, str, str]:
+    """Start `atoll run`, wait for some rounds, stop it, and return its exit code and what it said."""
+    folder, metrics = path.parent, path / "metrics.jsonl"
+    (folder / "plan.toml").write_text(Plan.read(plan_for(engine, ENDLESS)).to_toml())
+    command = ["run", "plan.toml", "--out", path.name]
+    process = processes.start(command, folder / "out.txt", folder, err=folder / "err.txt")
+    while process.code is None and not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 5):
+        time.sleep(0.02)
+    how(process.pid)
+    return process.wait(60), process.said, (folder / "err.txt").read_text()
 
 
 def interrupt(pid: int) -> None:
@@ -213,18 +203,20 @@ def terminate_all(pid: int) -> None:
         ("processes", terminate_all),
     ],
 )
-def test_a_stopped_run_says_how_to_go_on_and_does(tmp_path: Path, engine: str, how: Callable[[int], None]) -> None:
+def test_a_stopped_run_says_how_to_go_on_and_does(
+    processes: ForkServer, tmp_path: Path, engine: str, how: Callable[[int], None]
+) -> None:
     path = tmp_path / "my run"
-    ended = stopped(path, engine, how)
-    assert ended.returncode == 130
-    assert "Traceback" not in ended.stderr
-    first, _, command, _ = ended.stdout.split("\n", 3)
+    code, out, err = stopped(processes, path, engine, how)
+    assert code == 130
+    assert "Traceback" not in err
+    first, _, command, _ = out.split("\n", 3)
     done = len(rows(path))
     assert first == f"stopped after round {done} of {ENDLESS}; everything is kept. Go on with:"
     assert done >= 5
     assert shlex.split(command) == ["atoll", "run", "--resume", "my run"]
     plan = Plan.from_toml((path / "plan.toml").read_text()).replace({"rounds": done + 5})
-    resumed = run(plan, out=path, resume=True)
+    resumed = run(plan, out=path, report=False, resume=True)
     assert resumed.reason == "all rounds done"
-    run(plan, out=tmp_path / "whole")
+    run(plan, out=tmp_path / "whole", report=False)
     assert_same_end(path, tmp_path / "whole")

@@ -14,7 +14,7 @@ ALIGNED = 64
 
 def test_tensors_of_a_checkpoint_begin_where_torch_begins_its_own(tmp_path: Path) -> None:
     plan = Plan(partition={"num_clients": 4}, algorithm="moon", policy={"size": 3}, rounds=1, engine="inline")
-    run(plan, out=tmp_path / "run")
+    run(plan, out=tmp_path / "run", report=False)
     state = read_state(tmp_path / "run" / "checkpoint.safetensors", plan.identity())
     tensors = [state.params_D, *(value for memory in state.clients.values() for value in memory.values())]
     assert len(tensors) == 4

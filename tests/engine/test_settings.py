@@ -23,16 +23,16 @@ def test_a_field_of_two_kinds_names_both() -> None:
 
 
 def test_a_damaged_run_file_is_named(digits_plan: Plan, tmp_path: Path) -> None:
-    run(digits_plan, out=tmp_path / "run")
+    run(digits_plan, out=tmp_path / "run", report=False)
     (tmp_path / "run" / "run.json").write_text("{")
     with pytest.raises(RunError, match=r"run\.json cannot be read"):
-        run(digits_plan.replace({"rounds": 5}), out=tmp_path / "run", resume=True)
+        run(digits_plan.replace({"rounds": 5}), out=tmp_path / "run", report=False, resume=True)
 
 
 def test_auto_says_what_it_chose_and_resume_repeats_it(digits_plan: Plan, tmp_path: Path) -> None:
     plan = digits_plan.replace({"engine": "auto"})
-    first = run(plan, out=tmp_path / "run")
-    again = run(plan.replace({"rounds": 5}), out=tmp_path / "run", resume=True)
+    first = run(plan, out=tmp_path / "run", report=False)
+    again = run(plan.replace({"rounds": 5}), out=tmp_path / "run", report=False, resume=True)
     assert first.engine == again.engine
     assert first.engine["name"] in ("inline", "vectorised", "processes")
 

@@ -44,8 +44,8 @@ def test_engines_agree_and_a_stopped_run_ends_the_same(
     assert (one_by_one.params_D - together.params_D).abs().max() < 2e-5
     workers = [run(plan.replace({"engine": {"name": "processes", "stack": 3, "workers": n}})) for n in (1, 2)]
     assert all(torch.equal(together.params_D, result.params_D) for result in workers)
-    run(stacked.replace({"rounds": 5}), out=tmp_path / "run")
-    resumed = run(stacked, out=tmp_path / "run", resume=True)
+    run(stacked.replace({"rounds": 5}), out=tmp_path / "run", report=False)
+    resumed = run(stacked, out=tmp_path / "run", report=False, resume=True)
     assert torch.equal(resumed.params_D, together.params_D)
     assert timeless(resumed.history) == timeless(together.history)
 

@@ -22,6 +22,13 @@ NOISE = {"clip": 0.5, "sigma": 2.0, "delta": 1e-5, "test_noise": True}
 FEW_BYZANTINE = [{"f": 1}, {"f": 1}, {"f": 2}]
 
 OPTIONS: dict[tuple[str, str], list[Options]] = {
+    ("algorithms", "apfl"): [{}, {"weight": 0.25, "adaptive": False}],
+    ("algorithms", "fedrep"): [{}, {"head": 0.2}],
+    ("algorithms", "fine_tuning"): [{"steps": 3}, {"steps": 2, "lr": 0.01}],
+    ("algorithms", "ifca"): [{"clusters": 1}, {"clusters": 2}, {"clusters": 3}],
+    ("algorithms", "interpolation"): [{"grid": 3}, {"grid": 1}],
+    ("algorithms", "per_fedavg"): [{}, {"way": "hessian_free", "steps": 2}],
+    ("algorithms", "pfedme"): [{"steps": 2}, {"steps": 1, "lr": 0.01}],
     ("rounds", "asynchronous"): [{"concurrency": 3}, {"concurrency": 4, "staleness": "hinge", "mixing": 0.3}],
     ("rounds", "buffered"): [{"size": 3, "concurrency": 6}, {"size": 2, "concurrency": 4, "staleness": "constant"}],
     ("rounds", "cohort"): [
@@ -66,6 +73,8 @@ OWN_PARTS: list[Options] = [
     {"keep": "norms"},
 ]
 """What clients do instead of the local loop, or keep for themselves."""
+LAYERS: list[Options] = [{"keep": ["head"]}, {"keep": ["body"]}, {"share": ["head"]}, {"share": ["body", "norms"]}]
+"""What clients keep, by the words that stand for layers."""
 OWN_MODELS = ["helpers:normed", "helpers:grouped", "helpers:dropped", "helpers:normalised", "helpers:recurrent"]
 
 
@@ -127,7 +136,84 @@ def random_plan(seed: int) -> Options:
         plan |= OWN_PARTS[int(rng.integers(len(OWN_PARTS)))]
     if chance(0.15):
         _problem(rng, plan, chance, num_clients)
+    if chance(0.1):
+        plan["evaluation"] |= {"new_clients": int(rng.integers(1, 4)), "holdout": 0.25, "adapt_steps": [0, 2]}
+    _own_models(np.random.default_rng([8, seed]), plan)
     return plan
+
+
+def is_personal(name: str) -> bool:
+    """Whether an algorithm gives clients models of their own, and models travel."""
+    algorithm: Algorithm = Part(name, **examples("algorithms", name)[0]).build("algorithms")
+    own = (algorithm.keep, algorithm.personal, algorithm.adapt)
+    return any(own) or (algorithm.work is not None and algorithm.work.name == "clusters")
+
+
+PERSONAL = [name for name in members("algorithms") if is_personal(name)]
+PRIVATE = {"central": "poisson", "distributed": "round_robin", "ftrl": "round_robin", "local": "uniform"}
+"""Mechanisms that protect clients, and how clients are drawn for them."""
+
+
+def personal_plan(seed: int) -> Options:
+    """Draw a plan whose clients have models of their own, and one to three parts that go with it or not."""
+    rng = np.random.default_rng([9, seed])
+    algorithm = part(rng, "algorithms", of=PERSONAL)
+    models = ["helpers:normed", "helpers:grouped", "helpers:normalised", "mlp_2nn"]
+    model = str(rng.choice(models[:3] if algorithm["name"] == "fedbn" else models))
+    plan: Options = {
+        "seed": seed,
+        "rounds": 2,
+        "partition": {"name": "classes", "num_clients": 9, "classes_per_client": 4},
+        "model": {"name": model, **({"hidden": 8} if model == "mlp_2nn" else {})},
+        "algorithm": algorithm,
+        "local": {"lr": 0.05, "batch_size": 8, "steps": 3, "buffers": str(rng.choice(["local", "average"]))},
+        "policy": {"name": "cohort", "size": 7},
+        "evaluation": {"every": 1, "validation": 0.2 if algorithm["name"] == "interpolation" else None},
+    }
+    for name in rng.choice(list(BESIDE), size=int(rng.integers(1, 4)), replace=False):
+        BESIDE[name](rng, plan)
+    return plan
+
+
+def _private(rng: np.random.Generator, plan: Options) -> None:
+    name = str(rng.choice(list(PRIVATE)))
+    plan |= {"privacy": {"name": name, **NOISE}, "sampler": {"name": PRIVATE[name]}}
+    plan["local"]["buffers"] = "local"
+
+
+def _overlapping(rng: np.random.Generator, plan: Options) -> None:
+    plan["policy"] = part(rng, "rounds", of=["buffered", "asynchronous"])
+    plan["devices"] = part(rng, "rounds.devices")
+
+
+def _attacked(rng: np.random.Generator, plan: Options) -> None:
+    plan |= {"attack": part(rng, "attacks"), "attackers": {"num": 2} if rng.random() < 0.8 else {"added": 1}}
+
+
+BESIDE: dict[str, Any] = {
+    "privacy": _private,
+    "secagg": lambda rng, plan: plan.update(secagg={"scheme": part(rng, "secagg.schemes")}),
+    "aggregator": lambda rng, plan: plan.update(aggregator=part(rng, "aggregators"), server={"lr": 0.1}),
+    "feedback": lambda rng, plan: plan.update(uplink=[part(rng, "transforms", of=["top_k", "random_k", "low_rank"])]),
+    "quantiser": lambda rng, plan: plan.update(uplink=[part(rng, "transforms", of=["quantise", "qsgd", "sign"])]),
+    "downlink": lambda rng, plan: plan.update(downlink=[{"name": "delta"}, part(rng, "transforms")]),
+    "policy": _overlapping,
+    "attack": _attacked,
+    "detection": lambda rng, plan: plan.update(detection=part(rng, "detection", of=["cosine", "distance"])),
+    "sites": lambda rng, plan: plan["evaluation"].update(clients_every=1, holdout=0.2),
+}
+"""What personalisation must go with, or be refused with."""
+
+
+def _own_models(rng: np.random.Generator, plan: Options) -> None:
+    """Set samples apart for clients' choices, and let them keep layers."""
+    algorithm: Algorithm = Part.of(plan["algorithm"]).build("algorithms")
+    if rng.random() < (0.9 if algorithm.needs_validation else 0.1):
+        plan["evaluation"]["validation"] = float(rng.choice([0.1, 0.3]))
+    if rng.random() < 0.1:
+        plan.pop("keep", None)
+        plan.pop("share", None)
+        plan |= LAYERS[int(rng.integers(len(LAYERS)))]
 
 
 def _problem(rng: np.random.Generator, plan: Options, chance: Any, num_clients: int) -> None:

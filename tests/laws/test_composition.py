@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 from helpers import timeless
-from laws.random_plans import OPTIONS, calm, random_plan
+from laws.random_plans import OPTIONS, calm, personal_plan, random_plan
 
 from atoll.api import Result, run
+from atoll.commit.finish import without_nan
 from atoll.core.errors import DataError, PlanError, RunError
 from atoll.core.parts import find, members
 from atoll.core.plan import SOLVES_FOR_ROUNDS, Plan
@@ -46,9 +47,28 @@ def test_many_random_plans_hold_all_laws(seed: int, monkeypatch: pytest.MonkeyPa
     hold(seed, LAWS, monkeypatch, tmp_path)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_own_models_beside_other_parts_hold_their_laws(
+    seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hold_for(personal_plan(seed), LAWS[seed % 3 : seed % 3 + 1], monkeypatch, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20, 420))
+def test_own_models_beside_other_parts_hold_all_laws(
+    seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hold_for(personal_plan(seed), LAWS, monkeypatch, tmp_path)
+
+
 def hold(seed: int, laws: Iterable[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Run the plan of a seed, and check some laws on it."""
-    settings = random_plan(seed)
+    hold_for(random_plan(seed), laws, monkeypatch, tmp_path)
+
+
+def hold_for(settings: dict[str, Any], laws: Iterable[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Run a plan, and check some laws on it."""
     begun: list[bool] = []
     works = InProcess.works
 
@@ -99,6 +119,17 @@ def train_alike(seed: int, engines: Iterable[dict[str, Any]]) -> None:
             assert len(losses) in (0, 2), plan.to_toml()
             assert not losses or losses[0] == pytest.approx(losses[1], rel=1e-3, abs=1e-3), plan.to_toml()
             assert counted(theirs) == counted(mine), plan.to_toml()
+        if not plan.evaluation.validation:  # which choose between models by a score
+            must_have_models(inline, other, plan, atol=1e-4, rtol=1e-3)
+
+
+def must_have_models(one: Result, other: Result, plan: Plan, *, atol: float = 0.0, rtol: float = 0.0) -> None:
+    """Clients have the same models of their own in two runs; a few of them are compared."""
+    assert sorted(one.models) == sorted(other.models), plan.to_toml()
+    for client in sorted(one.models)[:3]:
+        ours, theirs = (result.models[client].state_dict() for result in (one, other))
+        for name, value in ours.items():
+            torch.testing.assert_close(theirs[name], value, atol=atol, rtol=rtol, equal_nan=True, msg=plan.to_toml)
 
 
 def counted(row: dict[str, Any]) -> dict[str, Any]:
@@ -126,19 +157,25 @@ def same_for_any_workers(plan: Plan, whole: Result, tmp_path: Path) -> None:
     ends = [run(plan.replace({"engine": {"name": "processes", "workers": n, "stack": 2}})) for n in (1, 2)]
     assert torch.equal(ends[0].params_D, ends[1].params_D), plan.to_toml()
     assert timeless(ends[0].history) == timeless(ends[1].history), plan.to_toml()
+    assert without_nan(ends[0].new_clients) == without_nan(ends[1].new_clients), plan.to_toml()
+    must_have_models(*ends, plan)
 
 
 def same_after_resume(plan: Plan, whole: Result, tmp_path: Path) -> None:
     inline = plan.replace({"engine": "inline", "evaluation.every": 1})
     straight = run(inline)
-    run(inline.replace({"rounds": 1}), out=tmp_path / "run")
+    run(inline.replace({"rounds": 1}), out=tmp_path / "run", report=False)
     if plan.privacy is not None and plan.privacy.name in SOLVES_FOR_ROUNDS:
         with pytest.raises(RunError, match="resume it with its own plan"):
-            run(inline, out=tmp_path / "run", resume=True)
+            run(inline, out=tmp_path / "run", report=False, resume=True)
         return
-    resumed = run(inline, out=tmp_path / "run", resume=True)
+    reported = plan.seed % 4 == 0  # it takes longer than the run
+    resumed = run(inline, out=tmp_path / "run", resume=True, report=reported)
+    assert (tmp_path / "run" / "report.html").exists() == reported
     assert torch.equal(resumed.params_D, straight.params_D), plan.to_toml()
     assert timeless(resumed.history) == timeless(straight.history), plan.to_toml()
+    assert without_nan(resumed.new_clients) == without_nan(straight.new_clients), plan.to_toml()
+    must_have_models(straight, resumed, plan)
 
 
 CHECKS = {"vectorised": same_course_when_stacked, "workers": same_for_any_workers, "resume": same_after_resume}

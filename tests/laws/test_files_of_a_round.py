@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from network.fork_server import ForkServer
 
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT / "tools" / "count_files.py"
@@ -16,10 +16,10 @@ CENTRE = ("core/coordinator.py", "train/loop.py", "aggregators/mean.py")
 """What every FedAvg round crosses, in the order in which it is first entered."""
 
 
-def test_a_round_crosses_few_files() -> None:
-    done = subprocess.run([sys.executable, TOOL, "--json"], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+def test_a_round_crosses_few_files(processes: ForkServer, tmp_path: Path) -> None:
+    counting = processes.start([str(TOOL), "--json"], tmp_path / "out", tmp_path, err=tmp_path / "err", python=True)
+    assert counting.wait(240) == 0, (tmp_path / "err").read_text()
+    found = json.loads(counting.said)
     for where, most in (("simulation", MOST_SIMULATION), ("network", MOST_NETWORK)):
         files = [file for file, _, _ in found[where]]
         assert [file for file in files if file in CENTRE] == list(CENTRE)

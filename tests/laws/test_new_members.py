@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from textwrap import dedent
@@ -17,6 +15,7 @@ from xml.etree import ElementTree
 
 import pytest
 from laws.faulty_members import FAULTS
+from network.fork_server import ForkServer
 
 from atoll.core.parts import members
 from atoll.testing import LawError, cases, check, families, laws
@@ -228,14 +227,16 @@ def write(folder: Path, texts: dict[str, str]) -> Path:
     return folder
 
 
-def outcomes(folder: Path, chosen: dict[str, str], *options: str) -> tuple[Counter[str], dict[str, set[str]]]:
+def outcomes(
+    processes: ForkServer, folder: Path, chosen: dict[str, str], *options: str
+) -> tuple[Counter[str], dict[str, set[str]]]:
     """Run the suite over members, given by path and name: how many laws held for each path, and which were broken."""
     report = folder / "report.xml"
-    command = [sys.executable, "-m", "pytest", *SUITE, "-p", "no:cacheprovider", f"--junit-xml={report}", *options]
+    command = ["-m", "pytest", *SUITE, "-p", "no:cacheprovider", f"--junit-xml={report}", *options]
     command += [word for path, name in chosen.items() for word in ("--member", f"{path.split('/')[-2]}={name}")]
     paths = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
-    assert done.returncode in (0, 1), done.stdout + done.stderr
+    done = processes.start(command, folder / "out.txt", ROOT, {"PYTHONPATH": paths}, python=True)
+    assert done.wait(300) in (0, 1), done.said
     held: Counter[str] = Counter()
     broken: dict[str, set[str]] = {path: set() for path in chosen}
     for case in ElementTree.parse(report).iter("testcase"):
@@ -248,20 +249,29 @@ def outcomes(folder: Path, chosen: dict[str, str], *options: str) -> tuple[Count
     return held, broken
 
 
-def test_new_members_are_held_to_their_laws_inside_and_outside(tmp_path: Path) -> None:
-    """The families' packages get temporary folders as part of their own; those outside are named by their modules."""
-    faulty = {path: text for path, (text, _) in BROKEN.items()}
-    outside, inside = write(tmp_path / "strangers", {**HONEST, **faulty}), write(tmp_path / "inside", HONEST)
+@pytest.mark.parametrize("left_out", ["algorithms", pytest.param("", id="none", marks=pytest.mark.slow)])
+def test_new_members_are_held_to_their_laws_inside_and_outside(
+    processes: ForkServer, tmp_path: Path, left_out: str
+) -> None:
+    """The families' packages get temporary folders as part of their own; those outside are named by their modules.
+
+    The laws of algorithms take as long as those of all other families together.
+    """
+    honest, broken_members = (
+        {path: text for path, text in texts.items() if path.split("/")[0] != left_out} for texts in (HONEST, BROKEN)
+    )
+    faulty = {path: text for path, (text, _) in broken_members.items()}
+    outside, inside = write(tmp_path / "strangers", {**honest, **faulty}), write(tmp_path / "inside", honest)
     homes = [HOME.format(family, inside / family.replace(".", "/")) for family in families()]
     (tmp_path / "homes.py").write_text("".join(homes))
-    chosen = {f"inside/{path}": path.split("/")[1] for path in HONEST}
-    for path in (*HONEST, *faulty):
+    chosen = {f"inside/{path}": path.split("/")[1] for path in honest}
+    for path in (*honest, *faulty):
         chosen[f"outside/{path}"] = f"{outside.name}.{path.replace('/', '.')}:{path.split('/')[1]}"
-    held, broken = outcomes(tmp_path, chosen, "-p", "homes")
-    for path in HONEST:
+    held, broken = outcomes(processes, tmp_path, chosen, "-p", "homes", "--tb=no")
+    for path in honest:
         assert not broken[f"inside/{path}"] and not broken[f"outside/{path}"]
         assert held[f"inside/{path}"] == held[f"outside/{path}"] >= NUM_LAWS[path.split("/")[0]], held
-    for path, (_, expected) in BROKEN.items():
+    for path, (_, expected) in broken_members.items():
         assert broken[f"outside/{path}"] >= expected, (path, broken)
     assert held["outside/aggregators/first_come"] > len(broken["outside/aggregators/first_come"])
 

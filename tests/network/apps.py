@@ -6,6 +6,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from helpers import normed
+
 from atoll.core.plan import Plan
 from atoll.network.client.app import ClientApp
 from atoll.train.federation import build_federation
@@ -37,3 +39,8 @@ def halves() -> ClientApp:
     """The same, with half of each image: a client whose model has another shape."""
     whole = client()
     return replace(whole, train_x=whole.train_x[:, :, :4])
+
+
+def with_own_models() -> ClientApp:
+    """The same, by a client that has the code of models that are in no catalogue."""
+    return replace(client(), models={"normed": normed})

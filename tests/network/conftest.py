@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from network.federation import certificates
-from network.fork_server import ForkServer, fork_server
 
 
 @pytest.fixture(scope="session")
@@ -35,13 +34,6 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         connection.execute(text(f'CREATE DATABASE "{name}"'))
     engine.dispose()
     return str(request.getfixturevalue("postgres").replace("@/postgres", f"@/{name}", 1))
-
-
-@pytest.fixture(scope="session")
-def processes() -> Iterator[ForkServer]:
-    """Starts commands of Atoll as processes, quickly; none outlives the tests."""
-    with fork_server() as started:
-        yield started
 
 
 @pytest.fixture(scope="session")

@@ -274,7 +274,7 @@ def federation(
 
 def simulated(plan: Plan, path: Path) -> bytes:
     """The model that the same plan ends with in one process."""
-    run(plan.replace({"engine": "inline"}), out=path)
+    run(plan.replace({"engine": "inline"}), out=path, report=False)
     return (path / "model.safetensors").read_bytes()
 
 

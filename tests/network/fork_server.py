@@ -1,4 +1,4 @@
-"""A process that imports everything once and then forks an `atoll` command for each that it is told to start.
+"""A process that imports everything once and then forks a command for each that it is told to start.
 
 A fork costs milliseconds where a fresh interpreter with torch costs seconds; what is forked is a process of its own,
 with its own sockets, files and memory, that is killed like any other. Requests and answers are lines.
@@ -9,10 +9,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import importlib
 import json
 import os
+import pkgutil
 import random
 import resource
+import runpy
 import select
 import signal
 import subprocess
@@ -77,15 +80,19 @@ class ForkServer:
         die_at: int = 0,
         in_background: bool = False,
         max_files: int = 0,
+        err: Path | None = None,
+        python: bool = False,
     ) -> ForkedProcess:
-        """Run `atoll` with these arguments. With `die_at` it kills itself when it changes files for that time.
+        """Run `atoll` with these arguments, or `python`: a script, or a module after `-m`.
+
+        With `die_at` it kills itself when it changes files for that time.
 
         It hears Ctrl-C as in a terminal, wherever the tests run, unless it is `in_background` as with nohup. With
-        `max_files` it may have so many files open, as after `ulimit -n`.
+        `max_files` it may have so many files open, as after `ulimit -n`. Errors go to `out` unless `err` is given.
         """
         assert self._process.stdin is not None
         request = {"argv": list(argv), "out": str(out), "cwd": str(cwd), "env": dict(env or {}), "die_at": die_at}
-        request |= {"in_background": in_background, "max_files": max_files}
+        request |= {"in_background": in_background, "max_files": max_files, "err": str(err or out), "python": python}
         with self._one_at_a_time:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
@@ -142,29 +149,44 @@ def _child(request: dict[str, Any]) -> int:
     os.chdir(request["cwd"])
     os.environ.update(request["env"])
     random.seed()
-    nothing, out = os.open(os.devnull, os.O_RDONLY), os.open(request["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for number, target in ((nothing, 0), (out, 1), (out, 2)):
+    nothing, append = os.open(os.devnull, os.O_RDONLY), os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    out, err = os.open(request["out"], append), os.open(request["err"], append)
+    for number, target in ((nothing, 0), (out, 1), (err, 2)):
         os.dup2(number, target)
     os.closerange(3, 1000)
     sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
-    sys.argv = ["atoll", *request["argv"]]
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # so that a test can ask where it hangs
     if request["die_at"]:
         _die_at(request["die_at"], request["cwd"])
     try:
-        from atoll.cli.main import main
-
-        main()
+        _run(request["argv"], request["python"])
     except SystemExit as end:
         code = end.code
         return code if isinstance(code, int) else 0 if code is None else 1
     except BaseException:
         traceback.print_exc()
-        return 70
+        return 1 if request["python"] else 70
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
     return 0
+
+
+def _run(argv: list[str], python: bool) -> None:
+    if not python:
+        from atoll.cli.main import main
+
+        sys.argv = ["atoll", *argv]
+        main()
+        return
+    named = argv[0] == "-m"
+    sys.argv = argv[1:] if named else argv
+    first = Path.cwd() if named else Path(argv[0]).resolve().parent
+    sys.path[:0] = [str(first), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    if named:
+        runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(argv[0], run_name="__main__")
 
 
 def _die_at(number: int, folder: str) -> None:
@@ -183,20 +205,30 @@ def _die_at(number: int, folder: str) -> None:
     sys.addaudithook(hook)
 
 
+LAZY = (
+    *("dp_accounting", "httpcore2", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg", "psycopg"),
+    *("pydantic", "sklearn.datasets", "sqlalchemy.dialects.postgresql.psycopg", "sqlalchemy.dialects.sqlite.pysqlite"),
+)
+"""What commands import once they need it."""
+PAUSES = {
+    "atoll.network.client.connection": {"FIRST_PAUSE": 0.1},
+    "atoll.network.server.auth": {"APPROVAL_SECONDS": 0.5},
+    "atoll.network.server.serving": {"CHECK_SECONDS": 0.05},
+}
+"""Seconds after which a process looks again, so that no test waits for them as long as people do."""
+
+
 def _load() -> None:
     """Import all that commands import."""
-    import dp_accounting  # noqa: F401
-    import psycopg  # noqa: F401
-    import sqlalchemy.dialects.postgresql.psycopg
-    import sqlalchemy.dialects.sqlite.pysqlite  # noqa: F401
     import torch
 
-    import atoll.api
-    import atoll.cli.main
-    import atoll.network.client.client
-    import atoll.network.server.operations
-    import atoll.network.server.serving  # noqa: F401
+    import atoll
 
+    members = [module.name for module in pkgutil.walk_packages(atoll.__path__, "atoll.")]
+    for name in (*LAZY, *members):
+        importlib.import_module(name)
+    for name, constants in PAUSES.items():
+        vars(sys.modules[name]).update(constants)
     sys.path.insert(0, str(Path(__file__).parents[1]))
     torch.set_num_threads(1)
 

@@ -107,6 +107,8 @@ class FaultyProxy:
         self._out = trusting(certs / "ca.pem")
         self.did = Counter[str]()
         self.captured: list[bytes] = []
+        """Requests."""
+        self.answers: list[bytes] = []
 
     @contextlib.contextmanager
     def between(self) -> Iterator[FaultyProxy]:
@@ -128,6 +130,7 @@ class FaultyProxy:
                     return
                 to_there.write(request)
                 answer = await _message(there)
+                self.answers.append(answer)
                 if kind == "unanswered":
                     return
                 if kind == "doubled":

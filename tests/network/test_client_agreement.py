@@ -111,7 +111,9 @@ FLOORS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"max_epsilon": 1.0}, {}, "not private"),
     ({"algorithms": ["fedprox"]}, {}, "fedprox only"),
     ({"max_model_bytes": 50}, {}, "allows 50"),
+    ({"max_model_bytes": 2000}, {"algorithm": {"name": "ifca", "clusters": 10}}, "allows 2,000"),
     ({"max_local_steps": 2}, {}, "a task takes 3 steps"),
+    ({"max_local_steps": 3}, {"algorithm": {"name": "fine_tuning", "steps": 4}}, "takes 4 steps"),
     ({"max_epsilon": 100.0}, {"privacy": {**PRIVATE, "test_noise": True}}, "protects nobody"),
     ({"max_epsilon": 0.5}, {"privacy": PRIVATE}, "this client allows 0.5"),
 ]
@@ -162,6 +164,15 @@ def test_a_client_stops_when_its_privacy_is_spent(tmp_path: Path) -> None:
 def test_a_plan_cannot_fill_the_memory(tmp_path: Path) -> None:
     one = One(tmp_path)
     with one.joined(info_of(PLAN.replace({"model.hidden": 60_000}))) as client:  # 14 GB, said to be small
+        one.order()
+        client.step()
+    assert "this client allows 4,294,967,296" in one.reasons()[0]
+
+
+def test_many_models_cannot_fill_the_memory(tmp_path: Path) -> None:
+    many = PLAN.replace({"model": {"name": "mlp_2nn", "hidden": 3000}, "algorithm": {"name": "ifca", "clusters": 1000}})
+    one = One(tmp_path)
+    with one.joined(info_of(many)) as client:  # 37 GB, said to be small
         one.order()
         client.step()
     assert "this client allows 4,294,967,296" in one.reasons()[0]

@@ -30,7 +30,7 @@ PLAN = Plan(
     evaluation={"every": 5},
 )
 """Clients and server both remember: SCAFFOLD's controls, error feedback, and what was sent as differences."""
-IN_CHUNKS = PLAN.replace({"model": {"name": "mlp_2nn", "hidden": 800}})
+IN_CHUNKS = PLAN.replace({"model": {"name": "mlp_2nn", "hidden": 600}})
 """With updates that are too large for one request."""
 BOTH = pytest.mark.parametrize("plan", [PLAN, IN_CHUNKS], ids=["whole", "chunks"])
 ONCE = ("--clients", str(NUM), "--once")

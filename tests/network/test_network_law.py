@@ -38,6 +38,7 @@ PLANS: dict[str, dict[str, Any]] = {
     },
     "holdout": {"evaluation.holdout": 0.3},
     "median": {"aggregator": "median"},
+    "exact-numbers-in-secret": {"algorithm": "fednova", "secagg": {}},
     "poisson": {"sampler": {"name": "poisson", "rate": 0.5}, "rounds": 6},
     "central": {
         "privacy": {"name": "central", "clip": 0.5, "sigma": 1.0, "delta": 1e-3, "test_noise": True},

@@ -131,7 +131,7 @@ class Worker:
         with self._connection, contextlib.suppress(SystemExit):
             while self._going:
                 try:
-                    told = self._connection.ask(endpoints.POLL, Poll(10, 5.0), wait=5.0)
+                    told = self._connection.ask(endpoints.POLL, Poll(10, 1.0), wait=1.0)
                     self.heard.append(time.monotonic())
                     for order in told.orders:
                         self._deliver(order)
@@ -155,8 +155,9 @@ class Worker:
 
 @pytest.mark.parametrize(("num", "seconds"), [(40, 2.0), pytest.param(200, 60.0, marks=pytest.mark.slow)])
 def test_a_partition_after_which_all_come_back_at_once(
-    processes: ForkServer, certs: Path, tmp_path: Path, num: int, seconds: float
+    processes: ForkServer, certs: Path, tmp_path: Path, num: int, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("atoll.network.client.connection.FIRST_PAUSE", min(1.0, seconds / 20))
     plan = Plan(rounds=100_000, evaluation={"every": 0})  # more than there is time for: it is stopped
     with federation(tmp_path / "f", processes, certs, plan) as made:
         cuttable_proxy = CuttableProxy(made.port)

@@ -11,6 +11,9 @@ from network.fork_server import ForkServer
 
 from atoll import Plan
 from atoll.cli.operator import clients_list
+from atoll.core.messages import Broadcast, Task
+from atoll.network.client.preflight import of_one_step
+from atoll.train.build import build_job
 
 PLAN = Plan(
     rounds=3,
@@ -18,6 +21,15 @@ PLAN = Plan(
     model={"name": "mlp_2nn", "hidden": 8},
     local={"lr": 0.1, "batch_size": 32, "epochs": 2},
 )
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "ifca"])
+def test_one_step_is_tried_of_the_model_that_is_trained(algorithm: str) -> None:
+    job = of_one_step(build_job(PLAN.replace({"algorithm": algorithm})))
+    sent = Broadcast(job.first_D, {})
+    update = job.work.open(job).train(Task(0, 0, 0), sent, {}, job.federation.client_samples(0)).update
+    longest = float(update.delta_D.abs().max())
+    assert 0 < longest < 0.02  # the thirty steps of a task go several times as far
 
 
 def ready(network: Federation) -> list[dict[str, Any]]:

@@ -116,6 +116,14 @@ def test_a_server_that_asks_all_the_same_is_told_nothing(
         tell(agreed, order_of(1), Budget(tmp_path / "budget.jsonl", "", ""), lambda: agreed.measure(agreed.layout))
 
 
+def test_noise_does_not_hide_what_an_own_model_tells(tmp_path: Path) -> None:
+    """A client's own model is made of its samples without noise, so that another sample changes all counts."""
+    agreed = agreed_run(tmp_path / "run", NOISED, algorithm={"name": "fine_tuning", "steps": 2})
+    with pytest.raises(WorkRefused, match="the model is this client's own"):
+        tell(agreed, order_of(1), Budget(tmp_path / "budget.jsonl", "", ""), lambda: agreed.measure(agreed.layout))
+    assert not (tmp_path / "budget.jsonl").exists()
+
+
 def test_a_model_that_gives_no_numbers_is_not_the_sites_offence(tmp_path: Path) -> None:
     agreed = agreed_run(tmp_path / "run", Floors())
     broken = agreed.layout._replace(params_D=torch.full_like(agreed.layout.params_D, torch.nan))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from network.federation import until
+from network.fork_server import ForkServer
 from sqlalchemy.exc import IntegrityError
 
 from atoll.core.errors import PlanError, RunError
@@ -85,11 +84,14 @@ time.sleep(600)
 """
 
 
-def test_a_server_that_was_killed_has_its_database_no_more(store_url: str) -> None:
+def test_a_server_that_was_killed_has_its_database_no_more(
+    processes: ForkServer, store_url: str, tmp_path: Path
+) -> None:
     store = Store(store_url)
-    with subprocess.Popen([sys.executable, "-c", CLAIMER, store_url], stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None and other.stdout.readline() == "claimed\n"
-        os.kill(other.pid, signal.SIGKILL)
+    (tmp_path / "claimer.py").write_text(CLAIMER)
+    other = processes.start(["claimer.py", store_url], tmp_path / "out", tmp_path, python=True)
+    until(lambda: other.said == "claimed\n" or other.code is not None, 60)
+    assert other.kill() == -signal.SIGKILL, other.said
     store.claim()
     store.close()
 
@@ -250,21 +252,18 @@ while True:
 """
 
 
-def test_a_kill_leaves_whole_changes_and_all_that_were_reported(store_url: str) -> None:
+def test_a_kill_leaves_whole_changes_and_all_that_were_reported(
+    processes: ForkServer, store_url: str, tmp_path: Path
+) -> None:
     store = Store(store_url)
+    (tmp_path / "writer.py").write_text(WRITER)
     with store.write() as tables:
         tables.add_run("run", "plan", "-1")
     for least in (1, 5, 9):
-        writer = subprocess.Popen([sys.executable, "-c", WRITER, store_url], stdout=subprocess.PIPE, text=True)
-        assert writer.stdout is not None
-        last = 0
-        for line in writer.stdout:
-            last = int(line)
-            if last >= least:
-                break
-        os.kill(writer.pid, signal.SIGKILL)
-        reported = [last, *map(int, writer.stdout.read().split())][-1]
-        writer.wait()
+        writer = processes.start(["writer.py", store_url], tmp_path / f"{least}.out", tmp_path, python=True)
+        until(lambda n=least, writer=writer: writer.code is not None or int(f"0{writer.said}".split()[-1]) >= n, 60)
+        assert writer.kill() == -signal.SIGKILL, writer.said
+        reported = int(writer.said.split()[-1])
         with store.read() as tables:
             run = tables.run("run")
             assert run is not None

@@ -138,7 +138,7 @@ def test_an_adaptive_clip_moves_towards_the_quantile() -> None:
 
 @pytest.mark.parametrize("kind", ALL)
 def test_only_numbers_that_the_guarantee_covers_are_published(tmp_path: Path, kind: str) -> None:
-    result = run(plan_of(kind), out=tmp_path / "run")
+    result = run(plan_of(kind), out=tmp_path / "run", report=False)
     hidden = {"train_loss", "samples", "samples_trained"}
     always = {"round", "privacy", "round_seconds", "seconds", "test"}
     counts = {"clients", "bytes_up", "bytes_down", "failed", "rejected", "abandoned"}
@@ -158,7 +158,7 @@ def test_only_numbers_that_the_guarantee_covers_are_published(tmp_path: Path, ki
 
 
 def test_test_noise_is_marked_everywhere(tmp_path: Path) -> None:
-    result = run(plan_of().replace(TEST_NOISE), out=tmp_path / "run")
+    result = run(plan_of().replace(TEST_NOISE), out=tmp_path / "run", report=False)
     assert all(row["privacy"]["warning"] == NOT_PRIVATE for row in result.history)
     assert json.loads((tmp_path / "run" / "run.json").read_text())["privacy"]["warning"] == NOT_PRIVATE
 
@@ -198,15 +198,15 @@ def test_a_run_stops_before_the_round_that_would_exceed_its_budget() -> None:
 
 def test_a_budget_below_one_round_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="does not pay for one round"):
-        run(plan_of(privacy={**CENTRAL, "epsilon": 0.01}), out=tmp_path / "run")
+        run(plan_of(privacy={**CENTRAL, "epsilon": 0.01}), out=tmp_path / "run", report=False)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_resumed_run_keeps_its_budget(tmp_path: Path) -> None:
     budget = run(plan_of(rounds=4)).history[3]["privacy"]["epsilon"] + 1e-5
     plan = plan_of(rounds=3, privacy={**CENTRAL, "epsilon": budget})
-    run(plan, out=tmp_path / "run")
-    result = run(plan.replace({"rounds": 50}), out=tmp_path / "run", resume=True)
+    run(plan, out=tmp_path / "run", report=False)
+    result = run(plan.replace({"rounds": 50}), out=tmp_path / "run", report=False, resume=True)
     assert result.reason == "privacy budget spent"
     assert result.history[-1]["round"] == 4
 
@@ -256,11 +256,11 @@ def test_workers_do_not_change_the_result(kind: str) -> None:
 def test_a_resumed_run_has_the_same_result(tmp_path: Path, kind: str) -> None:
     """Two copies of one stopped run go on, one of them from its last checkpoint and one from nothing but its ledger."""
     plan = plan_of(kind, rounds=3)
-    run(plan, out=tmp_path / "one")
+    run(plan, out=tmp_path / "one", report=False)
     shutil.copytree(tmp_path / "one", tmp_path / "other")
     (tmp_path / "other" / "checkpoint.safetensors").unlink()
     longer = plan.replace({"rounds": 5})
-    ends = [run(longer, out=tmp_path / name, resume=True) for name in ("one", "other")]
+    ends = [run(longer, out=tmp_path / name, report=False, resume=True) for name in ("one", "other")]
     assert torch.equal(ends[0].params_D, ends[1].params_D)
     assert rows(tmp_path / "one") == rows(tmp_path / "other")
     assert (tmp_path / "one" / NAME).read_bytes() == (tmp_path / "other" / NAME).read_bytes()
@@ -269,13 +269,13 @@ def test_a_resumed_run_has_the_same_result(tmp_path: Path, kind: str) -> None:
 
 @pytest.fixture
 def stopped(tmp_path: Path) -> Path:
-    run(plan_of(data="privacy.watching:changing", rounds=3), out=tmp_path / "run")
+    run(plan_of(data="privacy.watching:changing", rounds=3), out=tmp_path / "run", report=False)
     return tmp_path / "run"
 
 
 def go_on(path: Path, **changes: Any) -> None:
     plan = plan_of(data="privacy.watching:changing", rounds=5).replace(changes)
-    run(plan, out=path, resume=True)
+    run(plan, out=path, report=False, resume=True)
 
 
 def test_a_resumed_run_cannot_change_its_privacy(stopped: Path) -> None:
@@ -303,7 +303,7 @@ def test_a_ledger_that_was_rolled_back_is_refused(stopped: Path) -> None:
 
 
 def test_another_runs_ledger_or_checkpoint_is_refused(stopped: Path, tmp_path: Path) -> None:
-    run(plan_of(data="privacy.watching:changing", rounds=3), out=tmp_path / "twin")
+    run(plan_of(data="privacy.watching:changing", rounds=3), out=tmp_path / "twin", report=False)
     own = (stopped / NAME).read_bytes()
     shutil.copy(tmp_path / "twin" / NAME, stopped / NAME)
     with pytest.raises(RunError, match="not the one that this run began with"):

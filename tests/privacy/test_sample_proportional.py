@@ -55,9 +55,9 @@ def test_a_run_cannot_be_resumed_for_more_rounds_than_its_noise_covers(tmp_path:
     """Resumed for more rounds, the rounds before would be accounted for with noise that they did not have."""
     privacy = {"name": "proportional", "noise": 3.0, "epsilon": 8.0, "delta": 1e-5}
     plan = Plan(partition={"num_clients": 4}, privacy=privacy, sampler="poisson", rounds=1, engine="inline")
-    run(plan, out=tmp_path / "run")
+    run(plan, out=tmp_path / "run", report=False)
     with pytest.raises(RunError, match="resume it with its own plan"):
-        run(plan.replace({"rounds": 2}), out=tmp_path / "run", resume=True)
+        run(plan.replace({"rounds": 2}), out=tmp_path / "run", report=False, resume=True)
 
 
 def test_the_statement_names_what_is_not_protected() -> None:

@@ -92,9 +92,9 @@ def test_trust_decays_by_hand() -> None:
 @pytest.mark.parametrize("name", every("detection"))
 def test_resume_and_workers_change_nothing(name: str, tmp_path: Path) -> None:
     plan = plan_with(name, evaluation={"clients_every": 1})
-    whole = run(plan, out=tmp_path / "whole")
-    run(plan.replace({"rounds": 2}), out=tmp_path / "stopped")
-    run(plan, out=tmp_path / "stopped", resume=True)
+    whole = run(plan, out=tmp_path / "whole", report=False)
+    run(plan.replace({"rounds": 2}), out=tmp_path / "stopped", report=False)
+    run(plan, out=tmp_path / "stopped", report=False, resume=True)
     assert_same_end(tmp_path / "stopped", tmp_path / "whole")
     entry = json.loads((tmp_path / "whole/result.json").read_text())["detection"]
     assert entry == {"quarantined": [2, 5, 7], "precision": 1.0, "recall": 1.0}

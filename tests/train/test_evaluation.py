@@ -32,7 +32,7 @@ def scores(model: torch.nn.Module, x: np.ndarray) -> torch.Tensor:
 @pytest.mark.parametrize("rounds", [1, 5])
 def test_test_metrics_equal_those_of_scikit_learn(digits_plan: Plan, rounds: int, tmp_path: Path) -> None:
     """After one round some classes are never predicted, which is where definitions differ."""
-    result = run(digits_plan.replace({"rounds": rounds}), out=tmp_path / "run")
+    result = run(digits_plan.replace({"rounds": rounds}), out=tmp_path / "run", report=False)
     dataset = build_federation(digits_plan).dataset
     outputs = scores(result.model, dataset.test_x)
     truth, predicted = dataset.test_y, outputs.argmax(1).numpy()
@@ -88,7 +88,7 @@ def test_client_scores_equal_a_direct_computation(digits_plan: Plan, build: Any,
 
 
 def test_the_spread_of_clients_is_that_of_their_scores(digits_plan: Plan, tmp_path: Path) -> None:
-    result = run(digits_plan.replace({"evaluation.clients_every": 1}), out=tmp_path / "run")
+    result = run(digits_plan.replace({"evaluation.clients_every": 1}), out=tmp_path / "run", report=False)
     written = json.loads((tmp_path / "run" / "clients.json").read_text())
     accuracy_C = np.array(written["accuracy"])
     assert written["clients"] == list(range(12))
@@ -150,7 +150,7 @@ def test_the_same_few_of_many_clients_are_scored(tmp_path: Path) -> None:
     plan = Plan(partition={"num_clients": 40}, policy={"size": 3}, evaluation=evaluation, rounds=1, engine="inline")
     chosen = []
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        run(plan.replace({"seed": seed}), out=tmp_path / name)
+        run(plan.replace({"seed": seed}), out=tmp_path / name, report=False)
         chosen.append(json.loads((tmp_path / name / "clients.json").read_text())["clients"])
     assert len(set(chosen[0])) == 6
     assert chosen[0] == chosen[1] == sorted(chosen[0])

@@ -101,7 +101,7 @@ def test_scores_travel_and_nothing_else(plan: Plan, bits: int) -> None:
 
 def test_what_is_measured_is_the_mean_of_the_clients_own_models(plan: Plan, tmp_path: Path) -> None:
     plan = plan.replace({"evaluation.clients_every": 3})
-    result = run(plan, out=tmp_path / "run")
+    result = run(plan, out=tmp_path / "run", report=False)
     dataset = build_job(plan).federation.dataset
     x, y = torch.from_numpy(dataset.test_x).float() / 16, torch.from_numpy(dataset.test_y)
     with torch.no_grad():
@@ -124,9 +124,9 @@ def test_a_killed_run_ends_the_same_in_any_engine(plan: Plan, tmp_path: Path) ->
     top_k = {"name": "top_k", "fraction": 0.2, "error_feedback": True}
     plan = plan.replace({"rounds": 6, "algorithm.samples": 1000, "uplink": [top_k], "evaluation.clients_every": 2})
     processes = {"name": "processes", "workers": 2}
-    run(plan, out=tmp_path / "whole")
-    run(plan.replace({"rounds": 4, "engine": processes}), out=tmp_path / "run")
-    run(plan.replace({"engine": processes}), out=tmp_path / "run", resume=True)
+    run(plan, out=tmp_path / "whole", report=False)
+    run(plan.replace({"rounds": 4, "engine": processes}), out=tmp_path / "run", report=False)
+    run(plan.replace({"engine": processes}), out=tmp_path / "run", report=False, resume=True)
     assert_same_end(tmp_path / "run", tmp_path / "whole")
 
 
@@ -204,5 +204,5 @@ def test_clients_of_three_kinds_end_above_training_alone(plan: Plan) -> None:
 
 def test_a_resumed_history_is_the_same(plan: Plan, tmp_path: Path) -> None:
     whole = run(plan)
-    run(plan.replace({"rounds": 1}), out=tmp_path / "run")
-    assert timeless(run(plan, out=tmp_path / "run", resume=True).history) == timeless(whole.history)
+    run(plan.replace({"rounds": 1}), out=tmp_path / "run", report=False)
+    assert timeless(run(plan, out=tmp_path / "run", report=False, resume=True).history) == timeless(whole.history)

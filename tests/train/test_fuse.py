@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers import grouped
 from torch import Tensor, nn
-from torch.fx import GraphModule
+from torch.fx import Graph
 
 import atoll.train.stack
 from atoll import Plan, run
@@ -29,9 +29,9 @@ def test_no_gradient_is_written_out(
     """Each layer's update is one product in place, and what an algorithm adds is added in place."""
     found: list[object] = []
 
-    def watched(graph: GraphModule) -> None:
+    def watched(graph: Graph) -> None:
         tidy(graph)
-        found[:] = [node.target for node in graph.graph.nodes]
+        found[:] = [node.target for node in graph.nodes]
 
     monkeypatch.setattr(atoll.train.stack, "tidy", watched)
     engine = {"name": "vectorised", "stack": stack}
@@ -47,10 +47,10 @@ def test_what_does_not_change_is_computed_once(digits_plan: Plan, monkeypatch: p
     """SCAFFOLD's correction c - c_i is made before the first step, and added in one pass."""
     found: dict[str, list[object]] = {}
 
-    def watched(graph: GraphModule, num_fixed: int) -> GraphModule:
+    def watched(graph: Graph, num_fixed: int) -> Graph:
         once = hoist(graph, num_fixed)
-        found["once"] = [node.target for node in once.graph.nodes if node.op == "call_function"]
-        found["each"] = [node.target for node in graph.graph.nodes if node.op == "call_function"]
+        found["once"] = [node.target for node in once.nodes if node.op == "call_function"]
+        found["each"] = [node.target for node in graph.nodes if node.op == "call_function"]
         return once
 
     monkeypatch.setattr(atoll.train.stack, "hoist", watched)
@@ -69,11 +69,12 @@ def test_what_is_changed_in_place_is_not_taken_out() -> None:
         return scratch
 
     args = (torch.ones(3), torch.ones(3))
-    graph = record(step, args)
-    once = hoist(graph, 1)
+    recording = record(step, args)
+    once = recording._replace(graph=hoist(recording.graph, 1)).function()
     assert once(args[1]) == []
+    function = recording.function()
     for _ in range(2):
-        assert graph(*args)[0].tolist() == [3, 3, 3]
+        assert function(*args)[0].tolist() == [3, 3, 3]
 
 
 # --- rewrites that must not happen: each step below is only right if one of them is left out -------------------------
@@ -180,11 +181,12 @@ def test_tidying_changes_no_result(step: Callable[[Tensor, Tensor], list[Tensor]
     params = torch.rand(2, 3, 6, generator=generator) + 1
     expected_params = params.clone()
     expected = [each.clone() for each in step(expected_params, x.clone())]
-    graph = record(step, (params.clone(), x.clone()))
-    tidy(graph)
+    recording = record(step, (params.clone(), x.clone()))
+    tidy(recording.graph)
+    function = recording.function()
     for _ in range(2):  # a replay leaves nothing behind
         again = params.clone()
-        for wanted, got in zip(expected, graph(again, x.clone()), strict=True):
+        for wanted, got in zip(expected, function(again, x.clone()), strict=True):
             assert got.dtype == wanted.dtype
             assert torch.allclose(got, wanted, atol=1e-5)
         assert torch.allclose(again, expected_params, atol=1e-5)

@@ -88,16 +88,18 @@ def test_engines_agree(digits_plan: Plan, algorithm: str) -> None:
 )
 def test_a_resumed_run_ends_with_the_same_bits(digits_plan: Plan, tmp_path: Path, change: dict[str, Any]) -> None:
     plan = digits_plan.replace({**HEAD, **change})
-    whole = run(plan, out=tmp_path / "whole")
-    run(plan.replace({"rounds": 1}), out=tmp_path / "parts")
-    resumed = run(plan, out=tmp_path / "parts", resume=True)
+    whole = run(plan, out=tmp_path / "whole", report=False)
+    run(plan.replace({"rounds": 1}), out=tmp_path / "parts", report=False)
+    resumed = run(plan, out=tmp_path / "parts", report=False, resume=True)
     saved = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "parts")]
     assert saved[0] == saved[1] and len(saved[0]) > 4 * len(whole.params_D)
     assert timeless(resumed.history) == timeless(whole.history)
 
 
 def test_what_is_kept_is_in_no_update(digits_plan: Plan, tmp_path: Path) -> None:
-    whole, head = (run(digits_plan.replace(each), out=tmp_path / str(i)) for i, each in enumerate(({}, HEAD)))
+    whole, head = (
+        run(digits_plan.replace(each), out=tmp_path / str(i), report=False) for i, each in enumerate(({}, HEAD))
+    )
     spec = build_job(digits_plan.replace(HEAD)).spec
     kept = sum(slot.size for slot in spec.kept)
     assert kept == 16 * 10 + 10 and {slot.name for slot in spec.kept} == {"5.weight", "5.bias"}

@@ -67,7 +67,7 @@ def test_works_from_elsewhere_keep_the_laws(case: Case) -> None:
 
 def test_memory_may_be_larger_than_what_travels(tmp_path: Path) -> None:
     plan = PLAN.replace({"work": "own_works:remembering"})
-    result = run(plan, out=tmp_path / "run")
+    result = run(plan, out=tmp_path / "run", report=False)
     state = read_state(tmp_path / "run" / "checkpoint.safetensors", plan.identity())
     assert len(result.params_D) == 1
     assert {client: memory["seen"].shape for client, memory in state.clients.items()} == dict.fromkeys(

@@ -21,14 +21,14 @@ def apfl(weight: Share = 0.5, adaptive: bool = True) -> Algorithm:
     def init(params_D: Tensor) -> State:
         return {OWN: params_D.clone(), WEIGHT: params_D.new_full((), weight)}
 
-    def local_step(grad_D: Tensor, params_D: Tensor, task: LocalTask) -> tuple[Tensor, State]:
+    def local_memory(params_D: Tensor, task: LocalTask) -> State:
         own_D, share = task.state[OWN], task.state[WEIGHT]
         slope_D = task.grad_at(share * own_D + (1 - share) * params_D)
         moved_D = own_D.addcmul(share * slope_D, spread(-task.lr, own_D))
         if adaptive:
             learnt = (share - task.lr * ((own_D - params_D) * slope_D).sum()).clamp(0, 1)
             share = learnt.where(task.step == 1, share)
-        return grad_D, {OWN: moved_D, WEIGHT: share}
+        return {OWN: moved_D, WEIGHT: share}
 
     def finish(delta_D: Tensor, task: LocalTask) -> tuple[Update, State]:
         return Update(delta_D, task.num_samples, {}), {name: task.state[name] for name in (OWN, WEIGHT)}
@@ -37,4 +37,4 @@ def apfl(weight: Share = 0.5, adaptive: bool = True) -> Algorithm:
         mixed_D = state[WEIGHT] * state[OWN] + (1 - state[WEIGHT]) * params_D
         return mixed_D.unsqueeze(0)
 
-    return Algorithm(init_client=init, local_step=local_step, finish=finish, personal=personal)
+    return Algorithm(init_client=init, local_memory=local_memory, finish=finish, personal=personal)

@@ -22,11 +22,11 @@ def ditto(lam: NotNegative = 0.1) -> Algorithm:
     def init(params_D: Tensor) -> State:
         return {OWN: params_D.clone()}
 
-    def local_step(grad_D: Tensor, params_D: Tensor, task: LocalTask) -> tuple[Tensor, State]:
+    def local_memory(params_D: Tensor, task: LocalTask) -> State:
         own_D = task.state[OWN]
         step_D = task.grad_at(own_D)
         step_D = step_D + lam * (own_D - task.broadcast.params_D) if lam else step_D
-        return grad_D, {OWN: own_D.addcmul(step_D, spread(-task.lr, own_D))}
+        return {OWN: own_D.addcmul(step_D, spread(-task.lr, own_D))}
 
     def finish(delta_D: Tensor, task: LocalTask) -> tuple[Update, State]:
         return Update(delta_D, task.num_samples, {}), {OWN: task.state[OWN]}
@@ -34,4 +34,4 @@ def ditto(lam: NotNegative = 0.1) -> Algorithm:
     def personal(params_D: Tensor, state: State) -> Tensor:
         return state[OWN].unsqueeze(0)
 
-    return Algorithm(init_client=init, local_step=local_step, finish=finish, personal=personal)
+    return Algorithm(init_client=init, local_memory=local_memory, finish=finish, personal=personal)

@@ -25,9 +25,9 @@ def interpolation(grid: Annotated[int, Range(1, 1001)] = 11) -> Algorithm:
     def init(params_D: Tensor) -> State:
         return {OWN: params_D.clone()}
 
-    def local_step(grad_D: Tensor, params_D: Tensor, task: LocalTask) -> tuple[Tensor, State]:
+    def local_memory(params_D: Tensor, task: LocalTask) -> State:
         own_D = task.state[OWN]
-        return grad_D, {OWN: own_D.addcmul(task.grad_at(own_D), spread(-task.lr, own_D))}
+        return {OWN: own_D.addcmul(task.grad_at(own_D), spread(-task.lr, own_D))}
 
     def finish(delta_D: Tensor, task: LocalTask) -> tuple[Update, State]:
         return Update(delta_D, task.num_samples, {}), {OWN: task.state[OWN]}
@@ -36,4 +36,6 @@ def interpolation(grid: Annotated[int, Range(1, 1001)] = 11) -> Algorithm:
         weights = torch.linspace(0, 1, grid, dtype=params_D.dtype)
         return torch.stack([params_D.lerp(state[OWN], weight) for weight in weights])
 
-    return Algorithm(init_client=init, local_step=local_step, finish=finish, personal=personal, needs_validation=True)
+    return Algorithm(
+        init_client=init, local_memory=local_memory, finish=finish, personal=personal, needs_validation=True
+    )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from atoll.core.algorithm import Algorithm, LocalTask
-from atoll.core.messages import Broadcast, State, Update
+from atoll.core.algorithm import Algorithm, LocalTask, ServerTask
+from atoll.core.messages import Aggregate, Broadcast, State, Update
 
 OWN = "own"
 
@@ -18,7 +18,7 @@ def local() -> Algorithm:
     """
 
     def init(params_D: Tensor) -> State:
-        return {OWN: params_D.clone()}  # nobody moves the shared model, so that this is the first one
+        return {OWN: params_D.clone()}
 
     def start(sent: Broadcast, state: State) -> Tensor:
         return state[OWN]
@@ -26,7 +26,10 @@ def local() -> Algorithm:
     def finish(delta_D: Tensor, task: LocalTask) -> tuple[Update, State]:
         return Update(torch.zeros_like(delta_D), task.num_samples, {}), {OWN: task.end_D}
 
+    def server_step(params_D: Tensor, aggregate: Aggregate, server: State, task: ServerTask) -> tuple[Tensor, State]:
+        return params_D, server  # so that clients that join late start from the first model, whatever others send
+
     def personal(params_D: Tensor, state: State) -> Tensor:
         return state[OWN].unsqueeze(0)
 
-    return Algorithm(init_client=init, start=start, finish=finish, personal=personal)
+    return Algorithm(init_client=init, start=start, finish=finish, server_step=server_step, personal=personal)

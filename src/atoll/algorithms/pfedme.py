@@ -23,13 +23,16 @@ def pfedme(lam: NotNegative = 1.0, steps: Count = 5, lr: Positive | None = None)
     def init(params_D: Tensor) -> State:
         return {OWN: params_D.clone()}
 
-    def local_step(grad_D: Tensor, params_D: Tensor, task: LocalTask) -> tuple[Tensor, State]:
+    def local_memory(params_D: Tensor, task: LocalTask) -> State:
         own_D, size = task.state[OWN], task.lr if lr is None else torch.tensor(lr, dtype=task.lr.dtype)
         for _ in range(steps):
             slope_D = task.grad_at(own_D)
             slope_D = slope_D + lam * (own_D - params_D) if lam else slope_D
             own_D = own_D.addcmul(slope_D, -size)
-        return lam * (params_D - own_D), {OWN: own_D}
+        return {OWN: own_D}
+
+    def local_grad(grad_D: Tensor, params_D: Tensor, task: LocalTask) -> Tensor:
+        return lam * (params_D - task.state[OWN])
 
     def finish(delta_D: Tensor, task: LocalTask) -> tuple[Update, State]:
         return Update(delta_D, task.num_samples, {}), {OWN: task.state[OWN]}
@@ -38,5 +41,10 @@ def pfedme(lam: NotNegative = 1.0, steps: Count = 5, lr: Positive | None = None)
         return state[OWN].unsqueeze(0)
 
     return Algorithm(
-        init_client=init, local_step=local_step, finish=finish, personal=personal, local={"optimizer": "sgd"}
+        init_client=init,
+        local_memory=local_memory,
+        local_grad=local_grad,
+        finish=finish,
+        personal=personal,
+        local={"optimizer": "sgd"},
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atoll.checks.rule import NETWORK, Rule, Values, first
-from atoll.checks.views import Networked
+from atoll.checks.views import Networked, Served
 
 
 def _simulated(view: Networked) -> Values | None:
@@ -20,6 +20,17 @@ def _simulated(view: Networked) -> Values | None:
 
 
 RULES: tuple[Rule[Networked], ...] = (
+    Rule(
+        name="network-new-clients-join",
+        parts=(NETWORK, "evaluation.new_clients"),
+        reason="evaluation.new_clients holds simulated clients out of training, and over a network a new client joins "
+        "by itself when it likes",
+        way_out="leave evaluation.new_clients out; who comes later runs atoll join, and with evaluation.clients_every "
+        "every site measures on its own samples",
+        finding=lambda view: True,
+        refused=[{"evaluation.new_clients": 2, "evaluation.holdout": 0.2}],
+        mended={"evaluation.new_clients": None},
+    ),
     Rule(
         name="network-simulates-nothing",
         parts=(NETWORK,),
@@ -44,5 +55,21 @@ RULES: tuple[Rule[Networked], ...] = (
         finding=lambda view: "with replacement" in view.sampler.scheme,
         refused=[{"secagg": {}, "sampler": "weighted"}],
         mended={"sampler": "uniform"},
+    ),
+)
+
+SERVED: tuple[Rule[Served], ...] = (
+    Rule(
+        name="network-accuracy-of-shared-models",
+        parts=(NETWORK, "stop.accuracy"),
+        reason="stop.accuracy would never be reached, since clients have models of their own and the server of a "
+        "network has none to measure",
+        way_out="leave stop.accuracy out, and set evaluation.clients_every to let clients measure theirs",
+        finding=lambda view: not view.shares_model,
+        refused=[
+            {"stop.accuracy": 0.9, "model": "mlp_2nn", "algorithm": "fedper"},
+            {"stop.accuracy": 0.9, "algorithm": "ifca"},
+        ],
+        mended={"stop.accuracy": None, "evaluation.clients_every": 1},
     ),
 )

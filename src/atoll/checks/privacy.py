@@ -41,7 +41,11 @@ def _not_charged(view: Parts) -> Values | None:
     every, stop = view.plan.evaluation.clients_every, view.plan.stop
     names = ("samples", "simulated_seconds", *(["bytes"] if view.protection.hides_cohort else []))
     uses = {f"stop.{name} tells of clients' data or of who was asked": getattr(stop, name) for name in names}
-    return first({"evaluation.clients_every measures the model on clients' own data": every, **uses})
+    on_clients = {
+        "evaluation.clients_every measures the model on clients' own data": every,
+        "evaluation.new_clients measures models on clients' own data": view.plan.evaluation.new_clients,
+    }
+    return first({**on_clients, **uses})
 
 
 def _single_updates(view: Parts) -> Values | None:
@@ -125,16 +129,17 @@ RULES: tuple[Rule[Parts], ...] = (
     Rule(
         name="private-measures",
         parts=("privacy",),
-        reason="{use|evaluation.clients_every and stops by samples, simulated seconds and bytes tell of clients}, "
-        "which is not charged",
+        reason="{use|evaluation.clients_every and .new_clients, and stops by samples, simulated seconds and bytes tell "
+        "of clients}, which is not charged",
         way_out="leave it out; the central test set tells how good the model is",
         finding=_not_charged,
         refused=[
             {**LOCAL, "evaluation.clients_every": 1},
+            {**LOCAL, "evaluation.new_clients": 2, "evaluation.holdout": 0.2},
             {**LOCAL, "stop.samples": 100},
             {**CENTRAL, "stop.bytes": 10**9},
         ],
-        mended={"evaluation.clients_every": 0, "stop": {}},
+        mended={"evaluation": {}, "stop": {}},
     ),
     Rule(
         name="private-steps-by-sample",

@@ -26,9 +26,21 @@ def _statistics(view: Parts) -> Values | None:
 
 def _unused(view: Parts) -> Values | None:
     """Say what takes effect in the local loop alone, where clients do something else."""
-    if view.plan.work is None or view.work.uses_algorithm:
+    if view.plan.work is None:
         return None
-    loop = ("init_client", "local_loss", "local_grad", "local_step", "start", "moves", "finish", "needs_loss", "local")
+    if view.work.uses_algorithm:
+        return first({f"is not what clients of {view.plan.algorithm.name} do": view.algorithm.work is not None})
+    loop = (
+        "init_client",
+        "local_loss",
+        "local_grad",
+        "local_memory",
+        "start",
+        "moves",
+        "finish",
+        "needs_loss",
+        "local",
+    )
     slots = (*loop, "personal", "adapt", "keep")
     changed = [slot for slot in slots if getattr(view.algorithm, slot) != getattr(Algorithm(), slot)]
     return first(
@@ -50,7 +62,11 @@ RULES: tuple[Rule[Parts], ...] = (
         way_out="leave work out, or use an algorithm whose clients do what fedavg's do, privacy of whole clients, and "
         "no attack on samples",
         finding=_unused,
-        refused=[{"work": "consensus", **HELD_OUT}, {"work": "consensus", "algorithm": "scaffold", **HELD_OUT}],
+        refused=[
+            {"work": "consensus", **HELD_OUT},
+            {"work": "consensus", "algorithm": "scaffold", **HELD_OUT},
+            {"work": "sgd", "algorithm": "ifca"},
+        ],
         mended={"work": None},
     ),
     Rule(

@@ -15,6 +15,7 @@ def _single_clients(view: Parts) -> Values | None:
         f"{plan.sampler.name} needs each client's {view.sampler.score}": view.sampler.score,
         "detection compares single updates": plan.detection,
         "contribution tries coalitions of single updates": plan.contribution,
+        "evaluation.new_clients lets new clients tell how well models do": plan.evaluation.new_clients,
     }
     return first(uses)
 
@@ -66,8 +67,8 @@ RULES: tuple[Rule[Parts], ...] = (
     Rule(
         name="secagg-hides-clients",
         parts=("secagg",),
-        reason="{use|some algorithms and samplers, detection and contribution look at single clients}, which secure "
-        "aggregation hides",
+        reason="{use|some algorithms and samplers, detection, contribution and evaluation.new_clients look at single "
+        "clients}, which secure aggregation hides",
         way_out="leave it out, or leave secagg out",
         finding=_single_clients,
         refused=[
@@ -75,6 +76,7 @@ RULES: tuple[Rule[Parts], ...] = (
             {**SECRET, "sampler": "importance"},
             {**SECRET, "detection": "distance"},
             {**SECRET, "contribution": "leave_one_out", "server.samples": 50},
+            {**SECRET, "evaluation.new_clients": 2, "evaluation.holdout": 0.2},
         ],
         mended={"secagg": None},
     ),

@@ -7,11 +7,12 @@ from typing import Any
 
 from atoll.checks import network, personal, privacy, problems, public, robust, rounds, secret
 from atoll.checks.rule import Rule
-from atoll.checks.views import Budget, Networked, Parts, Round, ServerSamples, Simulated
+from atoll.checks.views import Budget, Networked, NewClients, Parts, Round, Served, ServerSamples, Simulated
 from atoll.core.errors import PlanError
 
 TABLE: Mapping[type, tuple[Rule[Any], ...]] = {
     Networked: network.RULES,
+    NewClients: personal.NEW_CLIENTS,
     ServerSamples: robust.SAMPLES,
     Simulated: (*rounds.SIMULATED, *secret.SIMULATED),
     Parts: (
@@ -25,11 +26,12 @@ TABLE: Mapping[type, tuple[Rule[Any], ...]] = {
     ),
     Budget: privacy.BUDGET,
     Round: (*privacy.REHEARSED, *rounds.REHEARSED),
+    Served: network.SERVED,
 }
 """View -> the rules that look at it."""
 
 
-def check(view: Networked | ServerSamples | Simulated | Parts | Budget | Round) -> None:
+def check(view: Networked | NewClients | Served | ServerSamples | Simulated | Parts | Budget | Round) -> None:
     """Apply every rule that looks at such a view; the first one that is broken raises a PlanError with its name."""
     for rule in TABLE[type(view)]:
         text = rule.refusal(view)
@@ -41,5 +43,5 @@ def check(view: Networked | ServerSamples | Simulated | Parts | Budget | Round) 
 
 def rules(*, network: bool | None = None) -> Iterator[Rule[Any]]:
     """List all rules, or those that hold for plans of a simulation or of a network, in the order of the table."""
-    left_out = {True: Simulated, False: Networked}.get(network) if network is not None else None
-    return (rule for view, some in TABLE.items() if view is not left_out for rule in some)
+    left_out = {True: (Simulated,), False: (Networked, Served), None: ()}[network]
+    return (rule for view, some in TABLE.items() if view not in left_out for rule in some)

@@ -35,6 +35,14 @@ class Networked(NamedTuple):
     sampler: Sampler
 
 
+class Served(NamedTuple):
+    """A plan that a server has built for clients of a network."""
+
+    plan: Plan
+    shares_model: bool
+    """Whether the server has a whole model, which it can measure."""
+
+
 class ServerSamples(NamedTuple):
     """What the server's own samples are picked from."""
 
@@ -43,6 +51,24 @@ class ServerSamples(NamedTuple):
     source: str
     num_train: int
     public: Public | None
+
+
+class NewClients(NamedTuple):
+    """Clients that are held out of training, and what they are picked from."""
+
+    plan: Plan
+    policy: Policy
+    num_clients: int
+    """How many clients the data are dealt out to, new ones among them."""
+    num_measurable: int
+    """How many of these have held-out samples."""
+    disjoint: bool
+    """Whether no two clients hold the same sample."""
+
+    @property
+    def num(self) -> int:
+        """How many new clients the plan wants."""
+        return self.plan.evaluation.new_clients or 0
 
 
 @dataclass(frozen=True, kw_only=True)

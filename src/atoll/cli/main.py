@@ -1,4 +1,4 @@
-"""The command line: `atoll run`, `atoll matrix`, `atoll data`, `atoll plan`, `atoll privacy`, `atoll report`."""
+"""The command line: `atoll run`, `matrix`, `personal`, `report`, `data`, `plan`, `privacy`, those of a federation."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import typer
 from atoll.cli.join import enrol, join
 from atoll.cli.ledger import ledger_app
 from atoll.cli.operator import certs, clients_app, runs_app, status, stop
+from atoll.cli.personal import personal
 from atoll.cli.plan import plan_app
-from atoll.cli.plans import PlanArgument, SetOption, read_plan, read_settings
+from atoll.cli.plans import PlanArgument, SetOption, read_plan, read_settings, slug, whole_numbers, words
 from atoll.cli.privacy import privacy_app
 from atoll.cli.serve import serve
 from atoll.cli.tables import encode, summarise
@@ -102,7 +103,7 @@ def run(
         chosen = read_plan(plan, changes)
     from atoll.report.record import next_free  # needs torch: refuse a plan that cannot be read before that import
 
-    directory = resume or out or next_free(Path("runs"), _slug(chosen))
+    directory = resume or out or next_free(Path("runs"), slug(chosen))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop as after Ctrl-C
     _run_and_print(chosen, directory, resume=resume is not None, quiet=quiet)
 
@@ -113,6 +114,7 @@ def _run_and_print(plan: Plan, directory: Path, *, resume: bool, quiet: bool) ->
     from atoll.core.coordinator import FAILURES, Reason
     from atoll.report.html import write_report
     from atoll.report.main_figure import figures_text, main_of, shown
+    from atoll.report.new_clients import new_clients_text
     from atoll.report.reading import human_bytes, human_seconds, privacy_text
 
     resume_command = f"atoll run --resume {shlex.quote(str(directory))}"
@@ -132,16 +134,18 @@ def _run_and_print(plan: Plan, directory: Path, *, resume: bool, quiet: bool) ->
     if last is not None:
         print(f"{result.reason} after {last['round']} rounds in {human_seconds(last['seconds'])}")
         models = "" if result.shared is not None else f" (mean of {len(result.models)} clients' own models)"
-        if result.test:
+        main = main_of(result.test)
+        if main:
             print(figures_text(result.test, models))
+        if result.new_clients:
+            print(new_clients_text(main, result.new_clients))
         if "privacy" in last:
             print(privacy_text(last["privacy"]))
         if "bytes_up" in last:
             print(f"sent up {human_bytes(last['bytes_up'])}, down {human_bytes(last['bytes_down'])}")
-        if plan.stop.bytes is not None:
+        if plan.stop.bytes is not None and main:
             spent = f"{human_bytes(last['bytes_up'] + last['bytes_down'])} of {human_bytes(plan.stop.bytes)}"
-            main = main_of(result.test)
-            print(f"{spent} bought {shown(main, result.test[main]) if main else 'no model that was measured'}")
+            print(f"{spent} bought {shown(main, result.test[main])}")
     print(f"report {page}")
     if result.reason in FAILURES:
         raise TrainingError(f"{result.reason}; see the report, and {FAILURES[Reason(result.reason)]}")
@@ -176,20 +180,20 @@ def matrix(
 ) -> None:
     """Run every attack against every defence. Ctrl-C keeps everything; the same command continues."""
     chosen = read_plan(plan, read_settings(settings))
-    numbers = _numbers("--f", f)
+    numbers = whole_numbers("--f", f)
     from atoll.matrix import run_matrix
     from atoll.report.matrix import problems_text, worst_text
 
-    directory = out or Path("runs") / f"{_slug(chosen)}-matrix"
+    directory = out or Path("runs") / f"{slug(chosen)}-matrix"
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         results = run_matrix(
             chosen,
-            attacks=_words(attacks),
-            defences=_words(defences),
+            attacks=words(attacks),
+            defences=words(defences),
             f=numbers,
             out=directory,
-            seeds=_numbers("--seeds", seeds) if seeds is not None else None,
+            seeds=whole_numbers("--seeds", seeds) if seeds is not None else None,
             workers=workers,
             progress=not quiet,
         )
@@ -202,18 +206,6 @@ def matrix(
     print(f"table {directory / 'matrix.csv'}\npage {directory / 'matrix.html'}")
     if any(outcome.status == "failed" for outcome in results.outcomes):
         raise typer.Exit(TrainingError.exit_code)
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _numbers(option: str, text: str) -> list[int]:
-    """Read whole numbers that commas separate."""
-    try:
-        return [int(word) for word in _words(text)]
-    except ValueError as error:
-        raise PlanError(f"{option} must be whole numbers separated by commas, e.g. 1,2,4, got '{text}'") from error
 
 
 @data_app.command("list")
@@ -266,6 +258,8 @@ def data_show(
         f"{federation.num_clients} clients by {part_text(chosen.partition)}: samples a client "
         f"min {sizes.min()}, median {np.median(sizes):g}, max {sizes.max()}"
     )
+    if federation.new_clients:
+        print(f"{len(federation.new_clients)} more are held out of training: evaluation.new_clients")
     counts = partition_counts(federation)
     if counts is None:
         print("samples have no single class: there is no picture of classes to draw")
@@ -344,12 +338,7 @@ def _resumed(directory: Path, source: str | None, settings: dict[str, object]) -
     return plan.replace(settings) if settings else plan
 
 
-def _slug(plan: Plan) -> str:
-    text = plan.name or f"{plan.data.name}-{plan.algorithm.name}"
-    return "".join(c if c.isalnum() or c in "-_" else "-" for c in text).strip("-") or "run"
-
-
-for _command in (serve, enrol, join, status, stop, certs):
+for _command in (personal, serve, enrol, join, status, stop, certs):
     app.command()(_command)
 data_app.command()(summarise)
 data_app.command()(encode)

@@ -74,3 +74,22 @@ def _setting(text: str) -> tuple[str, Any]:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return key.strip(), value
+
+
+def words(text: str) -> list[str]:
+    """Split a list that commas separate."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def whole_numbers(option: str, text: str) -> list[int]:
+    """Read whole numbers that commas separate."""
+    try:
+        return [int(word) for word in words(text)]
+    except ValueError as error:
+        raise PlanError(f"{option} must be whole numbers separated by commas, e.g. 1,2,4, got '{text}'") from error
+
+
+def slug(plan: Plan) -> str:
+    """Return a name for the directory of a plan's runs."""
+    text = plan.name or f"{plan.data.name}-{plan.algorithm.name}"
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in text).strip("-") or "run"

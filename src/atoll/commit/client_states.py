@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import final
 
@@ -86,6 +86,12 @@ class ClientStates(Mapping[int, State]):
         """List all memories without reading those that were spilled."""
         for client, entry in self._entries.items():
             yield client, entry.deferred() if isinstance(entry, Spilled) else entry
+
+    def of(self, clients: Iterable[int]) -> ClientStates:
+        """Return the memories of some clients that have one, without reading those that were spilled."""
+        some = ClientStates(self._bound)
+        some._entries, some._folder = {c: self._entries[c] for c in clients if c in self._entries}, self._folder
+        return some
 
     def updated(self, changed: Mapping[int, State]) -> ClientStates:
         """Return the memories after some clients' have changed; the oldest are spilled if there are too many."""

@@ -13,17 +13,27 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from atoll.commit.client_states import as_client_states
 from atoll.commit.parts import RunParts
 from atoll.commit.run_state import RunState
 from atoll.commit.secure_sum import Added
 from atoll.commit.versions import Fold
 from atoll.core.coordinator import Abandon, Command, Committed, CoordinatorState, Policy, Reason
-from atoll.core.events import AttemptAbandoned, BudgetCharged, Evaluated, Event, RoundCommitted, TasksSent
+from atoll.core.events import (
+    AttemptAbandoned,
+    BudgetCharged,
+    Evaluated,
+    Event,
+    NewClientsEvaluated,
+    RoundCommitted,
+    TasksSent,
+)
 from atoll.core.messages import Task, Update
-from atoll.core.plan import Plan, Stop
+from atoll.core.plan import ADAPT_STEPS, Plan, Stop
 from atoll.core.seeds import generator
 from atoll.engine.base import Engine
 from atoll.train.exchange import Work
+from atoll.train.job import broadcast_of
 from atoll.train.metrics import Metrics, spread
 
 MEASURES = ("test", "models_test", "clients_test", "shared_test")
@@ -139,7 +149,7 @@ def measured(plan: Plan, engine: Engine, version: int, state: RunState, *, last:
     asked = covered and measurable and (last or (ask.every > 0 and version % ask.every == 0))
     at_home = engine.holds_clients and ask.clients_every > 0 and (last or version % ask.clients_every == 0)
     chosen = _chosen(plan, engine, state) if at_home or (asked and not job.shares_model) else []
-    own = {client: state.clients.get(client, {}) for client in chosen} if job.personal else None
+    own = as_client_states(state.clients).of(chosen) if job.personal else None
     if asked:
         if job.shares_model:
             metrics["test"], charts = engine.evaluate(state.params_D)
@@ -241,7 +251,18 @@ def finish_run(
     """Return why a run ends whose last row is this, and what is measured for its end."""
     events = measured_again(parts, state, row)
     row = next((event.row for event in events if isinstance(event, RoundCommitted)), row)
-    return end_reason(reason, row), events
+    return end_reason(reason, row), (*events, *measured_new(parts, state))
+
+
+def measured_new(parts: RunParts, state: RunState) -> tuple[Event, ...]:
+    """Measure clients that took no part in training, after steps of adaptation, if there are any."""
+    engine, job = parts.engine, parts.engine.job
+    if not job.federation.new_clients:
+        return ()
+    steps = parts.plan.evaluation.adapt_steps or ADAPT_STEPS
+    scores_SC2 = engine.evaluate_new(broadcast_of(job, state.params_D, state.server), steps)
+    figures = {num: _spread(engine, scores_C2) for num, scores_C2 in zip(steps, scores_SC2, strict=True)}
+    return (NewClientsEvaluated(version=state.coordinator.version, figures=figures, main=job.measures.main),)
 
 
 def end_reason(reason: Reason, row: Mapping[str, Any] | None) -> Reason:

@@ -22,7 +22,7 @@ from atoll.core.aggregator import as_rows
 from atoll.core.coordinator import Coordinator
 from atoll.core.errors import AtollError, PlanError
 from atoll.core.messages import Payload, State, Task, Update, stack
-from atoll.core.plan import Plan
+from atoll.core.plan import ADAPT_STEPS, Plan
 from atoll.core.transform import Encoding
 from atoll.core.wire import pack, packed_size, unpack
 from atoll.train.attributes import as_before
@@ -47,7 +47,7 @@ def rehearse_round(plan: Plan, job: Job, coordinator: Coordinator) -> None:
     Privacy noise is left out: it is drawn for releases alone.
     """
     layout = layout_of(job)
-    _try_smallest_batch(job)
+    _try_smallest_batch(job, max(plan.evaluation.adapt_steps or ADAPT_STEPS))
     with _as_refusal("uplink", "change the order of the uplink, or leave a step out"):
         updates, bytes_up = made_up_updates(job, layout, SIZES[:1] if job.spec.num_params > LARGE else SIZES)
     least_bytes = _least_bytes(plan, job, coordinator, bytes_up)
@@ -71,12 +71,15 @@ def rehearse_round(plan: Plan, job: Job, coordinator: Coordinator) -> None:
             stepped(job, model_M, aggregate, server, 0, coordinator.num_clients)
 
 
-def _try_smallest_batch(job: Job) -> None:
-    """Run the smallest batch that a client will meet through the model in training mode."""
+def _try_smallest_batch(job: Job, new_steps: int) -> None:
+    """Run the smallest batch that a client will meet through the model in training mode.
+
+    New clients take `new_steps` steps.
+    """
     if job.private is not None or job.work.first is not None:
         return
     for kind in job.work.jobs(job):
-        client, size = _smallest_batch(job)
+        client, size = _smallest_batch(job, new_steps)
         x, y = kind.federation.first(size)
         x = kind.inputs(x)
         buffers = {name: buffer.clone() for name, buffer in kind.model.named_buffers()}
@@ -104,15 +107,20 @@ def rehearse_training(job: Job, client: int | None = None) -> None:
     Trainer(copied).train_one(Task(client, 0, 0), sent, {})
 
 
-def _smallest_batch(job: Job) -> tuple[int, int]:
+def _smallest_batch(job: Job, new_steps: int) -> tuple[int, int]:
     """A client whose smallest batch is the smallest of all, and how many samples that has."""
-    sizes_C = np.maximum(job.federation.training_sizes(job.federation.partition.sizes()), 1)
+    federation = job.federation
+    sizes_C = np.maximum(
+        federation.training_sizes((federation.everybody if new_steps else federation.partition).sizes()), 1
+    )
+    steps_C = np.full(len(sizes_C), job.local.steps or sizes_C.max())
+    steps_C[federation.num_clients :] = new_steps
     if job.local.batch_size == "all":
         least_C = sizes_C
     else:
         batch_C = np.minimum(job.batch_size, sizes_C)
         rest_C, num_C = sizes_C % batch_C, -(-sizes_C // batch_C)
-        meets_rest_C = (rest_C > 0) & (num_C <= (job.local.steps or sizes_C.max()))
+        meets_rest_C = (rest_C > 0) & (num_C <= steps_C)
         least_C = np.where(meets_rest_C, rest_C, batch_C)
     client = int(least_C.argmin())
     return client, int(least_C[client])

@@ -123,6 +123,16 @@ def read_state(path: Path, identity: str) -> RunState:
         raise RunError(f"the checkpoint {path} cannot be read ({error}): start again with another --out") from error
 
 
+def read_fields(path: Path) -> dict[str, Any]:
+    """Read the fields of the state in a file without its tensors; `clients` are pairs of a client and names.
+
+    The caller knows that the file is of this release and of the right plan.
+    """
+    with path.open("rb") as file:
+        fields: dict[str, Any] = json.loads(TensorReader(file).text["state"])["fields"]
+        return fields
+
+
 def _check_header(path: Path, text: Mapping[str, Any], identity: str) -> None:
     if text["identity"] != identity:
         raise RunError(

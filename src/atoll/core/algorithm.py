@@ -132,10 +132,10 @@ class Algorithm(NamedTuple):
     broadcast: Callable[[Tensor, State], State] = no_extras
     local_loss: Callable[[Tensor, Mapping[str, Tensor], Batch, LocalTask], Tensor] | None = None
     local_grad: Callable[[Tensor, Tensor, LocalTask], Tensor] | None = None
-    local_step: Callable[[Tensor, Tensor, LocalTask], tuple[Tensor, State]] | None = None
-    """(gradient, parameters, task) -> the gradient to step by, and the client's memory after this step.
+    local_memory: Callable[[Tensor, LocalTask], State] | None = None
+    """(parameters before a step, task) -> the client's memory after it, where memory changes within local steps.
 
-    It takes the place of `local_grad` where memory changes within local steps; `task.state` is the memory before."""
+    `task.state` is the memory before; `local_grad` gets the one after."""
     start: Callable[[Broadcast, State], Tensor] | None = None
     """(broadcast, memory) -> the parameters that local steps begin with, if that is not the broadcast model.
 

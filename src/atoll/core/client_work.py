@@ -90,7 +90,7 @@ class ClientWork(NamedTuple):
     copies: int | None = None
     """How many copies of the plan's model travel, each with first values of its own; None: one of each model."""
     stackable: bool = False
-    """Whether many clients may be trained as one."""
+    """Whether its clients run the local loop, so that many may be trained as one."""
 
     @property
     def personal(self) -> bool:

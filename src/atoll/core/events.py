@@ -79,6 +79,17 @@ class Evaluated:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NewClientsEvaluated:
+    """Clients that took no part in training were measured, at the end of a run."""
+
+    version: int
+    figures: Mapping[int, Mapping[str, float]]
+    """Steps of adaptation -> `mean`, `worst_decile` and others of their main figures, and their mean `loss`."""
+    main: str
+    """The name of the main figure."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RoundCommitted:
     """A version counts."""
 
@@ -111,6 +122,7 @@ Event = (
     | ClientReported
     | BudgetCharged
     | Evaluated
+    | NewClientsEvaluated
     | RoundCommitted
     | AttemptAbandoned
     | RunEnded

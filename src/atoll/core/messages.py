@@ -43,6 +43,8 @@ def _exact(first_D: Tensor, aux: State) -> State:
 
 
 def _packed(first_D: Tensor, aux: State) -> Tensor:
+    if first_D.is_meta:  # torch.cat would import torch's compiler to join tensors without values, which takes a second
+        return first_D.new_empty(first_D.numel() + sum(value.numel() for value in aux.values()))
     return torch.cat([first_D, *(aux[name].reshape(-1) for name in sorted(aux))]) if aux else first_D
 
 

@@ -23,6 +23,9 @@ MAX_NORM = 1e9
 With weights of at most 1e7 neither the weighted sum of a million updates nor that of their squares (1e18 each) comes
 near the largest float32, 3.4e38."""
 
+ADAPT_STEPS = (0, 1, 5, 20)
+"""After so many steps of adaptation new clients are measured, unless a plan says otherwise."""
+
 SOLVES_FOR_ROUNDS = ("proportional",)
 """Mechanisms whose noise follows from the number of rounds, which is then part of what a run is."""
 
@@ -90,9 +93,25 @@ class Evaluation(Section, key="evaluation"):
     validation: ShareBelowOne | None = None
     """Share of each client's samples that it neither trains on nor is evaluated on: by these it chooses between
     models, where an algorithm lets it."""
+    new_clients: Count | None = None
+    """So many clients, picked by seed, take no part in training; at the end they adapt what was learnt, and are
+    measured."""
+    adapt_steps: tuple[Annotated[int, at_least(0, "0 is what a client gets on arrival")], ...] | None = None
+    """After how many steps on their own samples new clients are measured; ADAPT_STEPS unless given."""
 
     def check(self) -> None:
-        """Refuse shares that leave nothing to train on."""
+        """Refuse shares that leave nothing to train on, and steps that nobody takes or that do not rise."""
+        steps = self.adapt_steps
+        if steps is not None and self.new_clients is None:
+            raise PlanError(
+                f"evaluation.adapt_steps is {list(steps)}, but there are no new clients: set evaluation.new_clients, "
+                "e.g. to 10, or leave evaluation.adapt_steps out"
+            )
+        if steps is not None and (not steps or list(steps) != sorted(set(steps))):
+            raise PlanError(
+                f"evaluation.adapt_steps must be numbers of steps that rise, got {list(steps)}: write them as "
+                f"{list(ADAPT_STEPS)}, or leave it out"
+            )
         if self.holdout + (self.validation or 0.0) >= 1:
             raise PlanError(
                 f"evaluation.holdout and evaluation.validation are {self.holdout} and {self.validation} of a client's "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, final
 
@@ -148,6 +148,17 @@ def joined(first: Partition, second: Partition) -> Partition:
     """
     num_clients = first.num_clients + second.num_clients
     return Joined(num_clients=num_clients, first=first, second=second, dataset=first.dataset)
+
+
+def subset(partition: Partition, clients: Sequence[int]) -> Dealt:
+    """Return some clients of a partition, numbered anew in the given order.
+
+    >>> subset(dealt(np.array([3, 1, 0, 2]), np.array([0, 1, 4])), [1]).indices(0)
+    array([1, 0, 2])
+    """
+    parts = [partition.indices(client) for client in clients]
+    offsets = np.cumsum([0, *map(len, parts)])
+    return Dealt(len(parts), np.concatenate(parts), offsets, dataset=partition.dataset)
 
 
 def changed(partition: Partition, dataset: Dataset) -> Partition:

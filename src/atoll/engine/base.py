@@ -80,6 +80,10 @@ class Engine(ABC):
         """Evaluate these clients' own models on the test set; results come in order."""
 
     @abstractmethod
+    def new_scores(self, sent: Broadcast, clients: Sequence[int], steps: Sequence[int]) -> Iterable[Tensor]:
+        """Evaluate new clients, each after these numbers of steps; results come in order."""
+
+    @abstractmethod
     def close(self) -> None:
         """Give back processes and threads."""
 
@@ -139,6 +143,12 @@ class Engine(ABC):
         scores: np.ndarray = torch.cat(list(self.client_scores(params_D, groups, states))).numpy()
         return scores
 
+    def evaluate_new(self, sent: Broadcast, steps: Sequence[int]) -> np.ndarray:
+        """Return main figure and loss of each new client on its own data, after these numbers of steps, (S, C, 2)."""
+        rows = list(self.new_scores(sent, self.job.federation.new_clients, steps))
+        scores: np.ndarray = torch.stack(rows, dim=1).numpy()
+        return scores
+
 
 def _without_trigger(part: State) -> State:
     return {name: value for name, value in part.items() if name not in ("fooled", "others")}
@@ -192,6 +202,13 @@ class InProcess(Engine):
         for client, state in states.items():
             with explained():
                 found = self.trainer.evaluate_own(params_D, client, state)
+            yield found
+
+    def new_scores(self, sent: Broadcast, clients: Sequence[int], steps: Sequence[int]) -> Iterable[Tensor]:
+        """Evaluate client after client."""
+        for client in clients:
+            with explained():
+                found = self.trainer.evaluate_new(sent, client, steps)
             yield found
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -137,6 +137,12 @@ class Processes(Engine):
         for _, tensors in self._farm(requests):
             yield tensors
 
+    def new_scores(self, sent: Broadcast, clients: Sequence[int], steps: Sequence[int]) -> Iterable[Tensor]:
+        """Share clients out."""
+        self._tell({"do": "look at"}, {"params": sent.params_D, **sent.aux})
+        for _, tensors in self._farm(({"do": "new", "client": each, "steps": list(steps)}, {}) for each in clients):
+            yield tensors["scores"]
+
     def close(self) -> None:
         """End the workers and give torch its threads back."""
         for pipe in self._pipes:
@@ -263,6 +269,10 @@ def _answer(
             return {}, trainer.evaluate(evaluated["params"], header["start"])
         case "own test":
             return {}, trainer.evaluate_own(evaluated["params"], header["client"], tensors)
+        case "new":
+            aux = {name: value for name, value in evaluated.items() if name != "params"}
+            sent = Broadcast(evaluated["params"], aux)
+            return {}, {"scores": trainer.evaluate_new(sent, header["client"], header["steps"])}
         case _:
             states = {int(client): state for client, state in grouped(tensors).items()}
             own = states if header["own"] else None

@@ -18,6 +18,7 @@ from atoll.core.parts import Part
 from atoll.report import figures
 from atoll.report.contribution_picture import contribution_picture, gain_text
 from atoll.report.main_figure import best_of, main_figure, shown, title_of
+from atoll.report.new_clients import has_new_clients, new_clients_note, new_clients_picture, new_clients_table
 from atoll.report.privacy_picture import spending_picture
 from atoll.report.reading import (
     NONE,
@@ -66,6 +67,8 @@ class RunPicture(NamedTuple):
     title: str
     note: str
     """Caption."""
+    table: str = ""
+    """HTML that stands under the figure."""
 
 
 def lead(record: RunRecord) -> str:
@@ -181,7 +184,7 @@ def run_section(record: RunRecord, name: str, index: int, single: bool) -> str:
     for picture in run_pictures(record):
         kind = "square" if picture.title == "Confusion" else ""
         figure = image(picture.draw(), picture.title, kind)
-        parts.append((picture.title, f'{figure}<p class="note">{escape(picture.note)}</p>'))
+        parts.append((picture.title, f'{figure}{picture.table}<p class="note">{escape(picture.note)}</p>'))
     if record.sites is not None:
         parts.append(("Sites", _sites(record.sites)))
     if record.rows:
@@ -277,6 +280,9 @@ def run_pictures(record: RunRecord) -> list[RunPicture]:
         )
         note = f"The worst tenth is orange. Each client is tested on {samples}."
         pictures.append(RunPicture("clients", lambda: figures.client_spread(record), "Spread over clients", note))
+    if has_new_clients(record):
+        note, table = new_clients_note(record), new_clients_table(record)
+        pictures.append(RunPicture("new-clients", lambda: new_clients_picture(record), "New clients", note, table))
     if record.plan.contribution is not None and contributions(record):
         samples = f"{count_text(record.plan.server.samples)} samples of the server's own"
         method = part_text(record.plan.contribution)

@@ -10,7 +10,7 @@ from typing import Any
 
 from atoll.commit.parts import RunParts
 from atoll.commit.run_state import RunState
-from atoll.core.events import Evaluated, Event, RoundCommitted, RunEnded, RunStarted
+from atoll.core.events import Evaluated, Event, NewClientsEvaluated, RoundCommitted, RunEnded, RunStarted
 from atoll.core.messages import State
 from atoll.report.reading import model_text
 from atoll.report.record import RunDirectory, plain
@@ -21,6 +21,8 @@ class RunWriter:
 
     def __init__(self, directory: RunDirectory | None, history: list[dict[str, Any]]) -> None:
         self.directory, self.history = directory, history
+        self.new_clients: NewClientsEvaluated | None = None
+        """What was measured of new clients, once it is."""
         self._confusion: dict[str, Any] | None = None
 
     def __call__(self, event: Event) -> None:
@@ -33,6 +35,8 @@ class RunWriter:
                 )
             case Evaluated():
                 self._evaluated(event)
+            case NewClientsEvaluated():
+                self.new_clients = event
             case RoundCommitted():
                 self._add_row(event.row)
             case RunEnded():
@@ -54,7 +58,11 @@ class RunWriter:
         if model is not None:
             self.directory.save_model(model)
         self.save_confusion()
-        self.directory.write_json("result.json", run_result(reason, self.history, state.contribution))
+        result = run_result(reason, self.history, state.contribution)
+        if self.new_clients is not None:
+            figures = {str(steps): each for steps, each in self.new_clients.figures.items()}
+            result["new_clients"] = {"metric": self.new_clients.main, "after_steps": figures}
+        self.directory.write_json("result.json", result)
 
     def save_confusion(self) -> None:
         """Write the newest confusion matrix, if one was measured."""
@@ -147,6 +155,8 @@ def run_info(parts: RunParts, *, name: str, setup_seconds: float, num_train: int
         "num_clients": job.federation.num_clients,
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
+    if job.federation.new_numbers:
+        info["new_clients"] = job.federation.new_numbers
     if parts.guard is not None:
         info["privacy"] = parts.guard.statement()
     if engine.trainer.alone_because is not None:

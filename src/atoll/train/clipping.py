@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from atoll.core.algorithm import Algorithm
@@ -95,7 +95,10 @@ def find_layers(model: nn.Module, spec: ParamSpec, loss: Loss, x: Tensor, y: Ten
     try:
         outputs, inputs = layer_inputs(model, layers, named, x, shifts)
         slopes = torch.autograd.grad(loss(outputs, y).sum(), shifts, materialize_grads=True)
-        each = vmap(grad(alone), in_dims=(None, 0, 0))(named, x, y)
+        copies = {name: value.expand(len(y), *value.shape).clone().requires_grad_() for name, value in named.items()}
+        losses_B = vmap(alone)(copies, x, y)  # torch.func.grad would import torch's compiler, which takes a second
+        grads = torch.autograd.grad(losses_B.sum(), list(copies.values()), materialize_grads=True)
+        each = dict(zip(copies, grads, strict=True))
     except Exception:  # whatever a model does that the quick way cannot follow, the slow way is there for it
         return ()
     parts = layer_sums(model, layers, inputs, list(slopes))

@@ -14,7 +14,7 @@ from atoll.core.messages import State
 from atoll.core.seeds import derive
 from atoll.data.targets import CLASSIFICATION
 from atoll.train.job import Job
-from atoll.train.loop import Workspace
+from atoll.train.loop import BUFFER, Workspace
 from atoll.train.seeded import seeded
 
 SLICE = 1000
@@ -106,13 +106,14 @@ def evaluating(job: Job, space: Workspace, params_D: Tensor, memory: State | Non
     """Put parameters into the workspace and the model into evaluation mode, and back.
 
     `memory` is that of the client whose own model is evaluated. Where batch-norm statistics stay with the clients, a
-    shared model has none: the batch's own are used instead. A model that draws or counts does so from the same start
-    each time, so that it does not matter who evaluates.
+    shared model has none, nor has that of a client that never trained: the batch's own are used instead. A model that
+    draws or counts does so from the same start each time, so that it does not matter who evaluates.
     """
-    space.restore(params_D, memory or {})
+    memory = memory or {}
+    space.restore(params_D, memory)
     space.model.eval()
     kept = {name: space.model.get_buffer(name).clone() for name in job.local_buffers}
-    if kept and not memory:
+    if not all(f"{BUFFER}{name}" in memory for name in kept):
         for module in space.model.modules():
             if isinstance(module, nn.modules.batchnorm._NormBase):
                 module.train()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from atoll.checks.table import check
-from atoll.checks.views import ServerSamples
+from atoll.checks.views import NewClients, ServerSamples
 from atoll.core.client_work import Samples
 from atoll.core.errors import DataError, PlanError
 from atoll.core.messages import SERVER
@@ -19,14 +19,18 @@ from atoll.core.plan import Plan
 from atoll.core.problem import Problem
 from atoll.core.seeds import derive, generator
 from atoll.data.dataset import Dataset, Public, as_public
-from atoll.data.index import Partition, joined
-from atoll.data.partition.iid import iid
+from atoll.data.index import Dealt, Partition, drawn, joined, subset
+from atoll.data.partition.iid import draw_iid
 from atoll.data.partition.mixture import dealer
 from atoll.data.rows import ChainedRows, LazyFeatures, Rows
 
 
 class Federation:
-    """Who holds which samples. Nothing is copied: a client is a list of indices into the shared training set."""
+    """Who holds which samples. Nothing is copied: a client is a list of indices into the shared training set.
+
+    New clients are numbered after all others, which keep their order: whoever counts or asks the clients of `partition`
+    and `num_clients` leaves them out.
+    """
 
     def __init__(
         self,
@@ -40,33 +44,40 @@ class Federation:
         server_source: str = "clients",
         public: Public | None = None,
         num_added: int = 0,
+        num_new: int = 0,
     ) -> None:
         dataset = partition.dataset or dataset
-        partition = _with_added(dataset, partition, num_added, seed)
+        _no_empty_client(partition)
+        self.new_numbers = _picked_apart(partition, num_new, holdout, seed)
+        """The new clients as the plan's partition numbers them."""
+        self._pool: int | np.ndarray = dataset.num_train
+        """The samples that no new client holds, or the number of all."""
+        new = subset(partition, self.new_numbers) if num_new else None
+        if new is not None:
+            self._pool = np.setdiff1d(np.arange(dataset.num_train), new.samples)
+            partition = subset(partition, sorted({*range(partition.num_clients)} - {*self.new_numbers}))
+        partition = _with_added(partition, num_added, seed, self._pool)
         self.dataset, self.partition, self.public = dataset, partition, public
         self.num_clients = partition.num_clients
         self.added = range(self.num_clients - num_added, self.num_clients)
         """Clients that only attack: nothing is measured on them."""
+        self.everybody = partition if new is None else joined(partition, new)
+        """The clients of `partition`, then the new ones."""
+        self.new_clients = range(self.num_clients, self.everybody.num_clients)
+        """Clients that take no part in training, and whose samples nobody else holds."""
         self.train_x, self.train_y = _stored(dataset.train_x), _tensor(dataset.train_y)
         """The clients' samples; after them those that the server took from the public ones, if it did."""
         self.test_x, self.test_y = _stored(dataset.test_x), _tensor(dataset.test_y)
         self._seed, self.holdout, self.validation = seed, holdout, validation
-        sizes = partition.sizes()
-        if sizes.min() < 1:
-            empty = int(sizes.argmin())
-            raise DataError(
-                f"client {empty} has no samples, and {int((sizes < 1).sum())} of {self.num_clients} are empty: "
-                "use fewer clients (partition.num_clients), a milder skew, or min_samples = 1"
-            )
         self._server_indices = self._picked(server_samples, server_source)
-        self.max_samples = max(int(sizes.max()), server_samples)
+        self.max_samples = max(int(self.everybody.sizes().max()), server_samples)
         self.num_samples = lru_cache(maxsize=100_000)(self._num_samples)
 
     def _num_samples(self, client: int) -> int:
         """How many samples a client, or the server, trains on."""
         if client == SERVER:
             return len(self._server_indices)
-        return int(self.training_sizes(np.array(self.partition.size(client))))
+        return int(self.training_sizes(np.array(self.everybody.size(client))))
 
     def training_sizes(self, size_C: np.ndarray) -> np.ndarray:
         """Return how many samples clients train on that have so many."""
@@ -78,31 +89,32 @@ class Federation:
         """The samples that a client, or the server, trains on."""
         if client == SERVER:
             return self._server_indices
-        indices = self.partition.indices(client)
+        indices = self.everybody.indices(client)
         if not (self.holdout or self.validation):
             return indices
         return self._shuffled(indices, client)[: self.num_samples(client)]
 
     def evaluation_indices(self, client: int) -> np.ndarray:
         """The samples that a client is evaluated on: those held out, or else all that it has."""
-        indices = self.partition.indices(client)
+        indices = self.everybody.indices(client)
         held = int(self.holdout * len(indices))
         return self._shuffled(indices, client)[len(indices) - held :] if held else indices
 
     def validation_samples(self, client: int) -> Samples:
         """Return the samples that a client chooses between models by, all that it trains on if none are set apart."""
-        size = self.partition.size(client)
+        size = self.everybody.size(client)
         first, num = self.num_samples(client), int(self.validation * size)
-        indices = self._shuffled(self.partition.indices(client), client)[first : first + num]
+        indices = self._shuffled(self.everybody.indices(client), client)[first : first + num]
         indices = indices if num else self.train_indices(client)
         return Samples(client, len(indices), lambda: self._loaded(indices))
 
     def _picked(self, num: int, source: str) -> np.ndarray:
         """The samples that the server keeps a copy of; public ones, which no client holds, go behind the others."""
-        check(ServerSamples(num, source, len(self.train_y), self.public))
+        num_held = self._pool if isinstance(self._pool, int) else len(self._pool)
+        check(ServerSamples(num, source, num_held, self.public))
         public = self.public if num and source == "public" else None
-        most = len(self.train_y) if public is None else len(public.x)
-        picked = np.sort(generator(self._seed, "server samples").choice(most, size=num, replace=False))
+        pool = self._pool if public is None else len(public.x)
+        picked = np.sort(generator(self._seed, "server samples").choice(pool, size=num, replace=False))
         if public is None:
             return picked
         assert public.y is not None
@@ -171,12 +183,35 @@ class Federation:
         return raw.long() if self.dataset.tokens else _scaled(raw, self.public.scale, self.public.shift)
 
 
-def _with_added(dataset: Dataset, partition: Partition, num: int, seed: int) -> Partition:
-    """Let clients join that only attack, each with as many samples as a middling one, drawn from all of them."""
+def _no_empty_client(partition: Partition) -> None:
+    sizes = partition.sizes()
+    if sizes.min() < 1:
+        empty = int(sizes.argmin())
+        raise DataError(
+            f"client {empty} has no samples, and {int((sizes < 1).sum())} of {partition.num_clients} are empty: "
+            "use fewer clients (partition.num_clients), a milder skew, or min_samples = 1"
+        )
+
+
+def _measurable(partition: Partition, holdout: float) -> np.ndarray:
+    """Return the clients of whose samples some are held out."""
+    return np.flatnonzero(np.floor(holdout * partition.sizes()) >= 1)
+
+
+def _picked_apart(partition: Partition, num: int, holdout: float, seed: int) -> list[int]:
+    """Pick new clients, of those with held-out samples: owners may be sorted, so that the last ones are not any."""
+    if not num:
+        return []
+    picked: list[int] = generator(seed, "new clients").choice(_measurable(partition, holdout), num, False).tolist()
+    return sorted(picked)
+
+
+def _with_added(partition: Partition, num: int, seed: int, pool: int | np.ndarray) -> Partition:
+    """Let clients join that only attack, each with as many samples as a middling one, drawn from all of the pool."""
     if not num:
         return partition
     size = max(1, int(np.median(partition.sizes())))
-    return joined(partition, iid(dataset, num_clients=num, seed=derive(seed, "added"), samples_per_client=size))
+    return joined(partition, drawn(num, size, partial(draw_iid, pool, size, derive(seed, "added"))))
 
 
 def _scaled(raw: Tensor, scale: float, shift: float) -> Tensor:
@@ -212,6 +247,11 @@ def build_federation(plan: Plan) -> Federation:
             f"partition '{plan.partition.name}' gave {type(partition).__name__}: "
             "make one with dealt or drawn of atoll.data.index"
         )
+    if plan.evaluation.new_clients is not None:
+        num_measurable = len(_measurable(partition, plan.evaluation.holdout))
+        disjoint = isinstance(partition, Dealt) and len(np.unique(partition.samples)) == len(partition.samples)
+        policy = plan.policy.build("rounds")
+        check(NewClients(plan, policy, partition.num_clients, num_measurable, disjoint))
     return Federation(
         dataset,
         partition,
@@ -222,6 +262,7 @@ def build_federation(plan: Plan) -> Federation:
         server_source=plan.server.source or "clients",
         public=public,
         num_added=(plan.attackers.added or 0) if plan.attack else 0,
+        num_new=plan.evaluation.new_clients or 0,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tag, Tensor
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 
 from atoll.train.trace import memory_of, written_by
 
@@ -25,53 +25,51 @@ REPEATABLE = {aten.neg.default, aten.mul.Tensor, aten.view.default, aten.unsquee
 """Cheap operations that algorithms and optimisers tend to repeat for every layer."""
 
 
-def tidy(graph: GraphModule) -> None:
+def tidy(graph: Graph) -> None:
     """Improve a recorded step in place; what it computes stays the same up to rounding."""
-    _drop_no_ops(graph.graph)
-    _drop_ones(graph.graph)
-    _drop_zeros(graph.graph)
-    for node in list(graph.graph.nodes):
+    _drop_no_ops(graph)
+    _drop_ones(graph)
+    _drop_zeros(graph)
+    for node in list(graph.nodes):
         if _is_update(node):
-            _split_update(graph.graph, node)
-    graph.graph.eliminate_dead_code()
-    for node in list(graph.graph.nodes):
+            _split_update(graph, node)
+    graph.eliminate_dead_code()
+    for node in list(graph.nodes):
         if _is_update(node):
-            _fuse_update(graph.graph, node)
+            _fuse_update(graph, node)
         elif node.target is aten.add.Tensor and not node.kwargs:
-            _fuse_bias(graph.graph, node)
-    _drop_no_ops(graph.graph)
-    _share_repeated(graph.graph)
-    graph.graph.eliminate_dead_code()
-    for node in graph.graph.nodes:
+            _fuse_bias(graph, node)
+    _drop_no_ops(graph)
+    _share_repeated(graph)
+    graph.eliminate_dead_code()
+    for node in graph.nodes:
         node.meta.clear()  # let go of the recorded tensors
-    graph.recompile()
 
 
-def hoist(graph: GraphModule, num_fixed: int) -> GraphModule:
+def hoist(graph: Graph, num_fixed: int) -> Graph:
     """Take out of a step what depends on its last `num_fixed` inputs alone, so that it is computed once, not each step.
 
-    Returns a function of those inputs; what it gives, the step takes as further inputs.
+    Returns operations on those inputs; what they give, the step takes as further inputs.
     """
-    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
     fixed = set(inputs[len(inputs) - num_fixed :])
-    known = fixed | {node for node in graph.graph.nodes if node.op == "get_attr"}
-    for node in graph.graph.nodes:
+    known = fixed | {node for node in graph.nodes if node.op == "get_attr"}
+    for node in graph.nodes:
         if node.op == "call_function" and node.all_input_nodes and known.issuperset(node.all_input_nodes):
             known.add(node)
-    changed = {each for node in graph.graph.nodes for each in written_by(node)}
+    changed = {each for node in graph.nodes for each in written_by(node)}
     once = Graph()
     copies = {node: once.placeholder(node.name) for node in inputs if node in fixed}
-    moved = [node for node in graph.graph.nodes if node in known and node not in fixed and not changed & known]
+    moved = [node for node in graph.nodes if node in known and node not in fixed and not changed & known]
     for node in moved:
         copies[node] = once.node_copy(node, copies.__getitem__)
     results = [node for node in moved if node.op == "call_function" and not known.issuperset(node.users)]
     once.output([copies[node] for node in results])
-    with graph.graph.inserting_after(inputs[-1]):
+    with graph.inserting_after(inputs[-1]):
         for node in reversed(results):  # each is inserted right after the old inputs
-            node.replace_all_uses_with(graph.graph.placeholder(f"once_{node.name}"))
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
-    return GraphModule(graph, once)
+            node.replace_all_uses_with(graph.placeholder(f"once_{node.name}"))
+    graph.eliminate_dead_code()
+    return once
 
 
 class _Writes:

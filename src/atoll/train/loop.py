@@ -159,14 +159,12 @@ def _move(job: Job, space: Workspace, grads: list[Tensor], task: LocalTask, memo
     """
     algorithm, changed = job.algorithm, dict[str, Tensor]()
     targets: list[Tensor] = [leaf.data for leaf in space.leaves]
-    shared = len(job.spec.trainable)
-    if algorithm.local_grad is not None or algorithm.local_step is not None:
-        params_D = job.trainable(space.params_D)
+    shared, params_D = len(job.spec.trainable), job.trainable(space.params_D)
+    if algorithm.local_memory is not None:
+        changed = algorithm.local_memory(params_D, task)
+    if algorithm.local_grad is not None:
         grad_D = torch.cat([grad.reshape(-1) for grad in grads[:shared]])
-        if algorithm.local_step is not None:
-            grad_D, changed = algorithm.local_step(grad_D, params_D, task)
-        elif algorithm.local_grad is not None:
-            grad_D = algorithm.local_grad(grad_D, params_D, task)
+        grad_D = algorithm.local_grad(grad_D, params_D, task._replace(state={**task.state, **changed}))
         targets, grads, shared = [params_D, *targets[shared:]], [grad_D, *grads[shared:]], 1
     parts = [slice(None)] if algorithm.moves is None else [slice(shared), slice(shared, None)]
     moves = [True] if algorithm.moves is None else [bool(move) for move in algorithm.moves(task)]
@@ -231,10 +229,12 @@ def _order(
         return found
 
     def grad_at(params_D: Tensor, part: int = 0, of: int = 1) -> Tensor:
-        with torch.enable_grad():
-            leaf_D = params_D.detach().clone().requires_grad_()
-            loss = mean_loss(job, outputs(leaf_D, batch.x), part_of(batch, part, of))
-            return torch.autograd.grad(loss, leaf_D)[0]
+        views = job.spec.without_buffers.views(params_D.detach())
+        with torch.enable_grad():  # by layers: through slices of a flat vector each would make a gradient as long as it
+            leaves = {name: view.clone().requires_grad_() for name, view in views.items()}
+            loss = mean_loss(job, outputs(leaves, batch.x), part_of(batch, part, of))
+            grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        return torch.cat([each.reshape(-1) for each in grads])
 
     return LocalTask(
         broadcast=sent,

@@ -6,6 +6,8 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from torch import Tensor
+
 from atoll.core.client_work import Worker
 from atoll.core.messages import Broadcast, State, Task, Update
 from atoll.train.job import Job
@@ -34,6 +36,10 @@ class LoopWorker(Worker):
     @abstractmethod
     def space(self) -> Workspace:
         """The working model of the inner job."""
+
+    @abstractmethod
+    def arrived(self, sent: Broadcast, client: int, steps: int) -> tuple[Tensor, State]:
+        """Return the model of a new client as `own` does: from what it is sent, after steps on its training samples."""
 
     @abstractmethod
     def begin(self, tasks: Sequence[Task], sent: Sequence[Broadcast], memories: Sequence[State]) -> Started:

@@ -105,12 +105,15 @@ class OneStep:
         else:
             loss_G, grads = self._gradients(batch, own, leaves, fixed, dims)
         targets, shared = leaves, self.num_shared
-        if algorithm.local_grad is not None or algorithm.local_step is not None:
+        if algorithm.local_memory is not None:
+            after = vmap(self._memory, in_dims=(0, 0, 0, dims))(params_GD, batch, own, fixed)
+            own = own._replace(memory=after)
+        if algorithm.local_grad is not None:
             grad_GD = torch.cat([g.flatten(1) if g.dim() > 1 else g.unsqueeze(1) for g in grads[:shared]], dim=1)
-            grad_GD, after = vmap(self._slot, in_dims=(0, 0, 0, 0, dims))(grad_GD, params_GD, batch, own, fixed)
-            for name, state in states.items():
-                state.copy_(torch.where(spread(live_G, state) > 0, after[name], state))
+            grad_GD = vmap(self._slot, in_dims=(0, 0, 0, 0, dims))(grad_GD, params_GD, batch, own, fixed)
             targets, grads, shared = [params_GD, *leaves[shared:]], [grad_GD, *grads[shared:]], 1
+        for name, state in states.items():
+            torch.where(spread(live_G, state) > 0, own.memory[name], state, out=state)
         lr_G = fixed.lr_G * live_G
         if algorithm.moves is None:
             job.optimizer.step_(targets, grads, memory[0], lr_G, number)
@@ -149,9 +152,9 @@ class OneStep:
         job, outputs = self.job, self._outputs(own)
 
         def grad_at(params_D: Tensor, part: int = 0, of: int = 1) -> Tensor:
-            some = part_of(batch, part, of)
-            found: Tensor = grad(lambda p_D: mean_loss(job, outputs(p_D, batch.x), some))(params_D)
-            return found
+            some, views = part_of(batch, part, of), job.spec.without_buffers.views(params_D)
+            grads = grad(lambda named: mean_loss(job, outputs(named, batch.x), some))(views)
+            return torch.cat([each.reshape(-1) for each in grads.values()])
 
         return local_task(
             fixed._replace(state={**fixed.state, **own.memory}),
@@ -168,12 +171,13 @@ class OneStep:
             loss = self.job.algorithm.local_loss(loss, named, batch, self._task(fixed, batch, own))
         return loss
 
-    def _slot(self, grad_D: Tensor, params_D: Tensor, batch: Batch, own: Own, fixed: Fixed) -> tuple[Tensor, State]:
-        algorithm, task = self.job.algorithm, self._task(fixed, batch, own)
-        if algorithm.local_step is not None:
-            return algorithm.local_step(grad_D, params_D, task)
-        assert algorithm.local_grad is not None
-        return algorithm.local_grad(grad_D, params_D, task), {}
+    def _slot(self, grad_D: Tensor, params_D: Tensor, batch: Batch, own: Own, fixed: Fixed) -> Tensor:
+        assert self.job.algorithm.local_grad is not None
+        return self.job.algorithm.local_grad(grad_D, params_D, self._task(fixed, batch, own))
+
+    def _memory(self, params_D: Tensor, batch: Batch, own: Own, fixed: Fixed) -> State:
+        assert self.job.algorithm.local_memory is not None
+        return self.job.algorithm.local_memory(params_D, self._task(fixed, batch, own))
 
     def _moves(self, batch: Batch, own: Own, fixed: Fixed) -> tuple[Tensor, Tensor]:
         assert self.job.algorithm.moves is not None

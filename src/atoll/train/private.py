@@ -229,5 +229,5 @@ def unprotected(*args: object) -> Tensor:
     """Stands for what an algorithm may not look at while steps are private."""
     raise PlanError(
         "this algorithm asks for the plain gradient of a batch, which nothing protects: "
-        "use one that does not, such as fedavg, fedprox or scaffold"
+        "use one that does not, such as fedavg, fedprox or scaffold, or protect whole clients, e.g. by central"
     )

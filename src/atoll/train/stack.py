@@ -68,7 +68,7 @@ class StackedTrainer:
         fixed = self._fixed(
             padded, sent + sent[:1] * idle, states + states[:1] * idle, first_losses + first_losses[:1] * idle
         )
-        moving = fixed.state if job.algorithm.local_step is not None else {}
+        moving = fixed.state if job.algorithm.local_memory is not None else {}
         fixed = fixed._replace(state={}) if moving else fixed
         start_GD = fixed.sent.params_D.expand(size, -1)
         if job.algorithm.start is not None:
@@ -78,7 +78,7 @@ class StackedTrainer:
         if job.spec.kept:
             kept_GK = torch.stack([state.get(KEPT, job.first_kept_K) for state in states + states[:1] * idle])
         leaves, num_shared = self._leaves(params_GD, kept_GK), len(job.spec.trainable)
-        flat = job.algorithm.local_grad is not None or job.algorithm.local_step is not None
+        flat = job.algorithm.local_grad is not None
         moved, shared = ([params_GD, *leaves[num_shared:]], 1) if flat else (leaves, num_shared)
         parts = [moved] if job.algorithm.moves is None else [moved[:shared], moved[shared:]]
         memory = [job.optimizer.init(part) for part in parts]
@@ -195,10 +195,11 @@ class StackedTrainer:
             copies = [*shared, *(leaf.clone() for leaf in leaves[num_shared:])]
             memory, moving = tree_map(torch.clone, (memory, moving))
             args = (*fresh, copy_GD, copies, memory, moving, fixed)
-            graph = record(OneStep(self.job, len(params_GD)).take, args)
-            tidy(graph)
-            once = hoist(graph, len(tree_leaves(fixed)))
-            self._steps[key] = (once, torch.compile(graph, dynamic=False) if self.compile else graph)
+            recording = record(OneStep(self.job, len(params_GD)).take, args)
+            tidy(recording.graph)
+            once = recording._replace(graph=hoist(recording.graph, len(tree_leaves(fixed)))).function()
+            step = recording.function()
+            self._steps[key] = (once, torch.compile(step, dynamic=False) if self.compile else step)
         return self._steps[key]
 
     def _padded(self, num: int) -> int:

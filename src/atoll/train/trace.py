@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tag, Tensor
@@ -20,6 +20,17 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 class Unrecordable(Exception):
     """A function does what a flat list of operations cannot repeat; the message says what."""
+
+
+class Recording(NamedTuple):
+    """A list of operations that can still be changed, and the module that holds its constants."""
+
+    root: torch.nn.Module
+    graph: Graph
+
+    def function(self) -> GraphModule:
+        """Make a function of the operations: it takes one tensor for each input, and returns a list."""
+        return GraphModule(self.root, self.graph)
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -123,10 +134,10 @@ def _item(values: Any, position: int) -> Any:
     return values[position]
 
 
-def record(function: Callable[..., Any], args: tuple[Any, ...]) -> GraphModule:
+def record(function: Callable[..., Any], args: tuple[Any, ...]) -> Recording:
     """Run a function once and return its operations; what it changes in place is changed, so pass copies.
 
-    The result takes the leaves of `args` in order, one tensor each, and returns the leaves of the result as a list.
+    Their inputs are the leaves of `args` in order, one tensor each, and their outputs the leaves of the result.
     """
     graph, root = Graph(), torch.nn.Module()
     recorder = _Recorder(graph, root)
@@ -135,4 +146,4 @@ def record(function: Callable[..., Any], args: tuple[Any, ...]) -> GraphModule:
     with recorder:
         result = function(*args)
     graph.output([recorder.node_of(leaf) for leaf in tree_leaves(result)])
-    return GraphModule(root, graph)
+    return Recording(root, graph)

@@ -160,6 +160,15 @@ class Trainer:
             own = self.worker.own(params_D, state, client)
             return self.job.measures.merge([self.worker.evaluate(*own, samples) for samples in slices])
 
+    def evaluate_new(self, sent: Broadcast, client: int, steps: Sequence[int]) -> Tensor:
+        """Return main figure and loss (S, 2) of a new client's models on its held-out samples, after so many steps."""
+        measures, slices = self.job.measures, self.job.federation.evaluation_slices(client, SLICE)
+        rows = []
+        for num in steps:
+            own = self._looping.arrived(sent, client, num)
+            rows.append(measures.main_and_loss(measures.merge([self.worker.evaluate(*own, part) for part in slices])))
+        return torch.tensor(rows, dtype=torch.float64)
+
     def evaluate_own(self, params_D: Tensor, client: int, state: State) -> Sums:
         """Evaluate a client's own model on the whole test set."""
         federation, own = self.job.federation, self.worker.own(params_D, state, client)

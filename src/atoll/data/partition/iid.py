@@ -30,12 +30,13 @@ def iid(
     number of clients; two clients may then hold the same sample.
     """
     if samples_per_client is not None:
-        draw = partial(_draw, dataset.num_train, drawable(dataset, samples_per_client), seed)
+        draw = partial(draw_iid, dataset.num_train, drawable(dataset, samples_per_client), seed)
         return drawn(num_clients, samples_per_client, draw)
     no_empty_clients("iid", dataset, num_clients, way_out=", or set samples_per_client so that clients may overlap")
     permutation = generator(seed, PURPOSE).permutation(dataset.num_train)
     return dealt(permutation, even_offsets(dataset.num_train, num_clients))
 
 
-def _draw(num_train: int, samples_per_client: int, seed: int, client: int) -> Array:
-    return generator(seed, PURPOSE, client).choice(num_train, samples_per_client, replace=False)
+def draw_iid(pool: int | Array, samples_per_client: int, seed: int, client: int) -> Array:
+    """Return distinct samples of a client, of the first so many or of those given, (S,)."""
+    return generator(seed, PURPOSE, client).choice(pool, samples_per_client, replace=False)

@@ -58,6 +58,10 @@ def _told_with_noise(agreed: AgreedRun, version: int, budget: Budget, measure: C
         raise WorkRefused(f"version {before[0]} was evaluated after {version}: earlier ones are not told any more")
     if agreed.job.problem.kind == TOKENS:
         raise WorkRefused("a sequence has many positions, whose counts are not told with noise")
+    if agreed.job.personal:
+        raise WorkRefused(
+            "the model is this client's own, made of its samples without noise: noise on counts would not hide them"
+        )
     told = _noised(agreed.job.measures, agreed.floors, budget, measure(), version)
     agreed.home.save_evaluation(version, told)
     return told

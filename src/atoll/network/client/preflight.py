@@ -26,6 +26,7 @@ from atoll.network.protocol.agreement import Floors
 from atoll.network.protocol.messages import Readiness, RunInfo
 from atoll.privacy.noise import fresh_secret
 from atoll.report.reading import human_bytes, human_seconds
+from atoll.train.job import Job
 from atoll.train.trainer import Trainer
 
 MAX_REASON = 1000
@@ -125,8 +126,7 @@ def _check_shapes(app: ClientApp, info: RunInfo) -> None:
 
 def _step_seconds(agreed: AgreedRun) -> float:
     """Take one step of training twice, of which the second is timed; whatever it makes is dropped."""
-    job = replace(agreed.job, local=replace(agreed.job.local, steps=1, epochs=None))
-    trainer, task = Trainer(job), Task(client=agreed.number, version=0, attempt=0)
+    trainer, task = Trainer(of_one_step(agreed.job)), Task(client=agreed.number, version=0, attempt=0)
     for _ in range(2):
         began = time.perf_counter()
         trained = trainer.train_one(task, agreed.layout, {})
@@ -134,6 +134,12 @@ def _step_seconds(agreed: AgreedRun) -> float:
     if not bool(trained.update.delta_D.isfinite().all()):
         raise WorkRefused("one step gives NaN or Inf: lower local.lr, or check this client's data")
     return seconds
+
+
+def of_one_step(job: Job) -> Job:
+    """Return a job whose tasks take one step, of whichever of its models a client trains."""
+    local = replace(job.local, steps=1, epochs=None)
+    return replace(job, local=local, architectures=tuple(map(of_one_step, job.architectures)))
 
 
 def _evaluated(agreed: AgreedRun) -> str:

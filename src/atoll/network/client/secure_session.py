@@ -259,9 +259,9 @@ class UpdateAddend(Addend):
     def vector(self, encoding: Encoding, max_samples: int) -> np.ndarray:
         """Return the update of this attempt as the vector to be added."""
         job, delivery = self.agreed.job, self._pending().delivery
-        payload = unpack(self.agreed.home.update(), max_bytes=self.agreed.max_bytes)
         like = layout_of(job)
-        update = like.rebuilt(payload.carrier)._replace(weight=like.weight.new_tensor(delivery.weight))
+        payload, exact = unpack(self.agreed.home.update(), max_bytes=self.agreed.max_bytes).split(like.exact())
+        update = like.rebuilt(payload.carrier, exact)._replace(weight=like.weight.new_tensor(delivery.weight))
         largest = self._largest(max_samples)
         loss = math.nan if delivery.loss is None else delivery.loss
         number = self.agreed.number

@@ -9,19 +9,23 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from atoll.commit.coordinator import build_coordinator
 from atoll.commit.privacy_plan import last_round
+from atoll.core.algorithm import Algorithm
+from atoll.core.client_work import ClientWork
 from atoll.core.coordinator import Coordinator
 from atoll.core.errors import AtollError, PlanError, TrainingError
 from atoll.core.messages import Broadcast, Payload, State, Task, Update, stack
+from atoll.core.parts import Part
 from atoll.core.plan import Plan
 from atoll.core.privacy import Mechanism
 from atoll.core.wire import packed_size, pieces, unpack_parts
@@ -180,7 +184,7 @@ class AgreedRun:
         mechanism = self.job.mechanism
         if mechanism is not None and mechanism.on_grid is not None:
             addend = mechanism.on_grid(addend, sent_by(self.job, [task]))
-        return Payload(addend.rows(0).vector())
+        return addend.rows(0).plain()
 
     def _from_news(self, order: Order | EvaluationOrder, fetch: Fetch) -> Broadcast | None:
         """Return the saved broadcast plus the differences since; None if some are missing, or exceed the model."""
@@ -271,7 +275,8 @@ def agree(
         own = _epsilon(job, max(1, plan.rounds))
         budget = job.mechanism.epsilon
         info = msgspec.structs.replace(info, epsilon=max(info.epsilon, own if budget is None else min(own, budget)))
-    reason = refusal_reason(floors, info, plan, job.mechanism, job.num_steps(number), keys_known=keys_known)
+    num_steps = max(job.num_steps(number), 0 if job.algorithm.adapt is None else job.algorithm.adapt.steps)
+    reason = refusal_reason(floors, info, plan, job.mechanism, num_steps, keys_known=keys_known)
     if reason is not None:
         raise WorkRefused(reason)
     if job.mechanism is not None and job.exposure is not None and floors.max_epsilon is not None:
@@ -297,12 +302,28 @@ def _epsilon(job: Job, attempts: int) -> float:
     return spent(job.mechanism, job.exposure._replace(attempts=attempts)).epsilon
 
 
+class _WithoutValues(TorchFunctionMode):
+    """Skips the initialisation of parameters without values, for which torch would import its compiler."""
+
+    def __torch_function__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__module__", "") == nn.init.__name__:
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
 def _model_bytes(plan: Plan, dataset: Dataset) -> int:
-    """Return the bytes of a model of the catalogue without allocating it, as options could fill the memory."""
+    """Return the bytes of the models that travel without allocating them, as options could fill the memory.
+
+    A model of the client's own is not counted.
+    """
     if plan.model.call is not None:
         return 0
-    with torch.device("meta"):
+    algorithm: Algorithm = plan.algorithm.build("algorithms")
+    work: ClientWork = (plan.work or algorithm.work or Part("sgd")).build("train.works")
+    with torch.device("meta"), _WithoutValues():
         model = plan.model.build("models", input_shape=dataset.input_shape, num_classes=dataset.num_outputs)
     if not isinstance(model, nn.Module):
         raise PlanError(f"model '{plan.model.name}' gave {type(model).__name__}: a factory must return an nn.Module")
-    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    return (work.copies or 1) * sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))

@@ -70,7 +70,7 @@ class Floors(Section, key="floors"):
     """Algorithms that may be run; all if empty."""
     max_model_bytes: int = 1 << 32
     max_local_steps: int | None = None
-    """Maximum number of steps of a task."""
+    """Maximum number of steps of a task, and of those by which a client adapts a model."""
     evaluation: str = OPEN
     """What is told of a version that the plan lets clients measure: "open" (sums), "noised" (counts with noise),
     "secret" (sums that are added to those of others in secret) or "none"."""
@@ -181,7 +181,7 @@ def refusal_reason(
     *,
     keys_known: bool = False,
 ) -> str | None:
-    """Return why the floors refuse a run whose tasks take `num_steps`; None if they allow it.
+    """Return why the floors refuse a run whose tasks, or adaptations, take `num_steps`; None if they allow it.
 
     `keys_known` tells that the owner gave the other clients' keys, which protect against a malicious server.
     """

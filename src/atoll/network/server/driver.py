@@ -123,6 +123,7 @@ class RunDriver:
             sizes, capped = self.presence.sizes(waiting.plan), self.presence.capped_samples()
         _log_capped(waiting, capped)
         run = waiting.build(sizes)
+        _log_unmeasured(run)
 
         def replace(transaction: Transaction) -> None:
             row = transaction.tables.run(run.name)
@@ -336,6 +337,25 @@ def _log_capped(run: WaitingRun | Run, capped: Mapping[int, tuple[int, int]]) ->
     for client, (stated, counts) in capped.items():
         why = f"says {stated} samples, counts as {counts}: atoll clients approve NAME --samples N agrees to more"
         log("cut", run=run.name, client=client, why=why)
+
+
+def _log_unmeasured(run: Run) -> None:
+    """Log what the server cannot measure, as it has no model for all clients."""
+    job, ask = run.parts.job, run.plan.evaluation
+    if job.shares_model or not len(job.federation.test_y):
+        return
+    kept = sum(slot.size for slot in job.spec.kept)
+    has = (
+        f"lacks {kept:,} parameters that clients keep" if kept else f"has a model for each of {job.work.copies} groups"
+    )
+    at_clients = (
+        "clients measure theirs" if ask.clients_every else "evaluation.clients_every lets clients measure theirs"
+    )
+    log(
+        "unmeasured",
+        run=run.name,
+        why=f"the server {has}, so that no version is measured on its test set; {at_clients}",
+    )
 
 
 def _restore_run(

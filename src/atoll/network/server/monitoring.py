@@ -30,6 +30,7 @@ Event = Literal[
     "abandoned",
     "waiting",
     "cut",
+    "unmeasured",
     "evaluating",
     "added",
     "evaluated",

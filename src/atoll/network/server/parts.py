@@ -16,6 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from atoll.checks.table import check
+from atoll.checks.views import Served
 from atoll.commit.parts import RunParts, build_parts
 from atoll.core.coordinator import Coordinator
 from atoll.core.errors import AtollError, PlanError, RunError
@@ -174,6 +176,7 @@ def build_server_parts(plan: Plan, sizes: Sequence[int], ledger: Ledger | None) 
     def lighten(job: Job) -> Job:
         if not job.work.sends_models:
             raise PlanError("work: clients would keep models of their own, which a server cannot measure: leave it out")
+        check(Served(plan, job.shares_model))
         kept.append((job.first_D, workspace(job) if job.work.uses_algorithm else None))
         return replace(job, first_D=job.first_D.new_zeros(()).expand(job.first_D.shape))
 

@@ -14,6 +14,7 @@ from typing import Any
 from atoll.commit.finish import measured_again
 from atoll.commit.run_state import RunState, encode_state, read_state
 from atoll.core.events import Evaluated, Event, RunEnded, RunStarted
+from atoll.core.messages import State
 from atoll.core.params import load
 from atoll.core.plan import Plan
 from atoll.ledger import chain
@@ -22,6 +23,7 @@ from atoll.network.server.parts import ServerParts
 from atoll.report.record import RunDirectory
 from atoll.report.writer import RunWriter, run_info
 from atoll.train.build import final_model
+from atoll.train.job import Job
 from atoll.train.works.sgd import shared_tensors
 
 LEDGER, INFO, RESULT, SITES = "ledger.jsonl", "run.json", "result.json", "sites.json"
@@ -132,10 +134,15 @@ class RunFiles:
     def finish(self, reason: str, parts: ServerParts, state: RunState) -> None:
         """Write the model, the confusion matrix and the result."""
         job, version = parts.job, state.coordinator.version
-        model = load(final_model(self._plan, job), job.spec, state.params_D)
         if self.last_row is not None and not self._writer.has_confusion:  # the process that measured it is gone
             for event in measured_again(parts, state, {"round": version}):
                 if isinstance(event, Evaluated):
                     self._writer(event)
-        self._writer.finish(reason, state, shared_tensors(job, model))
+        self._writer.finish(reason, state, self._tensors(job, state))
         self._writer(RunEnded(reason=reason, version=version))
+
+    def _tensors(self, job: Job, state: RunState) -> State:
+        """Return what is saved of the last version, by name: the model without what clients keep, or several models."""
+        if job.work.copies is not None:
+            return job.spec.views(state.params_D)
+        return shared_tensors(job, load(final_model(self._plan, job), job.spec, state.params_D))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
+from atoll.core.algorithm import Adapt
 from atoll.core.client_work import ClientWork, Layout, Samples, Sums, Trained
 from atoll.core.messages import MEMBERS, Broadcast, State, Task, Update
 from atoll.core.options import Range
@@ -23,6 +24,7 @@ from atoll.train.job import Job
 from atoll.train.loop import Workspace, train_client, workspace
 from atoll.train.loop_worker import LoopWorker, Started
 from atoll.train.own_models import loaded
+from atoll.train.works.sgd import adapted
 
 
 def clusters(num: Annotated[int, Range(1, 1000)] = 2) -> ClientWork:
@@ -55,12 +57,17 @@ def _own_model(
     job: Job, makers: Sequence[Callable[[], nn.Module]], client: int, params_D: Tensor, memory: State
 ) -> nn.Module:
     inner = job.architectures[0]
-    return loaded(inner, makers[0](), _models(job, params_D)[int(memory[MEMBERS].argmax())], memory)
+    return loaded(inner, makers[0](), _model(job, params_D, memory), memory)
 
 
 def _models(job: Job, params_D: Tensor) -> Tensor:
     """Return the models of all clusters, (K, D)."""
     return params_D.view(len(job.architectures), -1)
+
+
+def _model(job: Job, params_D: Tensor, memory: State) -> Tensor:
+    """Return the model of a client's cluster, (D,); the first one for nobody in particular."""
+    return _models(job, params_D)[int(memory[MEMBERS].argmax()) if MEMBERS in memory else 0]
 
 
 @final
@@ -88,13 +95,21 @@ class ClusterWorker(LoopWorker):
 
     def evaluate(self, params_D: Tensor, memory: State, samples: Samples) -> Sums:
         """Measure the model of a client's cluster."""
-        model_D = _models(self.job, params_D)[int(memory[MEMBERS].argmax())]
+        model_D = _model(self.job, params_D, memory)
         return evaluate_samples(self.inner, self.space, model_D, memory, *samples.load(), groups=samples.groups)
 
     def own(self, params_D: Tensor, memory: State, client: int) -> tuple[Tensor, State]:
         """Return all models, and which of them is the client's now."""
         [members] = self._members(params_D, [client])
         return params_D, {**memory, MEMBERS: members}
+
+    def arrived(self, sent: Broadcast, client: int, steps: int) -> tuple[Tensor, State]:
+        """Return all models, that of the new client's cluster after plain steps on its training samples."""
+        [members] = self._members(sent.params_D, [client])
+        models_KD, cluster = _models(self.job, sent.params_D).clone(), int(members.argmax())
+        model_D, memory = adapted(self.inner, self.space, models_KD[cluster], {}, client, Adapt(steps))
+        models_KD[cluster] = model_D
+        return models_KD.view(-1), {**memory, MEMBERS: members}
 
     def begin(self, tasks: Sequence[Task], sent: Sequence[Broadcast], memories: Sequence[State]) -> Started:
         """Give each client the model of its cluster."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import final
 
@@ -57,8 +57,7 @@ class SgdWorker(LoopWorker):
 
     def evaluate(self, params_D: Tensor, memory: State, samples: Samples) -> Sums:
         """Measure a model by the plan's metrics, and how often an attack's trigger works."""
-        own = memory if self.job.personal else {}
-        return evaluate_samples(self.job, self.space, params_D, own, *samples.load(), groups=samples.groups)
+        return evaluate_samples(self.job, self.space, params_D, memory, *samples.load(), groups=samples.groups)
 
     def own(self, params_D: Tensor, memory: State, client: int) -> tuple[Tensor, State]:
         """Return the model of a client as flat vectors: by its algorithm, from what all share and what it remembers."""
@@ -66,14 +65,36 @@ class SgdWorker(LoopWorker):
         if not job.personal:
             return params_D, {}
         if algorithm.personal is not None:
-            shared_D = job.trainable(params_D)
-            memory = {**algorithm.init_client(shared_D), **memory}
-            statistics = params_D[len(shared_D) :]
-            models = [torch.cat([row, statistics]) for row in algorithm.personal(shared_D, memory)]
-            params_D = models[0] if len(models) == 1 else self._best(models, memory, client)
+            params_D, memory = self._personal(algorithm.personal, params_D, memory, client)
         if algorithm.adapt is not None:
             params_D, memory = adapted(job, self.space, params_D, memory, client, algorithm.adapt)
         return params_D, memory
+
+    def arrived(self, sent: Broadcast, client: int, steps: int) -> tuple[Tensor, State]:
+        """Return the model of a new client after steps on its training samples; at 0 that which it gets on arrival.
+
+        Where its algorithm makes models of what clients remember, they are steps of a task of the algorithm itself,
+        from fresh memory; where clients keep parameters, plain steps of these alone; else plain steps of the model.
+        """
+        job, algorithm, params_D = self.job, self.job.algorithm, self.job.model_of(sent)
+        if algorithm.personal is None:
+            by = Adapt(steps, None if algorithm.adapt is None else algorithm.adapt.lr)
+            return adapted(job, self.space, params_D, {}, client, by, kept_alone=bool(job.spec.kept))
+        memory = algorithm.init_client(sent.params_D)
+        if steps:
+            alone = SgdWorker(_alone(job, Adapt(steps)), self.space)
+            samples = job.federation.client_samples(client)
+            memory = {**memory, **alone.train(Task(client, 0, ADAPTING), sent, memory, samples).state}
+        return self._personal(algorithm.personal, params_D, memory, client)
+
+    def _personal(
+        self, personal: Callable[[Tensor, State], Tensor], params_D: Tensor, memory: State, client: int
+    ) -> tuple[Tensor, State]:
+        """Return the model that a client makes of the shared one and its memory, and that memory."""
+        shared_D = self.job.trainable(params_D)
+        memory = {**self.job.algorithm.init_client(shared_D), **memory}
+        models = [torch.cat([row, params_D[len(shared_D) :]]) for row in personal(shared_D, memory)]
+        return models[0] if len(models) == 1 else self._best(models, memory, client), memory
 
     def _best(self, models: Sequence[Tensor], memory: State, client: int) -> Tensor:
         """Return the model with the least loss on a client's validation samples, the first of equals."""
@@ -104,16 +125,20 @@ def adapted(
     """Return a model and what a client keeps of it after steps on its training samples, of which nothing is sent.
 
     They are plain steps of the plan's optimiser, and their batches are the same each time. With `kept_alone` what is
-    shared stays as it is.
+    shared stays as it is, statistics too.
     """
     if not by.steps:
         return params_D, memory
-    local = replace(job.local, epochs=None, steps=by.steps, lr=by.lr or job.local.lr)
-    algorithm = Algorithm(moves=_kept_alone if kept_alone else None)
-    alone = replace(job, local=local, schedule=lambda version: 1.0, algorithm=algorithm, mechanism=None, attack=None)
+    alone = replace(_alone(job, by), algorithm=Algorithm(moves=_kept_alone if kept_alone else None))
     sent = alone.broadcast(params_D, {})
     done = train_client(alone, space, Task(client, 0, ADAPTING), sent, memory)
-    return space.params_D.clone(), {**memory, **done.state}
+    return params_D if kept_alone else space.params_D.clone(), {**memory, **done.state}
+
+
+def _alone(job: Job, by: Adapt) -> Job:
+    """Return the job of a client that takes these steps for itself."""
+    local = replace(job.local, epochs=None, steps=by.steps, lr=by.lr or job.local.lr)
+    return replace(job, local=local, schedule=lambda version: 1.0, mechanism=None, attack=None)
 
 
 def _kept_alone(task: LocalTask) -> tuple[Tensor, Tensor]:
