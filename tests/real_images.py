@@ -10,8 +10,9 @@ from torch import nn
 
 from atoll import Dataset, Plan
 from atoll.core.parts import Part
-from atoll.core.probe import Work
-from atoll.simulation.seat import Watched, watch
+from atoll.core.probe import Probe, Work
+from atoll.redteam.image_judge import match
+from atoll.simulation.seat import Watched, samples_of, watch
 
 
 def real(name: str, num: int) -> Dataset:
@@ -59,3 +60,13 @@ def seen(data: Dataset, model: str | Callable[..., nn.Module], *, each: int = 1,
 def work(seed: int = 0) -> Work:
     """All the time in the world."""
     return Work(np.random.default_rng(seed), lambda: False)
+
+
+def decibels(probe: Probe, watched: Watched) -> list[float]:
+    """The PSNR of every sample of every client, by what a probe guesses."""
+    assert probe.why_not(watched.known, watched.sights) is None
+    found, span = list[float](), watched.known.high - watched.known.low
+    for guess, truth in zip(probe.run(watched.known, watched.sights, work()), watched.truths[0], strict=True):
+        assert guess.x is not None
+        found.extend(match(guess.x, samples_of(watched, truth).x, span).psnr)
+    return found

@@ -29,7 +29,8 @@ def dlg(restarts: Count = 5, iterations: Count = 2000) -> Probe:
 
     x* = argmin_x |grad L(x, y) - seen|^2, from up to `restarts` random beginnings of which the one nearest in gradient
     is taken. Labels are read off the last layer first (`label_counts`), which makes the search smoother (Zhao et al.
-    2020, arXiv:2001.02610), and images by scaled frequencies (`natural`). Updates of several steps are taken as one step on all samples.
+    2020, arXiv:2001.02610), and images are searched for by scaled frequencies (`natural`). Updates of several steps are
+    taken as one step on all samples.
     """
 
     def run(known: Known, sights: Sequence[Sight], work: Work) -> list[Guess]:
@@ -65,7 +66,7 @@ def lbfgs(
 
     values = list[float]()
     for _ in range(math.ceil(iterations / CHUNK)):
-        values.append(optimizer.step(closure))
+        values.append(float(optimizer.step(closure)))  # type: ignore[no-untyped-call]
         stuck = len(values) > PATIENCE and values[-1] > 0.9 * values[-1 - PATIENCE]
         if not math.isfinite(values[-1]) or values[-1] <= enough * SCALE or stuck or is_over():
             break

@@ -18,7 +18,7 @@ NEAR = 1e-4
 
 
 def inverting_gradients(
-    restarts: Count = 2, iterations: Count = 2000, lr: Positive = 0.01, smoothness: NotNegative = 1e-3
+    restarts: Count = 2, iterations: Count = 600, lr: Positive = 0.01, smoothness: NotNegative = 1e-2
 ) -> Probe:
     """Minimise the angle of gradients and total variation by Adam on signs (Geiping et al. 2020, arXiv:2003.14053).
 

@@ -90,7 +90,8 @@ def natural(known: Known, point: Tensor) -> Tensor:
     height, width = known.input_shape[-2:]
     rows, columns = (torch.fft.fftfreq(height, dtype=point.dtype), torch.fft.rfftfreq(width, dtype=point.dtype))
     frequency = (rows.unsqueeze(1).square() + columns.square()).sqrt().clamp(min=1 / max(height, width))
-    return middle + span * torch.fft.irfft2(torch.fft.rfft2(point) / (4 * frequency), s=(height, width))
+    images: Tensor = torch.fft.irfft2(torch.fft.rfft2(point) / (4 * frequency), s=(height, width))
+    return middle + span * images
 
 
 def gradient_of(known: Known, row: Row, x: Tensor, y: Tensor, *, simulate: bool) -> Tensor:
@@ -120,4 +121,5 @@ def squared_distance(guess_D: Tensor, seen_D: Tensor) -> Tensor:
 
 def cosine_distance(guess_D: Tensor, seen_D: Tensor) -> Tensor:
     """Return 1 - cos of the angle between them (Geiping et al. 2020, arXiv:2003.14053, eq. 4)."""
-    return 1 - guess_D @ seen_D / (guess_D.norm() * seen_D.norm())
+    lengths: Tensor = torch.linalg.vector_norm(guess_D) * torch.linalg.vector_norm(seen_D)
+    return 1 - guess_D @ seen_D / lengths
