@@ -158,6 +158,7 @@ def _sight(job: Job, before: RunState, after: RunState, seen: list[_Seen]) -> Si
         num_clients_R=tuple(len(clients) for each in seen for clients in each.clients),
         num_samples_R=tuple(num for each in seen for num in each.num_samples),
         after_M=after.params_D.clone(),
+        sender_R=tuple(clients[0] if len(clients) == 1 else None for each in seen for clients in each.clients),
     )
 
 
@@ -194,7 +195,8 @@ def known_of(job: Job, elsewhere: int) -> Known:
         num_steps=num_steps,
         batch_size=batch_size,
         elsewhere=Samples(x, y),
-        num_train=int(federation.partition.sizes().sum()),
+        num_train=int(federation.training_sizes(federation.partition.sizes()).sum()),
+        num_clients=federation.num_clients,
     )
 
 

@@ -1,0 +1,1 @@
+"""The red team: how much probes got out of a plan."""
