@@ -66,7 +66,8 @@ def no_words(known: Known, sights: Sequence[Sight]) -> str | None:
 def present_words(rows_VE: Tensor) -> Tensor:
     """Return which words occur: those whose rows moved."""
     length_V = rows_VE.norm(dim=1)
-    return length_V > QUIET * length_V.max()
+    present_V: Tensor = length_V > QUIET * length_V.max()
+    return present_V
 
 
 def _shares(known: Known, sight: Sight, place: int, rows_VE: Tensor) -> Tensor:
