@@ -46,6 +46,8 @@ class Sight(NamedTuple):
     """How many samples are behind each row, as far as clients say so; 0 if they do not."""
     after_M: Tensor
     """The next version."""
+    sender_R: tuple[int | None, ...] = ()
+    """Who sent each row, as the server numbers its clients; None for a sum of several."""
 
 
 class Samples(NamedTuple):
@@ -81,7 +83,8 @@ class Known(NamedTuple):
     elsewhere: Samples
     """Samples of the same kind that no client holds: what an attacker could gather."""
     num_train: int
-    """Samples of all clients together."""
+    """Samples that all clients together train on."""
+    num_clients: int = 1
 
     def gradients(self, sight: Sight) -> Tensor:
         """Return what the rows are of a mean gradient: exactly that where clients take one step, else an estimate."""

@@ -43,7 +43,7 @@ def first_linear(model: nn.Module) -> str | None:
     still = (nn.Flatten, nn.Identity, nn.Dropout, nn.Sequential)
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            return name if module.bias is not None else None
+            return str(name) if module.bias is not None else None
         if module is not model and not isinstance(module, still) and not list(module.children()):
             return None
     return None

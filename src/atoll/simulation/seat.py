@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from atoll.commit.parts import build_parts, open_ledger
 from atoll.commit.run_state import RunState
-from atoll.commit.secure_sum import Added
+from atoll.commit.secure_sum import Added, groups_of
 from atoll.core.aggregator import Aggregator, rows_of
 from atoll.core.coordinator import Coordinator
 from atoll.core.errors import PlanError
@@ -104,9 +104,9 @@ class WatchedSimulation(Simulation):
         self.engine.seen.clear()
         if summed.folded:
             rows = rows_of(summed.folded)
-            num, clients = len(rows.weight), tuple(sorted(added.clients))
-            groups = (clients,) if num == 1 else tuple(clients[place::num] for place in range(num))
-            self.engine.seen.append(_Seen(rows, groups, (0,) * num, asked[0].attempt))
+            survivors = [tuple(c for c in group if c in added.clients) for group in groups_of(self.engine.job, asked)]
+            groups = tuple(group for group in survivors if group)
+            self.engine.seen.append(_Seen(rows, groups, (0,) * len(groups), asked[0].attempt))
         return added, summed
 
 
@@ -158,6 +158,7 @@ def _sight(job: Job, before: RunState, after: RunState, seen: list[_Seen]) -> Si
         num_clients_R=tuple(len(clients) for each in seen for clients in each.clients),
         num_samples_R=tuple(num for each in seen for num in each.num_samples),
         after_M=after.params_D.clone(),
+        sender_R=tuple(clients[0] if len(clients) == 1 else None for each in seen for clients in each.clients),
     )
 
 
@@ -194,7 +195,8 @@ def known_of(job: Job, elsewhere: int) -> Known:
         num_steps=num_steps,
         batch_size=batch_size,
         elsewhere=Samples(x, y),
-        num_train=int(federation.partition.sizes().sum()),
+        num_train=int(federation.training_sizes(federation.partition.sizes()).sum()),
+        num_clients=federation.num_clients,
     )
 
 
