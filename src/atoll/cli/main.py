@@ -1,4 +1,4 @@
-"""The command line: `atoll run`, `matrix`, `personal`, `report`, `data`, `plan`, `privacy`, those of a federation."""
+"""The command line: `atoll run`, `matrix`, `personal`, `redteam`, `report`, `data` and others, and a federation's."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from atoll.cli.personal import personal
 from atoll.cli.plan import plan_app
 from atoll.cli.plans import PlanArgument, SetOption, read_plan, read_settings, slug, whole_numbers, words
 from atoll.cli.privacy import privacy_app
+from atoll.cli.redteam import redteam
 from atoll.cli.serve import serve
 from atoll.cli.tables import encode, summarise
 from atoll.core.errors import AtollError, PlanError, RunError, TrainingError
@@ -338,7 +339,7 @@ def _resumed(directory: Path, source: str | None, settings: dict[str, object]) -
     return plan.replace(settings) if settings else plan
 
 
-for _command in (personal, serve, enrol, join, status, stop, certs):
+for _command in (personal, redteam, serve, enrol, join, status, stop, certs):
     app.command()(_command)
 data_app.command()(summarise)
 data_app.command()(encode)

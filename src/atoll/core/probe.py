@@ -1,0 +1,139 @@
+"""Probe: what somebody who sees what the server sees gets out of a plan.
+
+Shapes: R rows that the server can read, D parameters, M values of a model, N samples, K classes, C candidates. A probe
+is given what the server sees and the public plan, never the clients' samples; how much it got is judged elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from atoll.core.messages import State, Update
+from atoll.core.params import ParamSpec
+
+SAMPLES, LABELS, TOKENS, MEMBERSHIP, PROPERTY, SOURCE = (
+    "samples",
+    "labels",
+    "tokens",
+    "membership",
+    "property",
+    "source",
+)
+GOALS = (SAMPLES, LABELS, TOKENS, MEMBERSHIP, PROPERTY, SOURCE)
+"""What probes are after: clients' samples, how many of each class, words, who was trained on, what clients are like,
+and whose an update is."""
+
+
+class Sight(NamedTuple):
+    """What the server sees of one round."""
+
+    version: int
+    """The version that clients trained from."""
+    model_M: Tensor
+    """That version as clients got it."""
+    extras: State
+    """The algorithm's extras that were sent with it."""
+    rows: Update
+    """What the server can read, decoded: a row for each client, or one for each sum that was opened."""
+    num_clients_R: tuple[int, ...]
+    """Of how many clients each row is the weighted mean; 1 for a single client's."""
+    num_samples_R: tuple[int, ...]
+    """How many samples are behind each row, as far as clients say so; 0 if they do not."""
+    after_M: Tensor
+    """The next version."""
+    sender_R: tuple[int | None, ...] = ()
+    """Who sent each row, as the server numbers its clients; None for a sum of several."""
+
+
+class Samples(NamedTuple):
+    """Samples with their targets."""
+
+    x: Tensor
+    y: Tensor
+
+
+class Known(NamedTuple):
+    """What everybody knows of a plan: its model, its loss and how clients train."""
+
+    model: nn.Module
+    """An architecture of the plan's, with no weights that matter; probes may run and change it."""
+    spec: ParamSpec
+    outputs: Callable[[Tensor, Tensor], Tensor]
+    """(flat model (M,), inputs) -> outputs, differentiable in both, in training mode."""
+    loss: Callable[[Tensor, Tensor], Tensor]
+    """(outputs, targets) -> a number a sample."""
+    input_shape: tuple[int, ...]
+    num_classes: int
+    tokens: bool
+    """Whether inputs are ids of tokens, below the number of classes."""
+    low: float
+    """The least value of a feature, as models get them."""
+    high: float
+    lr: Callable[[int], float]
+    """Version -> the clients' step size."""
+    num_steps: Callable[[int], int]
+    """Number of samples of a client -> steps of a task."""
+    batch_size: Callable[[int], int]
+    """Number of samples of a client -> samples a step."""
+    elsewhere: Samples
+    """Samples of the same kind that no client holds: what an attacker could gather."""
+    num_train: int
+    """Samples that all clients together train on."""
+    num_clients: int = 1
+
+    def gradients(self, sight: Sight) -> Tensor:
+        """Return what the rows are of a mean gradient: exactly that where clients take one step, else an estimate."""
+        steps_R = [self.num_steps(num) if num else 1 for num in sight.num_samples_R]
+        scale_R = torch.tensor([-1 / (self.lr(sight.version) * steps) for steps in steps_R])
+        return sight.rows.delta_D * scale_R.to(sight.rows.delta_D.dtype).unsqueeze(1)
+
+
+class Work(NamedTuple):
+    """What a probe has to work with beside what it sees."""
+
+    rng: np.random.Generator
+    is_over: Callable[[], bool]
+    """Whether the time that it may take is over; it then returns the best that it has."""
+    candidates: Samples | None = None
+    """For membership: samples of which some were trained on; nobody says which."""
+
+
+class Guess(NamedTuple):
+    """What a probe made of a row, or of all that it saw."""
+
+    row: int | None = None
+    """The row that it is about, counted over all sights; None if it is about all of them."""
+    x: Tensor | None = None
+    """Samples, (N, ...), the surest first."""
+    y: Tensor | None = None
+    """Their targets, or tokens of a text in order, (N,)."""
+    sure_N: Tensor | None = None
+    """How sure the attacker is of each sample, by what it sees alone; larger is surer."""
+    counts_K: Tensor | None = None
+    """How many samples, or tokens, of each class."""
+    score_C: Tensor | None = None
+    """Of each candidate how much it looks like one that was trained on."""
+    value: float | None = None
+    """Another figure, such as how likely a client has a property."""
+    notes: Mapping[str, float] = {}
+    """Figures of the attack itself, such as its last loss."""
+
+
+class Probe(NamedTuple):
+    """A member of the family."""
+
+    goal: str
+    """One of GOALS."""
+    run: Callable[[Known, Sequence[Sight], Work], list[Guess]]
+    """(what is known, what is seen, what to work with) -> guesses."""
+    why_not: Callable[[Known, Sequence[Sight]], str | None] = lambda known, sights: None
+    """Why it cannot be tried on such a model or such updates, in words; None if it can."""
+    plant: Callable[[Known, Tensor, Work], Tensor] | None = None
+    """For a server that is not only curious: (what is known, model (M,), work) -> the model that it sends instead."""
+    assumes: str = "the server follows the protocol and looks at what it sees"
+    """The threat model in words."""

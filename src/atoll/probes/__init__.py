@@ -1,0 +1,1 @@
+"""Probes: attacks on privacy by somebody who sees what the server sees; one small file each."""

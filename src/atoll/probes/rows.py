@@ -1,0 +1,49 @@
+"""What is known of a row that the server sees. Shapes: D parameters, M values of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from atoll.core.probe import Known, Sight
+
+
+class Row(NamedTuple):
+    """One update that the server can read, with what is public of how it was made."""
+
+    place: int
+    """Counted over all sights, as guesses do."""
+    model_M: Tensor
+    """The model that the client began with."""
+    delta_D: Tensor
+    lr: float
+    num_steps: int
+    """Steps that the client took; 1 where it does not say how many samples it has."""
+    num_samples: int
+    """Different samples that it took them on; 0 where it does not say how many it has."""
+    batch_size: int
+    """Samples of a step; 0 where it does not say how many it has."""
+
+    def mean_gradient(self) -> Tensor:
+        """Return the mean of the steps' gradients, (D,), if steps are those of plain descent."""
+        return self.delta_D / (-self.lr * self.num_steps)
+
+
+def rows_of(known: Known, sights: Sequence[Sight]) -> Iterator[Row]:
+    """Yield all rows of all sights, in order."""
+    place = 0
+    for sight in sights:
+        for delta_D, num in zip(sight.rows.delta_D, sight.num_samples_R, strict=True):
+            steps, batch_size = (known.num_steps(num), known.batch_size(num)) if num else (1, 0)
+            yield Row(
+                place=place,
+                model_M=sight.model_M,
+                delta_D=delta_D,
+                lr=known.lr(sight.version),
+                num_steps=steps,
+                num_samples=min(num, steps * batch_size),
+                batch_size=batch_size,
+            )
+            place += 1

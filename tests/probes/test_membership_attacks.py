@@ -1,0 +1,102 @@
+"""Attacks on membership, against who really was trained on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from probes.membership_plans import guess_of, overfitted
+
+from atoll.core.parts import find
+from atoll.core.probe import Work
+from atoll.data.catalog.mnist import mnist
+from atoll.probes.shadows import client_sizes, halves, scaled_confidence, train_stacked
+from atoll.redteam.membership_judge import fair_candidates, membership_verdict
+from atoll.simulation.seat import samples_of, watch
+
+ATTACKS = ("loss_threshold", "calibrated_loss", "lira", "over_rounds")
+
+
+def test_a_shadow_moves_exactly_as_a_client_that_takes_one_step() -> None:
+    watched = watch(overfitted(100, local={"steps": 1, "batch_size": "all", "lr": 0.3}), 1)
+    [sight], [truths] = watched.sights, watched.truths
+    for place, truth in enumerate(truths[:3]):
+        own = samples_of(watched, truth)
+        model_1M = train_stacked(
+            watched.known, sight.model_M[None], own, torch.arange(5)[None], sight.version, np.random.default_rng(0)
+        )
+        assert torch.allclose(model_1M[0] - sight.model_M, sight.rows.delta_D[place], atol=1e-6)
+
+
+def test_models_without_a_mapped_form_are_trained_one_by_one() -> None:
+    plan = overfitted(100, model="helpers:recurrent", local={"steps": 1, "batch_size": "all", "lr": 0.3})
+    watched = watch(plan, 1)
+    [sight], [truths] = watched.sights, watched.truths
+    own = samples_of(watched, truths[0])
+    index_SN = torch.arange(5).expand(2, -1)
+    model_SM = train_stacked(
+        watched.known, sight.model_M.expand(2, -1), own, index_SN, sight.version, np.random.default_rng(0)
+    )
+    assert torch.allclose(model_SM - sight.model_M, sight.rows.delta_D[0].expand(2, -1), atol=1e-6)
+
+
+def test_confidences_of_nearly_certain_models_stay_apart() -> None:
+    phi = scaled_confidence(torch.tensor([1e-9, 1e-6, 0.5, 50.0, 5000.0], dtype=torch.float64))
+    assert phi.isfinite().all() and (phi.diff() < 0).all()
+
+
+def test_each_sample_is_in_one_shadow_of_each_pair() -> None:
+    inside = halves(6, 11, np.random.default_rng(0))
+    assert (inside[::2] ^ inside[1::2]).all() and inside.sum(1).tolist() in ([6, 5] * 3, [5, 6] * 3)
+
+
+def test_sizes_of_clients_behind_a_sum_are_taken_for_the_mean() -> None:
+    watched = watch(overfitted(100, secagg={}), 1)
+    assert watched.sights[0].num_clients_R == (10,) and watched.sights[0].sender_R == (None,)
+    assert client_sizes(watched.known, watched.sights[0]) == [5] * 10
+
+
+def test_a_model_that_remembers_tells_members_from_others() -> None:
+    watched = watch(overfitted(100, local={"epochs": 10, "batch_size": 5, "lr": 0.1}), 6)
+    candidates, member_C = fair_candidates(watched, 100, np.random.default_rng(0))
+    assert membership_verdict(guess_of("loss_threshold", watched, candidates).score_C, member_C).auc > 0.6
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_where_time_is_over_the_score_of_the_model_alone_is_given(name: str) -> None:
+    watched = watch(overfitted(100), 1)
+    candidates, _ = fair_candidates(watched, 100, np.random.default_rng(0))
+    work = Work(np.random.default_rng(5), lambda: True, candidates)
+    [guess] = find("probes", name)().run(watched.known, watched.sights, work)
+    plain = guess_of("loss_threshold", watched, candidates)
+    assert guess.score_C is not None and plain.score_C is not None
+    assert torch.equal(guess.score_C.argsort(), plain.score_C.argsort())
+
+
+def test_why_not_says_what_is_missing() -> None:
+    known = watch(overfitted(100), 1).known
+    for name in ATTACKS:
+        assert "no round came to an end" in (find("probes", name)().why_not(known, []) or "")
+    alone = known._replace(elsewhere=known.elsewhere._replace(x=known.elsewhere.x[:3]))
+    assert "has 3" in (find("probes", "calibrated_loss")().why_not(alone, []) or "")
+
+
+@pytest.mark.slow
+def test_shadow_models_see_more_than_a_threshold_on_the_loss() -> None:
+    watched = watch(overfitted(800, mnist(quiet=True)), 15)
+    candidates, member_C = fair_candidates(watched, 800, np.random.default_rng(0))
+    found = {name: membership_verdict(guess_of(name, watched, candidates).score_C, member_C).auc for name in ATTACKS}
+    assert found["lira"] > found["loss_threshold"] + 0.1, found
+    assert found["calibrated_loss"] > found["loss_threshold"] + 0.03, found
+    assert found["over_rounds"] > found["lira"], found
+
+
+@pytest.mark.slow
+def test_no_attack_on_membership_gets_past_epsilon_one() -> None:
+    private = {"name": "sample", "clip": 1.0, "sigma": 4.0, "delta": 1e-4, "epsilon": 1.0}
+    watched = watch(overfitted(2000, mnist(quiet=True), privacy=private), 5)
+    assert len(watched.sights) == 5
+    candidates, member_C = fair_candidates(watched, 2000, np.random.default_rng(0))
+    for name in ATTACKS:
+        verdict = membership_verdict(guess_of(name, watched, candidates).score_C, member_C, delta=1e-4)
+        assert verdict.auc < 0.55 and verdict.epsilon <= 1.0, (name, verdict)
