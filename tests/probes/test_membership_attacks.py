@@ -2,42 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from probes.membership_plans import guess_of, overfitted
+from probes.membership_plans import few, guess_of, overfitted
 
+from atoll.core.messages import STATISTICS
 from atoll.core.parts import find
-from atoll.core.probe import Work
+from atoll.core.probe import Samples, Work
+from atoll.data.catalog.digits import digits
 from atoll.data.catalog.mnist import mnist
-from atoll.probes.shadows import client_sizes, halves, scaled_confidence, train_stacked
+from atoll.probes.shadows import client_sizes, halves, losses, scaled_confidence, train_stacked
 from atoll.redteam.membership_judge import fair_candidates, membership_verdict
 from atoll.simulation.seat import samples_of, watch
 
 ATTACKS = ("loss_threshold", "calibrated_loss", "lira", "over_rounds")
 
 
-def test_a_shadow_moves_exactly_as_a_client_that_takes_one_step() -> None:
-    watched = watch(overfitted(100, local={"steps": 1, "batch_size": "all", "lr": 0.3}), 1)
-    [sight], [truths] = watched.sights, watched.truths
-    for place, truth in enumerate(truths[:3]):
-        own = samples_of(watched, truth)
-        model_1M = train_stacked(
-            watched.known, sight.model_M[None], own, torch.arange(5)[None], sight.version, np.random.default_rng(0)
-        )
-        assert torch.allclose(model_1M[0] - sight.model_M, sight.rows.delta_D[place], atol=1e-6)
+@pytest.mark.parametrize("model", ["mlp_2nn", "helpers:batch_normed", "helpers:recurrent", "helpers:grouped"])
+def test_shadows_move_exactly_as_clients_that_take_one_step(model: str) -> None:
+    """Mapped, with statistics, and one by one where a layer has no mapped form."""
+    watched = watch(overfitted(100, model=model, local={"steps": 1, "batch_size": "all", "lr": 0.3}), 1)
+    known, [sight], [truths] = watched.known, watched.sights, watched.truths
+    for place, truth in enumerate(truths[:2]):
+        own, index_SN = samples_of(watched, truth), torch.arange(5).expand(2, -1)
+        start_SM = sight.model_M.expand(2, -1)
+        moved_SM = train_stacked(known, start_SM, own, index_SN, 0, np.random.default_rng(0)) - start_SM
+        true_M = torch.cat([sight.rows.delta_D[place], sight.rows.aux.get(STATISTICS, torch.empty(10, 0))[place]])
+        assert true_M.norm() > 1e-3 and torch.allclose(moved_SM, true_M.expand(2, -1), atol=1e-6)
 
 
-def test_models_without_a_mapped_form_are_trained_one_by_one() -> None:
-    plan = overfitted(100, model="helpers:recurrent", local={"steps": 1, "batch_size": "all", "lr": 0.3})
-    watched = watch(plan, 1)
-    [sight], [truths] = watched.sights, watched.truths
-    own = samples_of(watched, truths[0])
-    index_SN = torch.arange(5).expand(2, -1)
-    model_SM = train_stacked(
-        watched.known, sight.model_M.expand(2, -1), own, index_SN, sight.version, np.random.default_rng(0)
-    )
-    assert torch.allclose(model_SM - sight.model_M, sight.rows.delta_D[0].expand(2, -1), atol=1e-6)
+def test_losses_are_those_of_evaluation() -> None:
+    """Dropout is off, and batch norm goes by its statistics, so that a sample's loss does not depend on others."""
+    for model in ("helpers:dropped", "helpers:batch_normed"):
+        watched = watch(overfitted(100, model=model), 1)
+        known, model_M = watched.known, watched.final_M
+        every, first = (losses(known, model_M, Samples(*(each[:num] for each in known.elsewhere))) for num in (9, 3))
+        assert torch.allclose(every[:3], first, atol=1e-6)
+        assert known.model.training
 
 
 def test_confidences_of_nearly_certain_models_stay_apart() -> None:
@@ -56,10 +60,13 @@ def test_sizes_of_clients_behind_a_sum_are_taken_for_the_mean() -> None:
     assert client_sizes(watched.known, watched.sights[0]) == [5] * 10
 
 
-def test_a_model_that_remembers_tells_members_from_others() -> None:
-    watched = watch(overfitted(100, local={"epochs": 10, "batch_size": 5, "lr": 0.1}), 6)
+def test_labels_that_can_only_be_remembered_tell_members_from_others() -> None:
+    data = few(digits(), 100)
+    data = replace(data, train_y=np.random.default_rng(0).integers(0, 10, 100))
+    alone = {"partition": {"name": "iid", "num_clients": 1}, "local": {"steps": 400, "batch_size": "all", "lr": 0.5}}
+    watched = watch(overfitted(100, data=data, **alone), 1)
     candidates, member_C = fair_candidates(watched, 100, np.random.default_rng(0))
-    assert membership_verdict(guess_of("loss_threshold", watched, candidates).score_C, member_C).auc > 0.6
+    assert membership_verdict(guess_of("loss_threshold", watched, candidates).score_C, member_C).auc > 0.9
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -93,7 +100,7 @@ def test_shadow_models_see_more_than_a_threshold_on_the_loss() -> None:
 
 @pytest.mark.slow
 def test_no_attack_on_membership_gets_past_epsilon_one() -> None:
-    private = {"name": "sample", "clip": 1.0, "sigma": 4.0, "delta": 1e-4, "epsilon": 1.0}
+    private = {"name": "sample", "clip": 1.0, "sigma": 4.0, "delta": 1e-4, "epsilon": 1.0, "test_noise": True}
     watched = watch(overfitted(2000, mnist(quiet=True), privacy=private), 5)
     assert len(watched.sights) == 5
     candidates, member_C = fair_candidates(watched, 2000, np.random.default_rng(0))

@@ -7,13 +7,15 @@ values of a model.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
+from torch.utils._pytree import tree_map
 
+from atoll.core.params import float_buffers
 from atoll.core.probe import Known, Samples, Sight, Work
 
 SLICE = 512
@@ -22,6 +24,9 @@ STACKED = 16
 """Shadows that are trained at once; time is looked at between."""
 LEAST_LOSS = 1e-15
 """Losses below it are confidences that a double cannot tell from 1."""
+
+
+Views = dict[str, Tensor]
 
 
 class Shadows(NamedTuple):
@@ -43,12 +48,18 @@ def scaled_confidence(loss_N: Tensor) -> Tensor:
 
 
 def losses(known: Known, model_M: Tensor, samples: Samples) -> Tensor:
-    """Return a model's loss of each sample, in double precision."""
+    """Return a model's loss of each sample, in double precision, as it is evaluated.
+
+    Where batch-norm statistics stay with clients, a model can be run in training mode only.
+    """
     found = []
+    travels = known.spec.views(model_M)
+    known.model.train(any(name not in travels for name, _ in float_buffers(known.model)))
     with torch.no_grad():
         for start in range(0, len(samples.x), SLICE):
             x, y = samples.x[start : start + SLICE], samples.y[start : start + SLICE]
-            found.append(known.loss(known.outputs(model_M, x).double(), y))
+            found.append(known.loss(functional_call(known.model, travels, (x,)).double(), y))
+    known.model.train()
     return torch.cat(found)
 
 
@@ -67,40 +78,42 @@ def train_stacked(
     Batches are drawn as clients draw them: shuffled passes, in steps of the plan's batch size with its step size.
     """
     model_SM, num = start_SM.clone(), index_SN.shape[1]
-    views, trained = known.spec.views(model_SM), {slot.name for slot in known.spec.trainable}
+    views = known.spec.views(model_SM)
+    trained = {slot.name: views.pop(slot.name) for slot in known.spec.trainable}
+    held = {name: b.expand(len(model_SM), *b.shape).clone() for name, b in known.model.named_buffers()} | views
     size, lr = known.batch_size(num), known.lr(version)
-    step = _mapped(known)
-    left_SN = index_SN[:, :0]
+    step, left_SN = _mapped(known), index_SN[:, :0]
     for _ in range(known.num_steps(num)):
         if not left_SN.shape[1]:
             shuffled = rng.permuted(np.tile(np.arange(num), (len(index_SN), 1)), axis=1)
             left_SN = index_SN.gather(1, torch.from_numpy(shuffled))
         batch_SB, left_SN = left_SN[:, :size], left_SN[:, size:]
-        slopes = step(views, pool.x[batch_SB], pool.y[batch_SB])
+        slopes, after = step(trained, held, pool.x[batch_SB], pool.y[batch_SB])
         with torch.no_grad():
-            for name in trained:
-                views[name].sub_(slopes[name], alpha=lr)
+            for name, values in trained.items():
+                values.sub_(slopes[name], alpha=lr)
+            for name, values in held.items():
+                values.copy_(after[name])
     return model_SM
 
 
-def _mapped(known: Known) -> Callable[..., dict[str, Tensor]]:
-    """Return the gradient of the mean loss for a stack of models, mapped if the model's layers can be."""
+def _mapped(known: Known) -> Callable[..., tuple[Views, Views]]:
+    """Return gradients of the mean loss and buffers after it, for a stack of models; mapped if its layers can be."""
 
-    def loss(views: dict[str, Tensor], x_B: Tensor, y_B: Tensor) -> Tensor:
-        return known.loss(functional_call(known.model, views, (x_B,)), y_B).mean()
+    def loss(trained: Views, held: Views, x_B: Tensor, y_B: Tensor) -> tuple[Tensor, Views]:
+        moving = {name: values.clone() for name, values in held.items()}
+        return known.loss(functional_call(known.model, {**trained, **moving}, (x_B,)), y_B).mean(), moving
 
-    def one_by_one(views: dict[str, Tensor], x_SB: Tensor, y_SB: Tensor) -> dict[str, Tensor]:
-        rows = [grad(loss)({k: v[s] for k, v in views.items()}, x_SB[s], y_SB[s]) for s in range(len(x_SB))]
-        return {name: torch.stack([row[name] for row in rows]) for name in views}
+    one = grad(loss, has_aux=True)
+    stacked = vmap(one, randomness="different")
 
-    stacked = vmap(grad(loss), randomness="different")
-
-    def step(views: dict[str, Tensor], x_SB: Tensor, y_SB: Tensor) -> dict[str, Tensor]:
+    def step(*stack: Any) -> tuple[Views, Views]:
         try:
-            slopes: dict[str, Tensor] = stacked(views, x_SB, y_SB)
-            return slopes
+            slopes, after = stacked(*stack)
         except (RuntimeError, NotImplementedError):  # such as recurrent layers, which have no mapped form
-            return one_by_one(views, x_SB, y_SB)
+            rows = [one(*tree_map(lambda values, s=s: values[s], stack)) for s in range(len(stack[-1]))]
+            slopes, after = tree_map(lambda *values: torch.stack(values), *rows)
+        return slopes, after
 
     return step
 
