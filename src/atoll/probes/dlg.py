@@ -18,7 +18,7 @@ PATIENCE = 10
 """Chunks in which the distance must fall by a tenth."""
 SCALE = 1e8
 """Distances are minimised times this: torch's L-BFGS leaves out what it learns of curvature below 1e-10."""
-NEAR = 1e-6
+NEAR = 1e-5
 """The distance below which no other beginning is tried."""
 ENOUGH = 1e-9
 """The distance below which nothing is gained: updates are rounded."""

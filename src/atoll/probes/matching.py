@@ -57,6 +57,8 @@ def search(known: Known, sights: Sequence[Sight], work: Work, how: Search) -> li
 
 def _search_row(known: Known, row: Row, work: Work, how: Search) -> Guess:
     y, seen_D = labels_of(known, row), row.mean_gradient().to(how.dtype)
+    if not seen_D.any():
+        return Guess(row=row.place)  # nothing was learned, so nothing is told
     shape = (row.num_samples, *known.input_shape)
     best, best_x, tries = math.inf, torch.full(shape, (known.low + known.high) / 2), 0
 
