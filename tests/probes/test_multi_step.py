@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 from real_images import decibels, real, seen
+from torch import nn
 
 from atoll.probes.dlg import dlg
 from atoll.probes.matching import gradient_of
@@ -22,6 +23,18 @@ def test_simulated_steps_are_those_of_the_client(each: int, steps: int) -> None:
         truth = samples_of(watched, watched.truths[0][row.place])
         simulated_D = gradient_of(watched.known, row, truth.x.double(), truth.y, simulate=True)
         assert torch.allclose(simulated_D, row.mean_gradient().double(), rtol=1e-3, atol=1e-5)
+
+
+def normed(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    layers = (nn.Conv2d(1, 4, 5, stride=2), nn.BatchNorm2d(4), nn.Sigmoid(), nn.Flatten())
+    return nn.Sequential(*layers, nn.Linear(4 * 12 * 12, num_classes))
+
+
+def test_steps_of_a_model_with_batch_norm_are_simulated_too() -> None:
+    watched = seen(real("mnist", 3), normed, each=3, steps=3)
+    row, truth = next(rows_of(watched.known, watched.sights)), samples_of(watched, watched.truths[0][0])
+    simulated_D = gradient_of(watched.known, row, truth.x.double(), truth.y, simulate=True)
+    assert torch.allclose(simulated_D, row.mean_gradient().double(), rtol=1e-3, atol=1e-5)
 
 
 def test_batches_are_taken_in_order() -> None:

@@ -32,8 +32,8 @@ def label_counts() -> Probe:
     """Read one label off a sign, and how many of each from means of other samples' gradients.
 
     The slope of cross entropy at output k is p_k - [k = y]: of one sample, only that of its label is negative (Zhao et
-    al. 2020, arXiv:2001.02610, eq. 3). Of several, the mean is sum_j n_j (p_j - e_j) / N, where p_j are the mean
-    probabilities of samples of class j, which own samples show (Geng et al. 2021, arXiv:2110.09074, eq. 8, has one mean
+    al. 2020, arXiv:2001.02610). Of several, the mean is sum_j n_j (p_j - e_j) / N, where p_j are the mean
+    probabilities of samples of class j, which own samples show (Geng et al. 2021, arXiv:2110.09074, has one mean
     for all classes): the n_j solve this by least squares without negative counts. After several steps slopes are
     the mean of those at the first and at the last model of the client. Where clients do not say how many
     samples they have, counts are shares that add up to 1.

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 from atoll.core.probe import Guess, Known, Sight, Work
 from atoll.probes.label_counts import labels_of, no_counts
@@ -109,15 +110,25 @@ def gradient_of(known: Known, row: Row, x: Tensor, y: Tensor, *, simulate: bool)
     for step in range(steps):
         start = step % math.ceil(len(x) / size) * size
         batch = slice(start, start + size)
-        model_M = torch.cat([params_D, statistics_S]) if len(statistics_S) else params_D
-        loss = known.loss(known.outputs(model_M, x[batch]), y[batch]).mean()
+        loss = known.loss(_outputs(known, params_D, statistics_S, x[batch]), y[batch]).mean()
         (gradient_D,) = torch.autograd.grad(loss, params_D, create_graph=True)
         total_D, params_D = total_D + gradient_D, params_D - row.lr * gradient_D
     return total_D / steps
 
 
+def _outputs(known: Known, params_D: Tensor, statistics_S: Tensor, x: Tensor) -> Tensor:
+    """Return outputs in the precision of the samples; statistics are copies, as training mode moves them in place."""
+    if not list(known.model.buffers()):
+        return known.outputs(params_D, x)
+    floats = {name: each for name, each in known.model.named_buffers() if each.is_floating_point()}
+    buffers = {name: each.to(x.dtype, copy=True) for name, each in floats.items()}
+    buffers |= known.spec.buffer_views(statistics_S.clone())
+    outputs: Tensor = functional_call(known.model, known.spec.without_buffers.views(params_D) | buffers, (x,))
+    return outputs
+
+
 def squared_distance(guess_D: Tensor, seen_D: Tensor) -> Tensor:
-    """Return |guess - seen|^2 / |seen|^2 (Zhu et al. 2019, arXiv:1906.08935, eq. 1, but for the scale)."""
+    """Return |guess - seen|^2 / |seen|^2 (Zhu et al. 2019, arXiv:1906.08935, algorithm 1, but for the scale)."""
     return (guess_D - seen_D).square().sum() / seen_D.square().sum()
 
 

@@ -13,7 +13,7 @@ from atoll.probes.matching import Search, no_search, search, squared_distance
 
 
 def multi_step(restarts: Count = 3, iterations: Count = 600) -> Probe:
-    """Simulate a client's steps, and differentiate through them (Dimitrov et al. 2022, arXiv:2206.12395, eq. 2).
+    """Simulate a client's steps, and differentiate through them (Dimitrov et al. 2022, arXiv:2206.12395).
 
     x* = argmin_x |w_T(x) - w_T|^2, where w_{t+1} = w_t - lr grad L(w_t, x_t) are the steps of FedAvg (also Geiping et
     al. 2020, arXiv:2003.14053, section 6), by L-BFGS from up to `restarts` beginnings. It is exact where each step is

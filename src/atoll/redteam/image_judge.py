@@ -52,7 +52,7 @@ def psnr(guess: Tensor, true: Tensor, span: float) -> Tensor:
     """Return 10 log10(span^2 / mean squared error) of each pair, in dB, over all but the first dimension.
 
     >>> psnr(torch.full((1, 4), 0.1), torch.zeros(1, 4), 1.0)
-    tensor([20.], dtype=torch.float64)
+    tensor([20.0000], dtype=torch.float64)
     """
     error_N = (guess.double() - true.double()).square().flatten(1).mean(1)
     return (10 * torch.log10(span**2 / error_N)).clamp(max=SAME)
