@@ -109,7 +109,7 @@ SLOW = (
 def test_the_server_never_holds_what_is_a_clients_own(
     processes: ForkServer, certs: Path, tmp_path: Path, algorithm: str
 ) -> None:
-    plan = plan_of(algorithm, policy={"size": NUM})
+    plan = plan_of(algorithm, rounds=3, policy={"size": NUM})
     with federation(tmp_path / "f", processes, certs, plan) as network:
         proxy = run_through(network, certs)
         known = known_to(network.home, proxy)
