@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from atoll.core.algorithm import Algorithm, LocalTask
 from atoll.core.messages import State, Update
-from atoll.core.options import Count, NotNegative, Positive
+from atoll.core.options import NotNegative, Positive, Range
 
 OWN = "own"
 
 
-def pfedme(lam: NotNegative = 1.0, steps: Count = 5, lr: Positive | None = None) -> Algorithm:
+def pfedme(lam: NotNegative = 1.0, steps: Annotated[int, Range(1, 1000)] = 5, lr: Positive | None = None) -> Algorithm:
     """Share the centre of clients' Moreau envelopes (Dinh et al. 2020, arXiv:2006.08848, algorithm 1).
 
     On each batch the client solves for its own model t = argmin F_k(t) + lam / 2 ||t - w||^2 by `steps` steps of size
