@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 import torch
+from engine.run_farm import Farm, run_farm
 from members import CHOSEN, concerns
 from network.fork_server import ForkServer, fork_server
 
@@ -51,6 +52,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def processes() -> Iterator[ForkServer]:
     """Starts commands of Atoll as processes, quickly; none outlives the tests."""
     with fork_server() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def farm() -> Iterator[Farm]:
+    """Starts runs one at a time, to be killed; see `engine.run_farm`."""
+    with run_farm() as started:
         yield started
 
 

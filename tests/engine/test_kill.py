@@ -8,12 +8,12 @@ import select
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engine.run_farm import Farm, run_farm
+from engine.run_farm import Farm
 from helpers import assert_same_end, rows
 from network.fork_server import ForkServer
 
@@ -33,12 +33,6 @@ ENGINES: dict[str, dict[str, Any]] = {
 }
 ENDLESS = 1_000_000
 """More rounds than a run gets to before it is stopped, however late the test is; it goes on to fewer."""
-
-
-@pytest.fixture(scope="module")
-def farm() -> Iterator[Farm]:
-    with run_farm() as started:
-        yield started
 
 
 def plan_for(engine: str, rounds: int) -> dict[str, Any]:

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
-from engine.run_farm import Farm, run_farm
-
-
-@pytest.fixture(scope="module")
-def farm() -> Iterator[Farm]:
-    with run_farm() as started:
-        yield started
+from engine.run_farm import Farm
 
 
 class Cost(NamedTuple):

@@ -20,7 +20,7 @@ from atoll.core.parts import find, members
 from atoll.core.plan import SOLVES_FOR_ROUNDS, Plan
 from atoll.engine.base import InProcess
 
-NUM_FAST, NUM_SLOW = 150, 2000
+NUM_FAST, NUM_SLOW = 100, 2050
 LAWS = ("vectorised", "workers", "resume")
 ADVICE = re.compile(
     r"\b(set|use|leave|lower|raise|choose|put|ask|take|give|change|name|pass|let|add|correct|make|start|say|allow)\b"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import random
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engine.run_farm import Farm, run_farm
+from engine.run_farm import Farm
 from helpers import rows
 
 from atoll import Plan
@@ -28,12 +27,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "central": {"sampler": "poisson", "privacy": CENTRAL},
     "local": {"sampler": "uniform", "privacy": {**CENTRAL, "name": "local"}},
 }
-
-
-@pytest.fixture(scope="module")
-def farm() -> Iterator[Farm]:
-    with run_farm() as started:
-        yield started
 
 
 def private(kind: str, rounds: int, *, test_noise: bool) -> dict[str, Any]:
