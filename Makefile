@@ -8,7 +8,7 @@ COVERED := tests/core tests/ledger tests/secagg tests/laws/test_golden.py tests/
 	tests/cli/test_cli_ledger.py tests/cli/test_result_api.py tests/network/test_admin.py \
 	tests/network/test_network_ends.py tests/network/test_serving.py tests/network/test_web.py
 
-.PHONY: help install demo federation banks test test-all coverage test-uncovered check bench clean
+.PHONY: help install demo federation banks test test-all coverage check bench clean
 
 help:
 	@echo "make demo      train FedAvg on non-IID MNIST and write a report"
@@ -17,7 +17,6 @@ help:
 	@echo "make test      the tests (some minutes on two quiet cores)"
 	@echo "make test-all  the tests and the slow proofs: published results, kill -9, memory"
 	@echo "make coverage  which lines a fast part of the tests reaches, as a table and in htmlcov"
-	@echo "make test-uncovered  the tests that make coverage leaves out: both together are make test"
 	@echo "make check     formatting, lint, types and import rules"
 	@echo "make bench     speed, side by side with a plain PyTorch loop, pfl and Flower; codecs beside a copy of memory"
 
@@ -51,9 +50,6 @@ coverage: install
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage html --quiet
 	$(BIN)/coverage report
-
-test-uncovered: install
-	$(BIN)/pytest -n auto -m "not slow" $(COVERED:%=--ignore=%)
 
 check: install
 	$(BIN)/ruff format --check .
