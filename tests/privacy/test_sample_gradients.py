@@ -103,7 +103,19 @@ def given(job: Job, num: int = 9) -> tuple[dict[str, Tensor], Batch, LocalTask]:
     weight = torch.full((num,), 1 / max(1, num))
     numbers = torch.tensor(float(len(federation.train_y)))
     outputs = lambda named, x: torch.func.functional_call(job.model, dict(named), (x,))  # noqa: E731
-    order = LocalTask(Broadcast(params_D, {}), {}, *[numbers] * 3, outputs, outputs, outputs, numbers)
+    order = LocalTask(
+        broadcast=Broadcast(params_D, {}),
+        state={},
+        lr=numbers,
+        num_steps=numbers,
+        num_samples=numbers,
+        outputs=outputs,
+        grad_at=outputs,
+        features=outputs,
+        first_loss=numbers,
+        step=numbers,
+        end_D=params_D,
+    )
     leaves = {slot.name: job.spec.views(params_D)[slot.name] for slot in job.spec.trainable}
     return leaves, Batch(x, federation.train_y[:num], weight), order
 
