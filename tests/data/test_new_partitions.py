@@ -47,13 +47,16 @@ def with_counts(counts_K: list[int]) -> Dataset:
     num_clients=st.integers(1, 25),
     classes_per_client=st.integers(1, 8),
     seed=st.integers(0, 2**32),
+    in_order=st.booleans(),
 )
 def test_every_client_has_exactly_so_many_classes(
-    counts_K: list[int], num_clients: int, classes_per_client: int, seed: int
+    counts_K: list[int], num_clients: int, classes_per_client: int, seed: int, in_order: bool
 ) -> None:
     data = with_counts(counts_K)
     try:
-        partition = classes(data, num_clients=num_clients, seed=seed, classes_per_client=classes_per_client)
+        partition = classes(
+            data, num_clients=num_clients, seed=seed, classes_per_client=classes_per_client, in_order=in_order
+        )
     except PlanError as error:
         assert "set classes_per_client to at least" in str(error)
         assert not classes_per_client <= len(counts_K) <= num_clients * classes_per_client
@@ -62,6 +65,13 @@ def test_every_client_has_exactly_so_many_classes(
     assert ((counts_CK > 0).sum(axis=1) == classes_per_client).all()
     assert counts_CK.sum(axis=0).tolist() == counts_K
     assert np.ptp((counts_CK > 0).sum(axis=0)) <= 1
+
+
+def test_classes_in_order_are_pairs_of_neighbours() -> None:
+    data = with_counts([40] * 10)
+    partition = classes(data, num_clients=20, seed=3, classes_per_client=2, in_order=True)
+    held = [sorted(set(data.train_y[partition.indices(client)].tolist())) for client in range(20)]
+    assert held == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]] * 4
 
 
 def test_classes_are_equal_in_size_where_classes_are(make_toy: Callable[..., Dataset]) -> None:

@@ -24,6 +24,7 @@ from atoll.data.partition.dirichlet import dirichlet
 from atoll.data.partition.iid import iid
 from atoll.data.partition.natural import natural
 from atoll.data.partition.shards import shards
+from atoll.data.skew.at_most import at_most
 from atoll.data.skew.brightness import brightness
 from atoll.data.skew.features import resampled
 from atoll.data.skew.label_swap import label_swap
@@ -38,7 +39,15 @@ Skew = Callable[..., Partition]
 
 SKEWS = [find("data.skew", name) for name in every("data.skew")]
 DIGITS = digits()
-KINDS = {"label_swap": "y", "quantity": "who", "rotation": "x", "noise": "x", "brightness": "x", "styles": "x"}
+KINDS = {
+    "at_most": "who",
+    "label_swap": "y",
+    "quantity": "who",
+    "rotation": "x",
+    "noise": "x",
+    "brightness": "x",
+    "styles": "x",
+}
 """What each skew of the package changes."""
 NUM_CLIENTS = 12
 
@@ -309,6 +318,15 @@ def test_quantity_keeps_the_mix_of_labels_in_expectation() -> None:
     assert np.abs(mix(quantity(DIGITS, dealt, seed=0, exponent=0.5)) - mix(dealt)).max() > 0.02
 
 
+def test_at_most_draws_that_many_and_keeps_small_clients_whole() -> None:
+    dealt = quantity(DIGITS, iid(DIGITS, num_clients=NUM_CLIENTS, seed=1), seed=0, exponent=1.0)
+    bound = int(np.median(dealt.sizes()))
+    kept = at_most(DIGITS, dealt, seed=0, samples=bound)
+    assert kept.sizes().tolist() == np.minimum(dealt.sizes(), bound).tolist()
+    largest = int(dealt.sizes().argmax())
+    assert kept.indices(largest).tolist() != dealt.indices(largest)[:bound].tolist()
+
+
 def test_quantity_leaves_no_client_empty() -> None:
     assert held(DIGITS, quantity, seed=0, exponent=80.0)[0].sizes().min() == 1
 
@@ -338,6 +356,7 @@ def test_quantity_keeps_what_an_earlier_skew_changed() -> None:
             "law must be 'power', 'log_normal' or 'dirichlet', got the text 'powr': did you mean 'power'",
         ),
         (quantity, {"law": "power", "alpha": 0.1}, "law = 'power' has no alpha, got 0.1: set exponent"),
+        (at_most, {"samples": 0}, "samples must be at least 1, got 0"),
         (quantity, {"exponent": float("inf")}, "exponent must be a finite number above 0, got inf"),
     ],
 )

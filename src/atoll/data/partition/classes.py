@@ -21,11 +21,20 @@ MAX_SWEEPS = 100
 EXAMPLE = {"classes_per_client": 5}
 
 
-def classes(dataset: Dataset, *, num_clients: Clients = 10, seed: Seed = 0, classes_per_client: Count = 2) -> Partition:
+def classes(
+    dataset: Dataset,
+    *,
+    num_clients: Clients = 10,
+    seed: Seed = 0,
+    classes_per_client: Count = 2,
+    in_order: bool = False,
+) -> Partition:
     """Give every client samples of exactly `classes_per_client` classes (Li et al. 2022, arXiv:2102.02079, "#C = k").
 
     The numbers of clients that hold a class differ by at most one. Each class is split among its holders so that the
-    sizes of clients become as equal as possible, where the paper splits it evenly.
+    sizes of clients become as equal as possible, where the paper splits it evenly. Classes are random, or consecutive
+    with `in_order`, so that with two each a client holds 0 and 1, or 2 and 3, and so on, as in PFLlib's benchmark
+    (arXiv:2312.04992).
     """
     labels_N = class_labels("classes", dataset)
     present_P, counts_P = np.unique(labels_N, return_counts=True)
@@ -37,7 +46,7 @@ def classes(dataset: Dataset, *, num_clients: Clients = 10, seed: Seed = 0, clas
             f"most {num_present}"
         )
     rng = generator(seed, PURPOSE)
-    holds_CP = _assign_classes(num_clients, num_present, classes_per_client, rng)
+    holds_CP = _assign_classes(num_clients, num_present, classes_per_client, None if in_order else rng)
     short_P = np.flatnonzero(counts_P < holds_CP.sum(axis=0))
     if len(short_P):
         label, count = present_P[short_P[0]], counts_P[short_P[0]]
@@ -53,12 +62,18 @@ def classes(dataset: Dataset, *, num_clients: Clients = 10, seed: Seed = 0, clas
     return dealt(by_owner_N, np.concatenate([[0], np.cumsum(counts_CP.sum(axis=1))]))
 
 
-def _assign_classes(num_clients: int, num_present: int, classes_per_client: int, rng: np.random.Generator) -> Array:
-    """Return the classes of each client, (C, P) of 0 and 1: each in turn gets those with the fewest holders so far."""
+def _assign_classes(
+    num_clients: int, num_present: int, classes_per_client: int, rng: np.random.Generator | None
+) -> Array:
+    """Return the classes of each client, (C, P) of 0 and 1: each in turn gets those with the fewest holders so far.
+
+    Among classes with as many holders chance decides, or their order without a generator.
+    """
     holds_CP = np.zeros((num_clients, num_present), dtype=np.int64)
     holders_P = np.zeros(num_present)
     for client in range(num_clients):
-        chosen = np.argsort(holders_P + rng.random(num_present))[:classes_per_client]
+        tie_P = 0.0 if rng is None else rng.random(num_present)
+        chosen = np.argsort(holders_P + tie_P, kind="stable")[:classes_per_client]
         holds_CP[client, chosen] = 1
         holders_P[chosen] += 1
     return holds_CP
