@@ -42,7 +42,7 @@ METHODS = {
 """Algorithm -> the method with its options, unless a case has others."""
 CASES: dict[str, dict[str, str]] = {
     "fashion_5_classes": {},
-    "fashion_asked_once": {},
+    "fashion_in_turn": {},
     "cifar_classes": {},
     "feature_skew": {},
     "swapped_labels": {},
