@@ -7,7 +7,6 @@ Options follow a name after colons, and a plus puts a rule before another: `ipm:
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from atoll.core.errors import PlanError, RunError, nearest
 from atoll.core.options import option_hints, read_value
 from atoll.core.parts import Part, find, members
 from atoll.core.plan import Plan
+from atoll.core.toml_text import read_toml
 from atoll.engine.base import Workers, worker_count
 from atoll.farm import Cell, Failures, cell_directory, run_grid, with_engine
 from atoll.report.figures import write_whole
@@ -109,10 +109,7 @@ def part_of(text: str, family: str) -> Part:
         if not equals:
             first += f":{piece}"  # a function of the user's own: module:function
             continue
-        try:
-            options[key.strip()] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            options[key.strip()] = value.strip()
+        options[key.strip()] = read_toml(value.strip())
     known = option_hints(find(family, first))
     for option in options:
         if option not in known:

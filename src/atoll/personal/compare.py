@@ -23,9 +23,10 @@ from atoll.core.parts import Part, examples, find, members
 from atoll.core.plan import Plan
 from atoll.engine.base import Workers, worker_count
 from atoll.farm import Cell, Failures, cell_directory, run_grid, seeds_of, with_engine
+from atoll.held_out import Measurable, measurable
 from atoll.matrix import part_of
 from atoll.personal.budget import Rounds, Step, cohorts, loads_of, rehearse_step, rounds_within
-from atoll.personal.measure import FILE, Measurable, Measured, measurable, measure, read_measured
+from atoll.personal.measure import FILE, Measured, measure, read_measured
 from atoll.report.figures import write_whole
 from atoll.report.personal import ALONE, GLOBAL, Clients, MethodRun, PersonalTable, Status
 from atoll.report.personal_page import personal_page
