@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from atoll.network.client.app import ClientApp
     from atoll.network.protocol.agreement import Floors
     from atoll.personal.compare import compare_personal
+    from atoll.sweeps.run import sweep
     from atoll.train.array_work import ArrayTask, array_work
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "events",
     "resume",
     "run",
+    "sweep",
 ]
 
 _HOMES = {
@@ -45,6 +47,7 @@ _HOMES = {
     "compare_personal": "atoll.personal.compare",
     "resume": "atoll.api",
     "run": "atoll.api",
+    "sweep": "atoll.sweeps.run",
 }
 
 

@@ -1,4 +1,4 @@
-"""The command line: `atoll run`, `matrix`, `personal`, `redteam`, `report`, `data` and others, and a federation's."""
+"""The command line: `atoll run`, `matrix`, `personal`, `sweep`, `report`, `data` and others, and a federation's."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from atoll.cli.plans import PlanArgument, SetOption, read_plan, read_settings, s
 from atoll.cli.privacy import privacy_app
 from atoll.cli.redteam import redteam
 from atoll.cli.serve import serve
+from atoll.cli.sweep import sweep
 from atoll.cli.tables import encode, summarise
 from atoll.core.errors import AtollError, PlanError, RunError, TrainingError
 
@@ -339,7 +340,7 @@ def _resumed(directory: Path, source: str | None, settings: dict[str, object]) -
     return plan.replace(settings) if settings else plan
 
 
-for _command in (personal, redteam, serve, enrol, join, status, stop, certs):
+for _command in (personal, sweep, redteam, serve, enrol, join, status, stop, certs):
     app.command()(_command)
 data_app.command()(summarise)
 data_app.command()(encode)
