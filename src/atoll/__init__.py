@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from atoll import events
+    from atoll import events, trackers
     from atoll.api import Result, resume, run
     from atoll.core.errors import AtollError
     from atoll.core.parts import Part
@@ -32,6 +32,7 @@ __all__ = [
     "resume",
     "run",
     "sweep",
+    "trackers",
 ]
 
 _HOMES = {
@@ -55,8 +56,8 @@ def __getattr__(name: str) -> Any:
     """Import on first use, so that `import atoll` costs nothing."""
     import importlib
 
-    if name == "events":
-        return importlib.import_module("atoll.events")
+    if name in ("events", "trackers"):
+        return importlib.import_module(f"atoll.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'atoll' has no attribute '{name}'")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -24,6 +24,9 @@ from atoll.cli.tables import encode, summarise
 from atoll.core.errors import AtollError, PlanError, RunError, TrainingError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from atoll.core.events import Reader
     from atoll.core.plan import Plan
 
 EXAMPLE = """
@@ -84,6 +87,9 @@ def run(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Directory of the run; by default runs/NAME-1 and so on.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Continue the run in this directory.")] = None,
+    track: Annotated[
+        list[str] | None, typer.Option(metavar="TOOL", help="tensorboard, mlflow or wandb. May be repeated.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; the result only.")] = False,
 ) -> None:
     """Run a plan; without one, FedAvg on digits. Ctrl-C stops and keeps everything."""
@@ -103,14 +109,16 @@ def run(
         chosen = _resumed(resume, plan, changes)
     else:
         chosen = read_plan(plan, changes)
+    from atoll.core.parts import find
     from atoll.report.record import next_free  # needs torch: refuse a plan that cannot be read before that import
 
     directory = resume or out or next_free(Path("runs"), slug(chosen))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop as after Ctrl-C
-    _run_and_print(chosen, directory, resume=resume is not None, quiet=quiet)
+    watch = [find("trackers", name)(directory) for name in track or []]
+    _run_and_print(chosen, directory, resume=resume is not None, quiet=quiet, watch=watch)
 
 
-def _run_and_print(plan: Plan, directory: Path, *, resume: bool, quiet: bool) -> None:
+def _run_and_print(plan: Plan, directory: Path, *, resume: bool, quiet: bool, watch: Sequence[Reader]) -> None:
     """Run a plan, then print the result and what to do next."""
     from atoll.api import run as run_plan
     from atoll.core.coordinator import FAILURES, Reason
@@ -121,7 +129,7 @@ def _run_and_print(plan: Plan, directory: Path, *, resume: bool, quiet: bool) ->
 
     resume_command = f"atoll run --resume {shlex.quote(str(directory))}"
     try:
-        result = run_plan(plan, out=directory, resume=resume, progress=not quiet, report=False)
+        result = run_plan(plan, out=directory, resume=resume, progress=not quiet, watch=watch, report=False)
     except KeyboardInterrupt:  # before the first round, or while the result was written
         kept = (directory / "plan.toml").exists()
         print(f"stopped; {f'go on with: {resume_command}' if kept else 'no round was done: start again'}")

@@ -141,8 +141,8 @@ def _study(runner: SweepRunner, search: Mapping[str, str], *, larger_is_better: 
     elif known != about:
         differing = ", ".join(name for name, value in about.items() if known.get(name) != value)
         raise RunError(
-            f"{path} holds a search that differs in {differing}: its ranges are {json.dumps(known['ranges'])} and its seeds "
-            f"{known['seeds']}; go on with the same plan, ranges and seeds, or choose another --out"
+            f"{path} holds a search that differs in {differing}: its ranges are {json.dumps(known['ranges'])} and its "
+            f"seeds {known['seeds']}; go on with the same plan, ranges and seeds, or choose another --out"
         )
     return study
 
