@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import helpers
 import numpy as np
 import problem_data
 import pytest
@@ -242,6 +243,15 @@ def test_a_combination_that_lacks_a_seed_comes_after_all_others() -> None:
     )  # fmt: skip
     assert [row.combination for row in table.ranked()] == [1, 0]
     assert table.why(0) == "seed 1 failed: x" and any("come after all others" in note for note in notes(table))
+
+
+def test_functions_and_parts_may_be_values(tmp_path: Path) -> None:
+    grid = {"model": [atoll.Part("mlp_2nn", hidden=4), helpers.dropped], "local.lr": [0.1, 0.10000001]}
+    table = sweep(PLAN.replace({"rounds": 1}), grid=grid, seeds=1, out=tmp_path)
+    written = json.loads((tmp_path / "sweep.json").read_text())
+    models = [each["settings"]["model"] for each in written["combinations"]]
+    assert models == [{"name": "mlp_2nn", "hidden": 4}] * 2 + ["helpers:dropped"] * 2
+    assert [run.status for run in table.runs] == ["done"] * 4
 
 
 def test_the_command_prints_the_table(cli: Callable[..., Any], tmp_path: Path) -> None:

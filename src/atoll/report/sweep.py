@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
 from atoll.commit.finish import without_nan
+from atoll.core.parts import Part
 from atoll.report.main_figure import title_of
 from atoll.report.matrix import aligned
 from atoll.report.reading import NONE, human_bytes, human_seconds
@@ -146,7 +147,7 @@ class SweepTable:
                 "seeds": list(self.seeds),
                 "keys": list(self.keys),
                 "notes": notes(self),
-                "best": None if best is None else dict(best.settings),
+                "best": None if best is None else plain_settings(best.settings),
                 "combinations": [_plain(self, place) for place in range(len(self.combinations))],
                 "runs": [asdict(run) for run in self.runs],
             }
@@ -159,7 +160,7 @@ def _plain(table: SweepTable, place: int) -> dict[str, Any]:
     if row is not None:
         figures = {**row._asdict(), "figure": row.figure._asdict(), "test": row.test._asdict() if row.test else None}
         del figures["combination"]
-    return {**figures, "settings": dict(table.combinations[place]), "why": table.why(place)}
+    return {**figures, "settings": plain_settings(table.combinations[place]), "why": table.why(place)}
 
 
 def value_text(value: object) -> str:
@@ -170,12 +171,31 @@ def value_text(value: object) -> str:
     """
     if value is None:
         return LEFT_OUT
+    if isinstance(value, Part):
+        return value_text(value.to_dict())
+    if callable(value):
+        return f"{value.__module__}:{getattr(value, '__qualname__', type(value).__name__)}"
     if isinstance(value, Mapping) and "name" in value:
         options = ", ".join(f"{key} {value_text(option)}" for key, option in value.items() if key != "name")
         return f"{value['name']} ({options})" if options else str(value["name"])
     if isinstance(value, float):
         return f"{value:.6g}"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as JSON holds them; functions become their names."""
+    plain: dict[str, Any] = json.loads(json.dumps(dict(settings), default=value_text))
+    return plain
+
+
+def value_key(value: object) -> str:
+    """Return a text that only equal values share, also where `value_text` rounds.
+
+    >>> value_key(0.1) == value_key(0.10000001), value_text(0.1) == value_text(0.10000001)
+    (False, True)
+    """
+    return json.dumps(value, sort_keys=True, default=value_text)
 
 
 def label(settings: Mapping[str, Any]) -> str:

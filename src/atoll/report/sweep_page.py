@@ -50,12 +50,18 @@ def _sections(table: SweepTable, out: Path, plan_text: str) -> list[tuple[str, s
             ("Curves", image(curves_picture(table, out), f"Test {figure} by round")),
         ]
     head, rows = table_rows(table)
+    if table.problems:  # reasons are too long for a cell: a table of their own follows
+        head, rows = head[:-1], [row[:-1] for row in rows]
     cells = [[escape(cell) for cell in row] for row in rows]
     if table.best is not None:
         place = len(table.keys)
         cells[0][place] = f'<span class="best">{cells[0][place]}</span>'
     said = "".join(f'<p class="note">{escape(text)}</p>' for text in notes(table))
     sections.append(("Table", html_table(head, cells, text=len(table.keys)) + said))
+    places = [place for place in range(len(table.combinations)) if table.why(place)]
+    if places:
+        why = [[escape(label(table.combinations[place])), escape(table.why(place))] for place in places]
+        sections.append(("Without a result", html_table(["settings", "why"], why, text=2)))
     runs = [
         [
             *map(escape, (label(table.combinations[run.combination]), str(run.seed), run.status, str(run.rounds))),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from atoll.report.figures import (
 from atoll.report.main_figure import SHARES, shown, title_of
 from atoll.report.reading import read_run, series
 from atoll.report.spread import figure_text
-from atoll.report.sweep import SAMPLES, SweepTable, label, shown_range, value_text
+from atoll.report.sweep import SAMPLES, SweepTable, label, shown_range, value_key, value_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,7 +86,7 @@ def common_rounds(curves: list[tuple[list[float], list[float]]]) -> tuple[list[f
 
 def settings_picture(table: SweepTable) -> Figure:
     """Draw the points of a search, a heat map if two keys vary, or else bars."""
-    values = [len({value_text(each.get(key)) for each in table.combinations}) for key in table.keys]
+    values = [len({value_key(each[key]) for each in table.combinations}) for key in table.keys]
     if table.is_search:
         return _points(table)
     return _heat_map(table) if len(values) == 2 and min(values) > 1 else _bars(table)
@@ -119,35 +120,32 @@ def _bars(table: SweepTable) -> Figure:
 
 def _heat_map(table: SweepTable) -> Figure:
     """Draw the means of two keys, the first down and the second across; the best has a frame."""
-    down, across = (_values(table, key) for key in table.keys)
+    values = [{value_key(each[key]): each[key] for each in table.combinations} for key in table.keys]
+    down, across = ([plain(value_text(value), 30) for value in each.values()] for each in values)
     best = table.best
     with plot_style():
         from matplotlib.ticker import PercentFormatter
 
         longest = max(map(len, across))
-        figure = new_figure(
-            float(np.clip(2.6 + max(1.0, 0.09 * longest) * len(across), 7.5, 14)), ROW * len(down) + 1.9
-        )
+        width = 2.6 + max(1.0, 0.09 * longest) * len(across)
+        figure = new_figure(float(np.clip(width, 7.5, 14)), ROW * len(down) + 1.9)
         panel = figure.subplots()
         means_AB = np.full((len(down), len(across)), np.nan)
+        places = {row.combination: _place(values, table.keys, row.settings) for row in table.ranked()}
         for row in table.ranked():
-            place = [
-                names.index(plain(value_text(row.settings[key]), 30))
-                for names, key in zip((down, across), table.keys, strict=True)
-            ]
-            means_AB[place[0], place[1]] = row.figure.mean
+            means_AB[places[row.combination]] = row.figure.mean
         known = means_AB[~np.isnan(means_AB)]
         low, high = shown_range(known.tolist() or [0.0])
         low -= 0.08 * (high - low)  # the least is not drawn like a cell without a result
         image = panel.imshow(means_AB, cmap=heat_ramp(), vmin=low, vmax=high, aspect="auto", interpolation="none")
-        for (y, x), value in np.ndenumerate(means_AB):
+        for (row_place, column), value in np.ndenumerate(means_AB):
             empty = bool(np.isnan(value))
             dark = not empty and (value - low) / (high - low) > 0.55
             text = "no result" if empty else shown(table.metric, value)
             colour = MUTED if empty else "white" if dark else INK
-            panel.text(x, y, text, ha="center", va="center", fontsize=8 if empty else 9.5, color=colour)
+            panel.text(column, row_place, text, ha="center", va="center", fontsize=8 if empty else 9.5, color=colour)
         if best is not None:
-            _frame(panel, means_AB, best.figure.mean)
+            _frame(panel, *places[best.combination])
         rotation: dict[str, Any] = {"rotation": 20, "ha": "right"} if longest > 14 else {}
         panel.set_xticks(range(len(across)), across, **rotation)
         panel.set_yticks(range(len(down)), down)
@@ -160,11 +158,15 @@ def _heat_map(table: SweepTable) -> Figure:
     return figure
 
 
-def _frame(panel: Axes, means_AB: Array, best: float) -> None:
+def _place(values: Sequence[Mapping[str, Any]], keys: Sequence[str], settings: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return row and column of a combination."""
+    return tuple(list(each).index(value_key(settings[key])) for each, key in zip(values, keys, strict=True))
+
+
+def _frame(panel: Axes, row: int, column: int) -> None:
     from matplotlib.patches import Rectangle
 
-    y, x = np.argwhere(means_AB == best)[0]
-    panel.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, fill=False, edgecolor=PALETTE[1], lw=2))
+    panel.add_patch(Rectangle((column - 0.48, row - 0.46), 0.96, 0.92, fill=False, edgecolor=PALETTE[1], lw=2))
 
 
 def _points(table: SweepTable) -> Figure:
@@ -203,10 +205,6 @@ def _points(table: SweepTable) -> Figure:
             panel.set_visible(False)
         figure.suptitle(_measured(table), x=0.01, ha="left", fontsize=11, fontweight="bold")
     return figure
-
-
-def _values(table: SweepTable, key: str) -> list[str]:
-    return list(dict.fromkeys(plain(value_text(each.get(key)), 30) for each in table.combinations))
 
 
 def _measured(table: SweepTable) -> str:

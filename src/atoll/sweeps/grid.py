@@ -12,7 +12,7 @@ from atoll.core.errors import AtollError, PlanError
 from atoll.core.parts import Part
 from atoll.core.plan import Plan
 from atoll.farm import plan_key, with_engine
-from atoll.report.sweep import label, value_text
+from atoll.report.sweep import label, value_key, value_text
 from atoll.simulation.dry_run import dry_run
 from atoll.sweeps.measure import check_samples
 from atoll.train.federation import Federation, build_federation
@@ -25,6 +25,8 @@ REFUSED_KEYS = {
     "engine": "engines change no figure: leave it out; the number of runs at once is --workers, or workers=",
     "evaluation.holdout": "figures on different samples cannot be compared: set it in the plan",
     "evaluation.validation": "figures on different samples cannot be compared: set it in the plan",
+    "evaluation.max_clients": "figures of different clients cannot be compared: set it in the plan",
+    "evaluation.new_clients": "figures of different clients cannot be compared: set it in the plan",
     "evaluation.metrics": "different figures cannot be compared: set it in the plan",
 }
 """Keys that a sweep does not vary -> what to do instead."""
@@ -57,10 +59,10 @@ def check_grid(grid: Grid) -> None:
             raise PlanError(f"the values of {key} must be a list, got {values!r}: write [{values!r}] for one value")
         if not values or values == [None]:
             raise PlanError(f"the grid has no values for {key}: name at least one, e.g. {key}=VALUE,VALUE")
-        texts = [value_text(value) for value in values]
-        repeated = next((text for text in texts if texts.count(text) > 1), None)
-        if repeated is not None:
-            raise PlanError(f"the grid names {key}={repeated} twice: leave one out")
+        keys = list(map(value_key, values))
+        repeated = next((value for value in values if keys.count(value_key(value)) > 1), None)
+        if len(set(keys)) < len(keys):
+            raise PlanError(f"the grid names {key}={value_text(repeated)} twice: leave one out")
 
 
 def check_key(key: str) -> None:
@@ -72,9 +74,8 @@ def check_key(key: str) -> None:
 
 def combinations(plan: Plan, grid: Grid) -> list[Combination]:
     """Return every combination of the values, the last key varying fastest."""
-    return [
-        combined(plan, dict(zip(grid, values, strict=True))) for values in itertools.product(*map(tuple, grid.values()))
-    ]
+    values = [[each.to_dict() if isinstance(each, Part) else each for each in listed] for listed in grid.values()]
+    return [combined(plan, dict(zip(grid, chosen, strict=True))) for chosen in itertools.product(*values)]
 
 
 def combined(plan: Plan, settings: Mapping[str, Any]) -> Combination:
@@ -122,12 +123,13 @@ class Checker:
 def check_combinations(found: Sequence[Combination]) -> tuple[str, bool]:
     """Refuse values that no combination allows, equal plans and different main figures; return the main figure."""
     for key in found[0].settings:
-        for text in dict.fromkeys(value_text(each.settings[key]) for each in found):
-            having = [each for each in found if value_text(each.settings[key]) == text]
+        for same in dict.fromkeys(value_key(each.settings[key]) for each in found):
+            having = [each for each in found if value_key(each.settings[key]) == same]
             if all(each.plan is None for each in having):
                 raise PlanError(
-                    f"{key}={text} is refused: {having[0].why} (correct the value or leave it out; options of one "
-                    'part alone belong into its table, as in algorithm={name="fedprox",mu=0.1})'
+                    f"{key}={value_text(having[0].settings[key])} is refused: {having[0].why} (correct the value or "
+                    "leave it out; options of one part alone belong into its table, as in "
+                    'algorithm={name="fedprox",mu=0.1})'
                 )
     able = [each for each in found if each.plan is not None]
     if not able:

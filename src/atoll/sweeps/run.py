@@ -150,7 +150,7 @@ class SweepRunner:
 
     def _write(self, table: SweepTable, found: Sequence[Combination]) -> None:
         out, best = self.out, table.best
-        write_whole(out / "sweep.json", (json.dumps(table.to_dict(), indent=1, default=str) + "\n").encode())
+        write_whole(out / "sweep.json", (json.dumps(table.to_dict(), indent=1) + "\n").encode())
         write_whole(out / "sweep.csv", as_csv(table).encode("utf-8", "replace"))
         write_whole(out / "sweep.html", sweep_page(table, out, self.plan.to_toml()).encode("utf-8", "replace"))
         if best is None:
