@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,45 +78,35 @@ def optuna() -> Any:
     return pytest.importorskip("optuna", reason="searches need Optuna: pip install 'atoll[search]'")
 
 
-@contextmanager
-def stopped_when(begun: Callable[[], bool]) -> Iterator[None]:
-    """Press Ctrl-C as soon as something is true."""
-    over = threading.Event()
-
-    def stop() -> None:
-        while not begun():
-            if over.wait(0.005):
-                return
-        os.kill(os.getpid(), signal.SIGINT)
-
-    watcher = threading.Thread(target=stop)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # who started the tests may ignore it
-    watcher.start()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        over.set()
-        watcher.join()
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Let Ctrl-C raise, also if whoever started the tests ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
-def test_workers_and_stops_change_nothing_of_what_is_tried(optuna: Any, tmp_path: Path) -> None:
-    asked: dict[str, Any] = {"search": SPACE, "trials": BATCH + 3, "seeds": 1}
-    whole = sweep(PLAN, **asked, out=tmp_path / "whole", workers=1)
-    assert len(whole.combinations) == BATCH + 3 and whole.is_search
-    lrs = [each["local.lr"] for each in whole.combinations]
-    assert len(set(lrs)) == len(lrs) and all(0.001 <= lr <= 1 for lr in lrs)
-    assert {each["local.steps"] for each in whole.combinations} <= {1, 2, 3, 4}
-    assert any(each["algorithm"] == {"name": "fedprox", "mu": 1.0} for each in whole.combinations)
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("number", [2, BATCH + 1])
+def test_workers_and_stops_change_nothing_of_what_is_tried(optuna: Any, number: int, tmp_path: Path) -> None:
+    """A search is stopped in its first or in its second batch."""
+    stops = {"name": "helpers:stops", "mark": str(tmp_path / "mark"), "attempt": 1, "number": number}
+    plan = PLAN.replace({"attack": stops, "attackers.num": 1})
+    asked: dict[str, Any] = {"search": SPACE, "trials": BATCH + 2, "seeds": 1}
     stopped = tmp_path / "stopped"
-    with stopped_when(lambda: len(list(stopped.glob("cells/*/result.json"))) > 2):
-        sweep(PLAN, **asked, out=stopped, workers=2)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(plan, **asked, out=stopped, workers=2)
     assert not (stopped / "sweep.json").exists()
-    assert without_seconds(sweep(PLAN, **asked, out=stopped, workers=3)) == without_seconds(whole)
+    resumed = sweep(plan, **asked, out=stopped, workers=3)
+    whole = sweep(plan, **asked, out=tmp_path / "whole", workers=1)
+    assert without_seconds(resumed) == without_seconds(whole)
     for name in ("sweep.csv", "best.toml"):
         assert (stopped / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert (stopped / "sweep.html").read_text().count("<img ") == 2
+    lrs = [each["local.lr"] for each in whole.combinations]
+    assert len(lrs) == BATCH + 2 and len(set(lrs)) == len(lrs) and all(0.001 <= lr <= 1 for lr in lrs)
+    assert {each["local.steps"] for each in whole.combinations} <= {1, 2, 3, 4}
+    assert any(each["algorithm"] == {"name": "fedprox", "mu": 1.0} for each in whole.combinations)
+    assert whole.is_search and (stopped / "sweep.html").read_text().count("<img ") == 2
 
 
 def test_more_trials_go_on_and_other_ranges_are_refused(optuna: Any, tmp_path: Path) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -245,6 +243,13 @@ def test_a_combination_that_lacks_a_seed_comes_after_all_others() -> None:
     assert table.why(0) == "seed 1 failed: x" and any("come after all others" in note for note in notes(table))
 
 
+def test_a_choice_between_protected_runs_is_named(tmp_path: Path) -> None:
+    table = sweep(PLAN.replace({"rounds": 1}), grid={"secagg": [{}, None]}, seeds=1, out=tmp_path)
+    assert [run.status for run in table.runs] == ["done", "done"] and table.protection == "secure aggregation"
+    assert "no guarantee covers it" in table_text(table) and "left out" in table_text(table)
+    assert "no guarantee covers it" in (tmp_path / "sweep.html").read_text().partition("<section>")[0]
+
+
 def test_functions_and_parts_may_be_values(tmp_path: Path) -> None:
     grid = {"model": [atoll.Part("mlp_2nn", hidden=4), helpers.dropped], "local.lr": [0.1, 0.10000001]}
     table = sweep(PLAN.replace({"rounds": 1}), grid=grid, seeds=1, out=tmp_path)
@@ -277,18 +282,16 @@ def test_the_command_prints_the_table(cli: Callable[..., Any], tmp_path: Path) -
 
 
 def test_a_sweep_that_is_killed_goes_on_to_the_same_table(processes: ForkServer, tmp_path: Path) -> None:
-    plan = PLAN.replace({"rounds": 20})
+    stops = {"name": "helpers:stops", "mark": str(tmp_path / "mark"), "attempt": 2, "number": 2, "kill": True}
+    plan = PLAN.replace({"attack": stops, "attackers.num": 1})
     (tmp_path / "plan.toml").write_text(plan.to_toml())
     words = ["sweep", "plan.toml", "--grid", "local.lr=0.02,0.1", "--seeds", "2", "--workers", "2", "--out", "s"]
     worker = processes.start(words, tmp_path / "out.txt", tmp_path)
-    until = time.monotonic() + 60
-    while not any(path.stat().st_size for path in tmp_path.glob("s/cells/*/metrics.jsonl")):
-        assert time.monotonic() < until and worker.code is None, worker.said
-        time.sleep(0.005)
-    os.killpg(worker.pid, signal.SIGKILL)
-    worker.wait(60)
-    assert not (tmp_path / "s/sweep.csv").exists()
+    assert worker.wait(120) == -signal.SIGKILL, worker.said
+    begun = list(tmp_path.glob("s/cells/*/metrics.jsonl"))
+    assert begun and not list(tmp_path.glob("s/sweep.*"))
     asked: dict[str, Any] = {"grid": {"local.lr": [0.02, 0.1]}, "seeds": 2}
     resumed = sweep(plan, **asked, out=tmp_path / "s")
+    assert all(run.status == "done" for run in resumed.runs)
     assert without_seconds(resumed) == without_seconds(sweep(plan, **asked, out=tmp_path / "whole"))
     assert (tmp_path / "s/sweep.csv").read_bytes() == (tmp_path / "whole/sweep.csv").read_bytes()

@@ -100,7 +100,11 @@ class SweepRunner:
         """Gather the results of all combinations."""
         plan = self.plan
         runs = [self._run(place, each, seed, failures) for place, each in enumerate(found) for seed in self.seeds]
-        protection = [word for word, part in (("privacy", plan.privacy), ("secure aggregation", plan.secagg)) if part]
+        plans = [each.plan for each in found if each.plan is not None]
+        protected = {
+            "privacy": any(each.privacy for each in plans),
+            "secure aggregation": any(each.secagg for each in plans),
+        }
         return SweepTable(
             title=plan.name or f"{plan.data.name}, {plan.algorithm.name}",
             metric=metric[0],
@@ -110,7 +114,7 @@ class SweepRunner:
             combinations=tuple(each.settings for each in found),
             seeds=tuple(self.seeds),
             runs=tuple(runs),
-            protection=" and ".join(protection),
+            protection=" and ".join(word for word, is_so in protected.items() if is_so),
             is_search=is_search,
         )
 
