@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -198,6 +200,23 @@ def breaks() -> Attack:
 
     def update(honest: Update, known: Knowledge) -> Update:
         raise ValueError("no more")
+
+    return Attack(update=update)
+
+
+def stops(mark: str, attempt: int, number: int = 1, kill: bool = False) -> Attack:
+    """An attack that changes nothing, but stops all runs once: when so many runs have come to an attempt.
+
+    They are counted in the file `mark`. Ctrl-C goes to the process that started this one, or a kill to all.
+    """
+
+    def update(honest: Update, known: Knowledge) -> Update:
+        if known.attempt == attempt:
+            with Path(mark).open("a") as file:
+                file.write("x")
+            if Path(mark).stat().st_size == number:
+                os.killpg(0, signal.SIGKILL) if kill else os.kill(os.getppid(), signal.SIGINT)
+        return honest
 
     return Attack(update=update)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from atoll import events
+    from atoll import events, trackers
     from atoll.api import Result, resume, run
     from atoll.core.errors import AtollError
     from atoll.core.parts import Part
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from atoll.network.client.app import ClientApp
     from atoll.network.protocol.agreement import Floors
     from atoll.personal.compare import compare_personal
+    from atoll.sweeps.run import sweep
     from atoll.train.array_work import ArrayTask, array_work
 
 __all__ = [
@@ -30,6 +31,8 @@ __all__ = [
     "events",
     "resume",
     "run",
+    "sweep",
+    "trackers",
 ]
 
 _HOMES = {
@@ -45,6 +48,7 @@ _HOMES = {
     "compare_personal": "atoll.personal.compare",
     "resume": "atoll.api",
     "run": "atoll.api",
+    "sweep": "atoll.sweeps.run",
 }
 
 
@@ -52,8 +56,8 @@ def __getattr__(name: str) -> Any:
     """Import on first use, so that `import atoll` costs nothing."""
     import importlib
 
-    if name == "events":
-        return importlib.import_module("atoll.events")
+    if name in ("events", "trackers"):
+        return importlib.import_module(f"atoll.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'atoll' has no attribute '{name}'")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -23,11 +23,13 @@ from atoll.commit.coordinator import build_coordinator
 from atoll.core.coordinator import Reason
 from atoll.core.errors import AtollError, PlanError
 from atoll.core.events import Event, RoundCommitted, RunStarted
+from atoll.core.options import Count, read_value
 from atoll.core.parts import Part
 from atoll.core.plan import Plan
 from atoll.engine.build import build_engine
 from atoll.engine.processes import end_with_parent
 from atoll.report.figures import write_whole
+from atoll.report.progress import CellsBar
 from atoll.train.build import build_job
 from atoll.train.federation import build_federation
 
@@ -39,6 +41,17 @@ class Cell(NamedTuple):
     plan: Plan
     finish: Callable[[Result], None] | None = None
     """Called in the run's process with its result, unless it was interrupted."""
+    writes: str = ""
+    """The file that `finish` writes to the run directory: a cell is not done without it."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the run has ended without being interrupted, and `finish` has written its file."""
+        try:
+            reason = json.loads((self.path / "result.json").read_text())["reason"]
+        except (OSError, ValueError, KeyError):
+            return False
+        return bool(reason != Reason.INTERRUPTED) and (self.path / self.writes).exists()
 
 
 class CellsWatcher(Protocol):
@@ -59,6 +72,15 @@ class CellsWatcher(Protocol):
 
 Failures = dict[Path, tuple[bool, str]]
 """Directory of a failed run -> whether the plan was refused, and the error."""
+
+
+def run_grid(cells: Sequence[Cell], num_workers: int, *, progress: bool = False) -> Failures:
+    """Run the cells that are not done, `num_workers` at a time; resume those that were stopped before.
+
+    A cell that is refused or fails leaves the others alone. Cells that share a directory are one run.
+    """
+    missing = {cell.path: cell for cell in cells if not cell.is_done}
+    return run_cells(list(missing.values()), num_workers, CellsBar(progress))
 
 
 def run_cells(cells: list[Cell], num_workers: int, watcher: CellsWatcher) -> Failures:
@@ -101,6 +123,22 @@ def plan_key(plan: Plan) -> str:
     """Return a hash of all settings that affect the result of a run, which engine and name do not."""
     settings = {key: value for key, value in plan.to_dict().items() if key not in ("engine", "name")}
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def cell_directory(words: str, plan: Plan) -> str:
+    """Return the directory of a cell, relative to that of the grid: readable words, and a hash of its plan."""
+    slug = "".join(c if c.isalnum() or c in "._" else "-" for c in words)
+    return f"cells/{slug[:80]}_{plan_key(plan)}"
+
+
+def seeds_of(plan: Plan, seeds: int | Sequence[int]) -> list[int]:
+    """Return the seeds of a grid: so many from the plan's on, or those that are named."""
+    if isinstance(seeds, int):
+        num: int = read_value(Count, seeds, "seeds")
+        return list(range(plan.seed, plan.seed + num))
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise PlanError(f"seeds must name at least one seed, and each once, got {list(seeds)}: leave some out")
+    return list(seeds)
 
 
 def with_engine(plan: Plan, checked: Plan, file: Path) -> Plan:

@@ -7,7 +7,6 @@ Options follow a name after colons, and a plus puts a rule before another: `ipm:
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,12 +19,12 @@ from atoll.core.errors import PlanError, RunError, nearest
 from atoll.core.options import option_hints, read_value
 from atoll.core.parts import Part, find, members
 from atoll.core.plan import Plan
+from atoll.core.toml_text import read_toml
 from atoll.engine.base import Workers, worker_count
-from atoll.farm import Cell, Failures, plan_key, run_cells, with_engine
+from atoll.farm import Cell, Failures, cell_directory, run_grid, with_engine
 from atoll.report.figures import write_whole
 from atoll.report.matrix import NO_ATTACK, Matrix, Outcome, as_csv
 from atoll.report.matrix_page import matrix_page
-from atoll.report.progress import CellsBar
 
 NO_SAMPLES: dict[str, object] = {"server.samples": None, "server.source": None}
 """Settings that are removed from a plan whose rule does not use the server's own samples."""
@@ -81,10 +80,8 @@ def run_matrix(
         for defence in defences
         for seed in seeds
     ]
-    cells = {_folder(pair): Cell(out / _folder(pair), pair.plan) for pair in pairs if pair.plan is not None}
-    failures = run_cells(
-        [cell for cell in cells.values() if not has_result(cell.path)], num_workers, CellsBar(progress)
-    )
+    cells = [Cell(out / _folder(pair), pair.plan) for pair in pairs if pair.plan is not None]
+    failures = run_grid(cells, num_workers, progress=progress)
     matrix = Matrix(
         title=plan.name or f"{plan.data.name}, {plan.algorithm.name}",
         attacks=tuple(attacks),
@@ -112,24 +109,12 @@ def part_of(text: str, family: str) -> Part:
         if not equals:
             first += f":{piece}"  # a function of the user's own: module:function
             continue
-        try:
-            options[key.strip()] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            options[key.strip()] = value.strip()
+        options[key.strip()] = read_toml(value.strip())
     known = option_hints(find(family, first))
     for option in options:
         if option not in known:
             raise PlanError(f"{text}: {first} has no option '{option}': {nearest(option, known)}")
     return Part(first, **options)
-
-
-def has_result(path: Path) -> bool:
-    """Return whether a run has ended without being interrupted."""
-    try:
-        reason = json.loads((path / "result.json").read_text())["reason"]
-    except (OSError, ValueError, KeyError):
-        return False
-    return bool(reason != Reason.INTERRUPTED)
 
 
 def _check_lists(attacks: Sequence[str], defences: Sequence[str], f: Sequence[int], seeds: Sequence[int]) -> None:
@@ -221,8 +206,7 @@ def _folder(pair: Pair) -> str:
     assert pair.plan is not None
     same_for_any_f = pair.attack == NO_ATTACK and "f" not in pair.plan.aggregator.to_dict()
     words = f"{pair.attack}_{pair.defence}{'' if same_for_any_f else f'_f{pair.f}'}_s{pair.seed}"
-    slug = "".join(c if c.isalnum() or c in "._" else "-" for c in words)
-    return f"cells/{slug[:80]}_{plan_key(pair.plan)}"
+    return cell_directory(words, pair.plan)
 
 
 def _outcome(pair: Pair, out: Path, failures: Failures) -> Outcome:

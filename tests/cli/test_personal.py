@@ -23,9 +23,10 @@ from atoll.commit.run_state import read_fields
 from atoll.core.errors import PlanError
 from atoll.core.events import TasksSent
 from atoll.core.plan import Plan
+from atoll.held_out import measurable
 from atoll.personal.budget import cohorts, loads_of, rehearse_step
 from atoll.personal.compare import compare_personal, personal_members
-from atoll.personal.measure import FILE, measurable
+from atoll.personal.measure import FILE
 from atoll.report.personal import PersonalTable, problems_text, table_text
 from atoll.train.build import build_job
 

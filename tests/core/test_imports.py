@@ -24,6 +24,7 @@ COMMANDS = (
     ["--help"],
     ["--version"],
     ["run", "--help"],
+    ["sweep", "--help"],
     ["serve", "--help"],
     ["join", "--help"],
     ["data", "--help"],

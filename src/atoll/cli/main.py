@@ -1,4 +1,4 @@
-"""The command line: `atoll run`, `matrix`, `personal`, `redteam`, `report`, `data` and others, and a federation's."""
+"""The command line: `atoll run`, `matrix`, `personal`, `sweep`, `report`, `data` and others, and a federation's."""
 
 from __future__ import annotations
 
@@ -19,10 +19,14 @@ from atoll.cli.plans import PlanArgument, SetOption, read_plan, read_settings, s
 from atoll.cli.privacy import privacy_app
 from atoll.cli.redteam import redteam
 from atoll.cli.serve import serve
+from atoll.cli.sweep import sweep
 from atoll.cli.tables import encode, summarise
 from atoll.core.errors import AtollError, PlanError, RunError, TrainingError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from atoll.core.events import Reader
     from atoll.core.plan import Plan
 
 EXAMPLE = """
@@ -83,6 +87,9 @@ def run(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Directory of the run; by default runs/NAME-1 and so on.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Continue the run in this directory.")] = None,
+    track: Annotated[
+        list[str] | None, typer.Option(metavar="TOOL", help="tensorboard, mlflow or wandb. May be repeated.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; the result only.")] = False,
 ) -> None:
     """Run a plan; without one, FedAvg on digits. Ctrl-C stops and keeps everything."""
@@ -102,14 +109,16 @@ def run(
         chosen = _resumed(resume, plan, changes)
     else:
         chosen = read_plan(plan, changes)
+    from atoll.core.parts import find
     from atoll.report.record import next_free  # needs torch: refuse a plan that cannot be read before that import
 
     directory = resume or out or next_free(Path("runs"), slug(chosen))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop as after Ctrl-C
-    _run_and_print(chosen, directory, resume=resume is not None, quiet=quiet)
+    watch = [find("trackers", name)(directory) for name in track or []]
+    _run_and_print(chosen, directory, resume=resume is not None, quiet=quiet, watch=watch)
 
 
-def _run_and_print(plan: Plan, directory: Path, *, resume: bool, quiet: bool) -> None:
+def _run_and_print(plan: Plan, directory: Path, *, resume: bool, quiet: bool, watch: Sequence[Reader]) -> None:
     """Run a plan, then print the result and what to do next."""
     from atoll.api import run as run_plan
     from atoll.core.coordinator import FAILURES, Reason
@@ -120,7 +129,7 @@ def _run_and_print(plan: Plan, directory: Path, *, resume: bool, quiet: bool) ->
 
     resume_command = f"atoll run --resume {shlex.quote(str(directory))}"
     try:
-        result = run_plan(plan, out=directory, resume=resume, progress=not quiet, report=False)
+        result = run_plan(plan, out=directory, resume=resume, progress=not quiet, watch=watch, report=False)
     except KeyboardInterrupt:  # before the first round, or while the result was written
         kept = (directory / "plan.toml").exists()
         print(f"stopped; {f'go on with: {resume_command}' if kept else 'no round was done: start again'}")
@@ -339,7 +348,7 @@ def _resumed(directory: Path, source: str | None, settings: dict[str, object]) -
     return plan.replace(settings) if settings else plan
 
 
-for _command in (personal, redteam, serve, enrol, join, status, stop, certs):
+for _command in (personal, sweep, redteam, serve, enrol, join, status, stop, certs):
     app.command()(_command)
 data_app.command()(summarise)
 data_app.command()(encode)

@@ -63,17 +63,12 @@ def read_plan(source: str | None, settings: dict[str, object]) -> Plan:
 
 def _setting(text: str) -> tuple[str, Any]:
     """Parse KEY=VALUE; the value is TOML, and a bare word is a string."""
-    import tomllib
+    from atoll.core.toml_text import read_toml
 
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise PlanError(f"--set must be KEY=VALUE, e.g. --set local.lr=0.05, got '{text}'")
-    if not value.strip():
-        return key.strip(), None
-    try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key.strip(), value
+    return key.strip(), read_toml(value)
 
 
 def words(text: str) -> list[str]:

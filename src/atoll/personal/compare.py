@@ -18,18 +18,18 @@ from atoll.core.algorithm import Algorithm
 from atoll.core.client_work import ClientWork
 from atoll.core.coordinator import FAILURES, Reason
 from atoll.core.errors import AtollError, PlanError
-from atoll.core.options import Count, read_value
+from atoll.core.options import read_value
 from atoll.core.parts import Part, examples, find, members
 from atoll.core.plan import Plan
 from atoll.engine.base import Workers, worker_count
-from atoll.farm import Cell, Failures, plan_key, run_cells, with_engine
+from atoll.farm import Cell, Failures, cell_directory, run_grid, seeds_of, with_engine
+from atoll.held_out import Measurable, measurable
 from atoll.matrix import part_of
 from atoll.personal.budget import Rounds, Step, cohorts, loads_of, rehearse_step, rounds_within
-from atoll.personal.measure import FILE, Measurable, Measured, measurable, measure, read_measured
+from atoll.personal.measure import FILE, Measured, measure, read_measured
 from atoll.report.figures import write_whole
 from atoll.report.personal import ALONE, GLOBAL, Clients, MethodRun, PersonalTable, Status
 from atoll.report.personal_page import personal_page
-from atoll.report.progress import CellsBar
 from atoll.simulation.dry_run import dry_run
 from atoll.train.federation import build_federation
 from atoll.train.job import Job
@@ -94,7 +94,7 @@ def compare_personal(
     that fails, keeps its reason, and the others continue. At the end `out` holds personal.json and personal.html. The
     plan's own algorithm, seed and stops are replaced; what it shares and keeps is used by methods that keep a part.
     """
-    out, chosen_seeds = Path(out), _seeds(plan, seeds)
+    out, chosen_seeds = Path(out), seeds_of(plan, seeds)
     _check(plan)
     parts = {name: part_of(name, "algorithms") for name in dict.fromkeys([ALONE, GLOBAL, *_methods(methods)])}
     num_workers = worker_count(read_value(Workers | None, workers, "workers"))
@@ -107,11 +107,11 @@ def compare_personal(
         prepared += entries
     most = plan.evaluation.max_clients
     cells = [
-        Cell(out / each.directory, each.plan, partial(measure, most=most))
+        Cell(out / each.directory, each.plan, partial(measure, most=most), FILE)
         for each in prepared
-        if each.plan is not None and not (out / each.directory / FILE).exists()
+        if each.plan is not None
     ]
-    failures = run_cells(cells, num_workers, CellsBar(progress))
+    failures = run_grid(cells, num_workers, progress=progress)
     table = _table(plan, tuple(parts), common, prepared, out, failures)
     write_whole(out / "personal.json", (json.dumps(table.to_dict(), indent=1) + "\n").encode())
     write_whole(out / "personal.html", personal_page(table, base.to_toml()).encode("utf-8", "replace"))
@@ -130,16 +130,6 @@ def personal_members() -> list[str]:
         if any(slot is not None for slot in slots):
             found.append(":".join([name, *(f"{key}={json.dumps(value)}" for key, value in options.items())]))
     return found
-
-
-def _seeds(plan: Plan, seeds: int | Sequence[int]) -> list[int]:
-    """Return the seeds: so many from the plan's on, or those that are named."""
-    if isinstance(seeds, int):
-        num: int = read_value(Count, seeds, "seeds")
-        return list(range(plan.seed, plan.seed + num))
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise PlanError(f"seeds must name at least one seed, and each once, got {list(seeds)}: leave some out")
-    return list(seeds)
 
 
 def _methods(methods: Sequence[str] | None) -> Sequence[str]:
@@ -222,11 +212,10 @@ def _entry(entry: Prepared, plan: Plan, job: Job, seeded: Seeded, clients: froze
     steps = Counter[int]()
     for load in loads:
         steps[load.client] += load.steps
-    slug = "".join(c if c.isalnum() or c in "._" else "-" for c in f"{entry.method}_s{entry.seed}")
     most = min(TESTED, plan.evaluation.max_clients)
     return entry._replace(
         plan=plan.replace({"evaluation.max_clients": most}),
-        directory=f"cells/{slug[:80]}_{plan_key(plan)}",
+        directory=cell_directory(f"{entry.method}_s{entry.seed}", plan),
         step=rehearse_step(job),
         steps=steps,
         samples=sum(load.samples for load in loads),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -15,6 +14,7 @@ from atoll.report.figures import Array
 from atoll.report.main_figure import SHARES, title_of
 from atoll.report.matrix import aligned
 from atoll.report.reading import NONE, human_bytes, human_seconds
+from atoll.report.spread import Spread, figure_text, over_seeds
 from atoll.train.metrics import spread
 
 ALONE, GLOBAL = "local", "fedavg"
@@ -37,14 +37,6 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
 """Column -> its title, and what it holds."""
 
 Status = Literal["done", "refused", "failed"]
-
-
-class Spread(NamedTuple):
-    """A number over seeds."""
-
-    mean: float
-    std: float | None
-    """The sample standard deviation; None for one seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,15 +194,6 @@ def mean_of(values: Sequence[float | None]) -> float:
     return float(figures(values).mean())
 
 
-def over_seeds(values: Sequence[float]) -> Spread:
-    """Return mean and sample standard deviation.
-
-    >>> over_seeds([1.0, 2.0, 3.0])
-    Spread(mean=2.0, std=1.0)
-    """
-    return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
-
-
 def _plain(row: Row) -> dict[str, Any]:
     return {name: None if value is None else value._asdict() for name, value in row._asdict().items()}
 
@@ -241,20 +224,6 @@ def table_rows(table: PersonalTable) -> tuple[list[str], list[list[str]]]:
         ]
         rows.append([f"{method}{star}", *cells])
     return head, rows
-
-
-def figure_text(metric: str, value: Spread) -> str:
-    """Return a figure over seeds as text, shares in percent.
-
-    >>> figure_text("accuracy", Spread(0.5, 0.01)), figure_text("rmse", Spread(0.69587, None))
-    ('50.00 ± 1.00 %', '0.6959')
-    """
-    if math.isnan(value.mean):
-        return "not finite"
-    if metric in SHARES:
-        deviation = "" if value.std is None else f" ± {100 * value.std:.2f}"
-        return f"{100 * value.mean:.2f}{deviation} %"
-    return f"{value.mean:.4g}" + ("" if value.std is None else f" ± {value.std:.2g}")
 
 
 def gain_text(metric: str, value: Spread) -> str:

@@ -8,7 +8,8 @@ import numpy as np
 
 from atoll.report.figures import INK, LINE, MUTED, PALETTE, Array, new_figure, plain, plot_style
 from atoll.report.main_figure import SHARES, title_of
-from atoll.report.personal import ALONE, GLOBAL, PersonalTable, Row, Spread, figure_text
+from atoll.report.personal import ALONE, GLOBAL, PersonalTable, Row
+from atoll.report.spread import Spread, figure_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
