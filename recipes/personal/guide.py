@@ -21,7 +21,8 @@ from known_groups import known
 
 from atoll import Plan, compare_personal, run
 from atoll.matrix import part_of
-from atoll.report.personal import ALONE, PersonalTable, over_seeds, table_rows
+from atoll.report.personal import ALONE, PersonalTable, table_rows
+from atoll.report.spread import over_seeds
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent.parent / "docs" / "which_personal.md"
