@@ -302,3 +302,12 @@ def test_what_clients_take_of_clusters_is_remembered(digits_plan: Plan) -> None:
     job = build_job(plan)
     assert job.extras[MEMBERS].shape == (2,) and len(job.first_D) == 2 * len(build_job(digits_plan).first_D)
     assert not torch.equal(*job.first_D.view(2, -1))  # models that are alike would stay so
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_own_models_take_their_steps_where_gradients_are_off(digits_plan: Plan, mode: Callable[[], Any]) -> None:
+    result = run(digits_plan.replace({"algorithm": {"name": "fine_tuning", "steps": 3}, "rounds": 1}))
+    expected = result.models[0].state_dict()
+    with mode():
+        found = result.models[0].state_dict()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())

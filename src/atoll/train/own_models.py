@@ -30,7 +30,8 @@ class OwnModels(Mapping[int, nn.Module]):
     def __getitem__(self, client: int) -> nn.Module:
         if client not in self._memories and client not in self._clients():
             raise KeyError(client)
-        own = self._worker.own(self._params_D, self._memories.get(client, {}), client)
+        with torch.inference_mode(False), torch.enable_grad():  # a client's own model may need steps
+            own = self._worker.own(self._params_D, self._memories.get(client, {}), client)
         make = self._job.work.own_model or _model
         return make(self._job, self._makers, client, *own).eval()
 
