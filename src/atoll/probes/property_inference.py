@@ -38,7 +38,7 @@ def property_inference(label: Annotated[int, Range(0, 10**6)] = 0, num_shadows: 
         guesses = list[Guess]()
         for row, sender in enumerate(senders):
             own = [score for score, other in zip(scores, senders, strict=True) if other == sender]
-            guesses.append(Guess(row=row, value=float(np.mean(own)), notes={"rounds": float(len(own))}))
+            guesses.append(Guess(row=row, value=float(np.mean(own)), notes={"rounds": float(len(own)), "label": label}))
         return guesses
 
     def why_not(known: Known, sights: Sequence[Sight]) -> str | None:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from atoll.commit.parts import build_parts, open_ledger
+from atoll.commit.parts import RunParts, build_parts, open_ledger
 from atoll.commit.run_state import RunState
 from atoll.commit.secure_sum import Added, groups_of
 from atoll.core.aggregator import Aggregator, rows_of
@@ -26,6 +28,7 @@ from atoll.core.plan import Plan
 from atoll.core.probe import Known, Samples, Sight
 from atoll.engine.base import InProcess
 from atoll.simulation.driver import Simulation
+from atoll.simulation.overhearing import overheard
 from atoll.train.exchange import Work
 from atoll.train.federation import Federation, build_federation
 from atoll.train.job import Job, broadcast_of
@@ -96,6 +99,13 @@ class SeeingEngine(InProcess):
 class WatchedSimulation(Simulation):
     """A simulation whose secure sums are seen as they are opened, in place of what clients add."""
 
+    def __init__(self, parts: RunParts) -> None:
+        super().__init__(parts)
+        self.masked: dict[int, np.ndarray] = {}
+        if self.job.secure is not None:
+            scheme = overheard(self.job.secure.scheme, self.masked)
+            self.job = replace(self.job, secure=self.job.secure._replace(scheme=scheme))
+
     def _add_in_secret(
         self, state: RunState, asked: tuple[Task, ...], lost: dict[int, str], work: Work
     ) -> tuple[Added, Work]:
@@ -111,11 +121,16 @@ class WatchedSimulation(Simulation):
 
 
 def watch(
-    plan: Plan, rounds: int, *, plant: Callable[[Known, Tensor], Tensor] | None = None, elsewhere: int = 2000
+    plan: Plan,
+    rounds: int,
+    *,
+    plant: Callable[[Known, Tensor], Tensor] | None = None,
+    elsewhere: int = 2000,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> Watched:
     """Run some rounds of a plan, and return what its server sees; `plant` changes the model that the first one sends.
 
-    `elsewhere` is how many test samples an attacker has of its own.
+    `elsewhere` is how many test samples an attacker has of its own. No other round begins once time `is_over`.
     """
     if plan.policy.name != "cohort":
         raise PlanError(f"the red team looks at rounds of a cohort, not at {plan.policy.name}: set policy to cohort")
@@ -139,9 +154,12 @@ def watch(
             seen, after = list(engines[0].seen), simulation.state
             engines[0].seen.clear()
             if seen and after.coordinator.version > before.coordinator.version:
-                sights.append(_sight(job, before, after, seen))
+                sights.append(_sight(job, before, after, seen)._replace(masked=dict(simulation.masked)))
                 truths.append([Truth(clients, each.attempt) for each in seen for clients in each.clients])
             before = after
+            simulation.masked.clear()
+            if is_over():
+                break
     finally:
         engines[0].close()
     return Watched(known, sights, truths, job, simulation.state.params_D)
