@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,9 +12,19 @@ from atoll.secagg import wire
 from atoll.secagg.aborts import Abort
 from atoll.secagg.scheme import Ask, ClientHost, Message, Outcome, Responder, Scheme, Session
 from atoll.secagg.schemes.additive import NUMBER
+from atoll.simulation.driver import Simulation
 
 KEPT = 4096
 """Values of a masked vector that are kept: enough to tell masks from none."""
+
+
+def overhear(simulation: Simulation) -> dict[int, np.ndarray]:
+    """Let the server of a simulation write down masked vectors; return where, by client."""
+    masked: dict[int, np.ndarray] = {}
+    if simulation.job.secure is not None:
+        scheme = overheard(simulation.job.secure.scheme, masked)
+        simulation.job = replace(simulation.job, secure=simulation.job.secure._replace(scheme=scheme))
+    return masked
 
 
 def overheard(scheme: Scheme, masked: dict[int, np.ndarray]) -> Scheme:

@@ -9,15 +9,13 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from atoll.commit.parts import RunParts, build_parts, open_ledger
+from atoll.commit.parts import build_parts, open_ledger
 from atoll.commit.run_state import RunState
 from atoll.commit.secure_sum import Added, groups_of
 from atoll.core.aggregator import Aggregator, rows_of
@@ -28,7 +26,7 @@ from atoll.core.plan import Plan
 from atoll.core.probe import Known, Samples, Sight
 from atoll.engine.base import InProcess
 from atoll.simulation.driver import Simulation
-from atoll.simulation.overhearing import overheard
+from atoll.simulation.overhearing import overhear
 from atoll.train.exchange import Work
 from atoll.train.federation import Federation, build_federation
 from atoll.train.job import Job, broadcast_of
@@ -99,13 +97,6 @@ class SeeingEngine(InProcess):
 class WatchedSimulation(Simulation):
     """A simulation whose secure sums are seen as they are opened, in place of what clients add."""
 
-    def __init__(self, parts: RunParts) -> None:
-        super().__init__(parts)
-        self.masked: dict[int, np.ndarray] = {}
-        if self.job.secure is not None:
-            scheme = overheard(self.job.secure.scheme, self.masked)
-            self.job = replace(self.job, secure=self.job.secure._replace(scheme=scheme))
-
     def _add_in_secret(
         self, state: RunState, asked: tuple[Task, ...], lost: dict[int, str], work: Work
     ) -> tuple[Added, Work]:
@@ -148,16 +139,19 @@ def watch(
     simulation = WatchedSimulation(parts)
     if plant is not None:
         simulation.state = simulation.state._replace(params_D=plant(known, simulation.state.params_D))
+    masked = overhear(simulation)
     sights, truths, before = list[Sight](), list[list[Truth]](), simulation.state
     try:
         for _ in simulation.rounds():
             seen, after = list(engines[0].seen), simulation.state
             engines[0].seen.clear()
             if seen and after.coordinator.version > before.coordinator.version:
-                sights.append(_sight(job, before, after, seen)._replace(masked=dict(simulation.masked)))
+                sights.append(_sight(job, before, after, seen))
                 truths.append([Truth(clients, each.attempt) for each in seen for clients in each.clients])
             before = after
-            simulation.masked.clear()
+            if sights and masked:
+                sights[-1] = sights[-1]._replace(masked=dict(masked))
+                masked.clear()
             if is_over():
                 break
     finally:
