@@ -150,7 +150,7 @@ class _Seat(NamedTuple):
                 self.clock.say(f"{name}: {probe.goal}{where}")
                 findings[name] = self._tried(plan, name, probe, watched, left / (len(names) - place))
             else:
-                findings[name] = Finding(name, probe.goal, why, {}, 0.0, probe.assumes)
+                findings[name] = _untried(name, probe, why, 0.0)
         return list(findings.values())
 
     def _tried(self, plan: Plan, name: str, probe: Probe, watched: Watched, seconds: float) -> Finding:
@@ -171,7 +171,7 @@ class _Seat(NamedTuple):
             why = "" if judged is not None else "it found nothing that could be judged"
         seconds = time.monotonic() - began
         if judged is None:
-            return Finding(name, probe.goal, why, {}, seconds, probe.assumes)
+            return _untried(name, probe, why, seconds)
         return Finding(
             probe=name,
             goal=probe.goal,
@@ -183,7 +183,20 @@ class _Seat(NamedTuple):
             floor=judged.floor,
             pictures=judged.pictures,
             texts=judged.texts,
+            active=probe.plant is not None,
         )
+
+
+def _untried(name: str, probe: Probe, why: str, seconds: float) -> Finding:
+    return Finding(
+        probe=name,
+        goal=probe.goal,
+        why_not=why,
+        figures={},
+        seconds=seconds,
+        assumes=probe.assumes,
+        active=probe.plant is not None,
+    )
 
 
 def _judged(probe: Probe, watched: Watched, work: Work, plan: Plan) -> Judged | None:

@@ -65,6 +65,13 @@ class Finding(NamedTuple):
     """What the first figure is without any attack, at best."""
     pictures: tuple[Picture, ...] = ()
     texts: tuple[Text, ...] = ()
+    active: bool = False
+    """Whether the server sends a model of its own making."""
+
+    @property
+    def topic(self) -> tuple[str, bool]:
+        """Return what findings are compared by: the goal, and whether the server is active."""
+        return self.goal, self.active
 
     @property
     def main(self) -> tuple[str, float]:
@@ -133,16 +140,17 @@ class RedTeam(NamedTuple):
     not_tried: tuple[str, ...] = ()
     """What was left out for want of time, in sentences."""
 
-    def best(self, goal: str) -> Finding | None:
-        """Return the finding of a goal that got most; None if nothing was tried."""
-        tried = [each for each in self.findings if each.goal == goal and each.figures]
-        return max(tried, key=severity, default=None)
+    @property
+    def topics(self) -> list[tuple[str, bool]]:
+        """Return the topics of the probes, in the order of GOAL_WORDS."""
+        order = list(GOAL_WORDS)
+        named = {each.topic for each in self.findings}
+        return sorted(named, key=lambda topic: (order.index(topic[0]) if topic[0] in order else len(order), *topic))
 
     @property
-    def goals(self) -> list[str]:
-        """Return the goals of the probes, in the order of GOAL_WORDS."""
-        named = {each.goal for each in self.findings}
-        return [goal for goal in GOAL_WORDS if goal in named] + sorted(named - set(GOAL_WORDS))
+    def broken(self) -> list[Claim]:
+        """Return the claims that do not hold."""
+        return [claim for claim in self.claims if claim.verdict == BROKEN]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, for JSON; figures that are not finite are None, and pictures and texts are counted."""
@@ -159,6 +167,21 @@ class RedTeam(NamedTuple):
 def severity(finding: Finding) -> tuple[int, float]:
     """Return what findings of one goal are ordered by: how much was got, then the figure that counts."""
     return (NOTHING, SOME, OPEN).index(finding.level), finding.main[1]
+
+
+def best_of(findings: Iterable[Finding], topic: tuple[str, bool]) -> Finding | None:
+    """Return the finding of a topic that got most; None if nothing was tried."""
+    return max((each for each in findings if each.topic == topic and each.figures), key=severity, default=None)
+
+
+def topic_words(topic: tuple[str, bool]) -> str:
+    """Return what a topic is about.
+
+    >>> topic_words(("samples", True))
+    "clients' samples, by a server that plants a model"
+    """
+    goal, active = topic
+    return GOAL_WORDS.get(goal, goal) + (", by a server that plants a model" if active else "")
 
 
 def figure_text(value: float) -> str:
@@ -179,7 +202,8 @@ def as_text(found: RedTeam) -> str:
         lines.append(f"{each.probe} ({each.goal}, {each.seconds:.1f} s): {_figures_text(each)}")
     for change in found.changes:
         what = f"{'without' if change.off else 'with'} {change.defence}"
-        best = [f"{each.probe} {_figures_text(each, 1)}" for each in _best_of_each(change.findings)]
+        tops = [top for topic in found.topics if (top := best_of(change.findings, topic)) is not None]
+        best = [f"{top.probe} {_figures_text(top, 1)}" for top in tops]
         lines.append(f"{what}: {'; '.join(best) or f'not tried: {change.why_not}'}")
     lines += [f"{each.verdict}: {each.defence}: {each.claim}; {each.seen}" for each in found.claims]
     for one in found.poisoned:
@@ -187,14 +211,6 @@ def as_text(found: RedTeam) -> str:
         success = "" if one.success is None else f", trigger works for {one.success:.0%}"
         lines.append(f"poisoned by {one.attack} ({one.rule}, {one.rounds} rounds): {value}{success}")
     return "\n".join([*lines, *found.not_tried])
-
-
-def _best_of_each(findings: Iterable[Finding]) -> list[Finding]:
-    best: dict[str, Finding] = {}
-    for each in findings:
-        if each.figures and (each.goal not in best or severity(each) > severity(best[each.goal])):
-            best[each.goal] = each
-    return list(best.values())
 
 
 def _figures_text(finding: Finding, most: int = 99) -> str:
