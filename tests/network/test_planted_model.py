@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from network.test_client_agreement import X, Y, One
+from network.test_client_agreement import One, X, Y
 
 from atoll.core.errors import PlanError, RunError
 from atoll.core.messages import Payload

@@ -28,6 +28,8 @@ from atoll.train.secure import Secure
 
 CANARIES = 256
 """Canaries that the noise is measured with: so many see noise of less than half the claimed size."""
+CONFIDENCE = 1 - 1e-6
+"""Confidence of bounds that refute a claim: whole defences must not be called broken."""
 SURE = 5.0
 """Standard deviations that a measured figure must be away from its claim to refute it."""
 NEAR = 1 / 16
@@ -83,7 +85,7 @@ def _epsilon_claims(plan: Plan, watched: Watched, findings: Sequence[Finding]) -
         Claim(
             "empirical epsilon",
             f"epsilon at most {figure_text(epsilon)} at delta {delta:g} after {len(watched.sights)} rounds",
-            f"attacks on membership show at least {figure_text(max(shown))}, at 95 % confidence",
+            f"attacks on membership show at least {figure_text(max(shown))}, at 99.9 % confidence",
             BROKEN if max(shown) > epsilon else HOLDS,
         )
     ]
@@ -96,7 +98,7 @@ def _noise_claims(plan: Plan) -> list[Claim]:
     if plan.privacy.options.get("test_noise"):
         seen = "test_noise derives it from the plan's seed, so that everybody can subtract it: leave test_noise out"
         return [Claim(f"{name} noise", "noise that nobody else knows", seen, BROKEN)]
-    audit = audit_plan(plan, CANARIES)
+    audit = audit_plan(plan, CANARIES, CONFIDENCE)
     return [_noise_claim(name, audit), _length_claim(name, audit), *_rate_claim(name, audit)]
 
 
@@ -132,7 +134,7 @@ def _rate_claim(name: str, audit: Audit) -> list[Claim]:
         Claim(
             f"{name} sampling",
             f"each is drawn with a chance of {figure_text(audit.claim.rate)}",
-            f"at least {figure_text(audit.rate)} were drawn, at {audit.confidence:.1%} confidence",
+            f"at least {figure_text(audit.rate)} were drawn, at {audit.confidence:.4%} confidence",
             HOLDS if audit.rate <= audit.claim.rate else BROKEN,
         )
     ]

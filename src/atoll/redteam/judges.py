@@ -26,6 +26,8 @@ SHOWN = 6
 """Pictures, or texts, that are kept as evidence."""
 FLAT = 12
 """Numbers that are shown of a sample that is no image."""
+CONFIDENCE = 0.999
+"""Confidence of the empirical epsilon: several attacks have a try, and none may refute a claim by luck."""
 OWN = 20
 """Samples of each client that are asked about, where their source is guessed."""
 
@@ -171,7 +173,7 @@ def judge_tokens(case: Case) -> Judged | None:
 def judge_membership(case: Case) -> Judged | None:
     """Compare scores of members and others: AUC, true positives at few false ones, and the empirical epsilon."""
     scored = [each.score_C for each in case.guesses if each.score_C is not None]
-    verdicts = [membership_verdict(each, case.truth_C, delta=case.delta) for each in scored]
+    verdicts = [membership_verdict(each, case.truth_C, delta=case.delta, confidence=CONFIDENCE) for each in scored]
     if not verdicts:
         return None
     best = max(verdicts, key=lambda verdict: verdict.auc)
@@ -221,7 +223,7 @@ def judge_source(case: Case) -> Judged | None:
         figures={"share of samples whose source is named": right, "share by guessing": chance},
         floor=chance,
         margin=3 * math.sqrt(max(chance * (1 - chance), 1e-6) / len(owners)),
-        open_from=min(0.9, 3 * chance),
+        open_from=max(0.5, min(0.9, 3 * chance)),
     )
 
 

@@ -63,10 +63,11 @@ class Clock(NamedTuple):
     began: float
     seconds: float
     progress: Progress
+    now: Callable[[], float]
 
     def left(self, until: float = 1.0) -> float:
         """Return the seconds until a share of the time is over."""
-        return self.began + until * self.seconds - time.monotonic()
+        return self.began + until * self.seconds - self.now()
 
     def say(self, what: str) -> None:
         """Tell what is tried, and how much time is left."""
@@ -80,16 +81,17 @@ def red_team(
     rounds: int = 2,
     seconds: float = 240.0,
     progress: Progress = lambda text: None,
+    now: Callable[[], float] = time.monotonic,
 ) -> RedTeam:
     """Let probes attack what a plan's server sees of its first rounds, and judge them and the plan's defences.
 
-    `seconds` are for all of it. All probes are tried unless some are named, and then clients do not attack. The
-    largest figure over all rows counts.
+    `seconds` are for all of it, by the clock `now`. All probes are tried unless some are named, and then clients do not
+    attack. The largest figure over all rows counts.
     """
     if rounds < 1 or seconds <= 0:
         raise PlanError(f"rounds and seconds must be above 0, got {rounds} and {seconds}: raise them")
     names = _chosen(probes)
-    clock = Clock(time.monotonic(), seconds, progress)
+    clock = Clock(now(), seconds, progress, now)
     clock.say(f"{rounds} rounds of the plan, as its server sees them")
     seat = _Seat(quiet(plan), rounds, _num_public(plan), clock)
     watched = seat.watch(seat.plan)
@@ -134,8 +136,9 @@ class _Seat(NamedTuple):
         return watch(plan, self.rounds, elsewhere=self.num_public, is_over=is_over)
 
     def _over(self, seconds: float) -> Callable[[], bool]:
-        until = time.monotonic() + seconds
-        return lambda: time.monotonic() > until
+        now = self.clock.now
+        until = now() + seconds
+        return lambda: now() > until
 
     def attacked(self, plan: Plan, names: Sequence[str], watched: Watched, until: float, where: str) -> list[Finding]:
         """Try probes one after another, each with an equal share of the time that those before it left."""
@@ -154,7 +157,7 @@ class _Seat(NamedTuple):
         return list(findings.values())
 
     def _tried(self, plan: Plan, name: str, probe: Probe, watched: Watched, seconds: float) -> Finding:
-        began = time.monotonic()
+        began = self.clock.now()
         work = Work(generator(plan.seed, "probe", *name.encode()), self._over(seconds))
         try:
             if probe.plant is not None:
@@ -169,7 +172,7 @@ class _Seat(NamedTuple):
             judged, why = None, str(error)
         else:
             why = "" if judged is not None else "it found nothing that could be judged"
-        seconds = time.monotonic() - began
+        seconds = self.clock.now() - began
         if judged is None:
             return _untried(name, probe, why, seconds)
         return Finding(

@@ -195,6 +195,19 @@ def figure_text(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else np.format_float_positional(value, 3, trim="-")
 
 
+def with_unit(name: str, value: float) -> str:
+    """Return a figure with its unit: decibels, or percent for shares.
+
+    >>> with_unit("best PSNR in dB", 95.72), with_unit("share of labels right", 0.703), with_unit("AUC", 0.5)
+    ('95.7 dB', '70.3 %', '0.5')
+    """
+    if not math.isfinite(value):
+        return "–"
+    if "dB" in name:
+        return f"{figure_text(value)} dB"
+    return f"{100 * value:.1f} %" if name.startswith(("share", "members")) else figure_text(value)
+
+
 def as_text(found: RedTeam) -> str:
     """Return findings as lines, those that got something first, then changes, claims and poisoning."""
     lines = [f"the server sees {found.sees}"]

@@ -7,6 +7,8 @@ import io
 from collections.abc import Sequence
 from html import escape
 
+import numpy as np
+
 from atoll.report.main_figure import shown, title_of
 from atoll.report.redteam import (
     BROKEN,
@@ -21,6 +23,7 @@ from atoll.report.redteam import (
     best_of,
     figure_text,
     topic_words,
+    with_unit,
 )
 from atoll.report.redteam_words import CHECK, PRIVACY_OF_THE_PAGE, advice, got, not_tried, tried
 from atoll.report.run_sections import card
@@ -57,8 +60,8 @@ def _cards(found: RedTeam) -> str:
         best = best_of(found.findings, topic)
         if best is not None:
             name, value = best.main
-            beside = f"{best.level}: {name} by {best.probe}; {figure_text(best.floor)} without an attack"
-            items.append(card(_upper(topic_words(topic)), figure_text(value), beside, main=best.level == OPEN))
+            beside = f"{best.level}: {name} by {best.probe}; {with_unit(name, best.floor)} without an attack"
+            items.append(card(_upper(topic_words(topic)), with_unit(name, value), beside, main=best.level == OPEN))
     return f'<dl class="cards">{"".join(items)}</dl>' if items else ""
 
 
@@ -85,7 +88,7 @@ def _words(found: RedTeam) -> str:
         "What was not tried, and why": not_tried(found),
     }
     return "".join(
-        f"<h3>{title}</h3><ul>{''.join(f'<li>{escape(_upper(line))}</li>' for line in lines)}</ul>"
+        f"<h3>{title}</h3><ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
         for title, lines in blocks.items()
         if lines
     )
@@ -125,7 +128,7 @@ def _pair(picture: Picture) -> str:
     caption = f"{figure_text(picture.psnr)} dB" + (f", SSIM {picture.ssim:.2f}" if picture.is_image else "")
     if not picture.is_image:
         numbers = (" ".join(f"{value:.3g}" for value in side.tolist()) for side in (picture.original, picture.guess))
-        lines = "<br>".join(map(escape, numbers))
+        lines = "\n".join(map(escape, numbers))
         return f'<figure class="pair"><pre>{lines}</pre><figcaption>{caption}</figcaption></figure>'
     sides = "".join(
         f'<img alt="{what}" src="data:image/png;base64,{_png(side)}">'
@@ -134,11 +137,11 @@ def _pair(picture: Picture) -> str:
     return f'<figure class="pair">{sides}<figcaption>{caption}</figcaption></figure>'
 
 
-def _png(pixels: object) -> str:
+def _png(pixels: np.ndarray) -> str:
     from matplotlib.image import imsave
 
     file = io.BytesIO()
-    imsave(file, pixels, format="png", cmap="gray", vmin=0, vmax=255)  # type: ignore[arg-type]
+    imsave(file, pixels if pixels.ndim == 3 else np.repeat(pixels[..., None], 3, 2), format="png")
     return base64.b64encode(file.getvalue()).decode()
 
 
@@ -159,7 +162,7 @@ def _attacks(found: RedTeam) -> str:
         names = list(dict.fromkeys(name for each in findings for name in each.figures))
         rows = []
         for each in sorted(findings, key=lambda each: -each.main[1]):
-            cells = [figure_text(each.figures[name]) if name in each.figures else "" for name in names]
+            cells = [with_unit(name, each.figures[name]) if name in each.figures else "" for name in names]
             claimed = [_epsilon(found)] if "empirical epsilon" in names else []
             rows.append([escape(each.probe), _mark(each.level), *cells, *claimed, f"{each.seconds:.1f}"])
         if rows:
@@ -182,7 +185,7 @@ def _changes(found: RedTeam) -> str:
     for topic in found.topics:
         cells = [_best_cell(each, topic) for each in (found.findings, *(change.findings for change in done))]
         if any(cells):
-            rows.append([escape(_upper(topic_words(topic))), *(cell or "not to be tried" for cell in cells)])
+            rows.append([escape(_upper(topic_words(topic))), *(cell or "nothing to judge" for cell in cells)])
     head = ["the most that was got", "this plan", *(_change_title(change) for change in done)]
     sees = "".join(_note(f"{_change_title(change)}, the server sees {change.sees}.") for change in done)
     missing = "".join(_note(f"{_change_title(change)}: {change.why_not}") for change in found.changes if change.why_not)
@@ -197,7 +200,8 @@ def _best_cell(findings: Sequence[Finding], topic: tuple[str, bool]) -> str:
     if best is None:
         return ""
     name, value = best.main
-    return f"{_mark(best.level)} {figure_text(value)} <small>{escape(name)}, {escape(best.probe)}</small>"
+    beside = f"{name} by {best.probe}; {with_unit(name, best.floor)} without an attack"
+    return f"{_mark(best.level)} {with_unit(name, value)} <small>{escape(beside)}</small>"
 
 
 def _change_title(change: Change) -> str:

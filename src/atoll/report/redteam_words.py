@@ -15,6 +15,7 @@ from atoll.report.redteam import (
     best_of,
     figure_text,
     topic_words,
+    with_unit,
 )
 
 Topic = tuple[str, bool]
@@ -61,8 +62,8 @@ def got(found: RedTeam) -> list[str]:
 
 
 def _sentence(finding: Finding, found: RedTeam) -> str:
-    what, (name, value) = topic_words(finding.topic), finding.main
-    beside = f"{name} {figure_text(value)}, {figure_text(finding.floor)} without an attack"
+    what, name = topic_words(finding.topic), finding.main[0]
+    beside = f"{name} {_beside_floor(finding)}"
     claimed = ""
     if "empirical epsilon" in finding.figures:
         shown_epsilon = figure_text(finding.figures["empirical epsilon"])
@@ -70,6 +71,11 @@ def _sentence(finding: Finding, found: RedTeam) -> str:
         claimed = f"; epsilon is at least {shown_epsilon}, {plan}"
     how = {OPEN: "Laid open", SOME: "Partly known", NOTHING: "Not got"}[finding.level]
     return f"{how}: {what} ({finding.probe}: {beside}{claimed})."
+
+
+def _beside_floor(finding: Finding) -> str:
+    name, value = finding.main
+    return f"{with_unit(name, value)} ({with_unit(name, finding.floor)} without an attack)"
 
 
 def not_tried(found: RedTeam) -> list[str]:
@@ -118,11 +124,9 @@ def _change_text(found: RedTeam, change: Change, topic: Topic) -> str | None:
         return None
     if levels.index(after.level if after is not None else NOTHING) >= levels.index(before.level):
         return None
-    name, value = before.main
-    now = "cannot be attacked by these" if after is None else f"{after.main[0]} {figure_text(after.main[1])}"
-    if change.off:
-        return f"{topic_words(topic)}: {name} {figure_text(value)}, with it {now}"
-    return f"{topic_words(topic)}: {name} {figure_text(value)} becomes {now}"
+    now = "nothing that could be judged" if after is None else _beside_floor(after)
+    joined = "with it" if change.off else "becomes"
+    return f"{topic_words(topic)}: {before.main[0]} {_beside_floor(before)} {joined} {now}"
 
 
 def _poison_advice(poisoned: tuple[Poisoned, ...]) -> list[str]:

@@ -89,8 +89,8 @@ class Floors(Section, key="floors"):
             )
         if self.max_change is not None and not self.max_change > 0:
             raise PlanError(
-                f"floors.max_change is a distance above 0, got {self.max_change}: set it to what a round moves the model, "
-                "e.g. 1, or leave it out"
+                f"floors.max_change is a distance above 0, got {self.max_change}: set it to what a round moves the "
+                "model, e.g. 1, or leave it out"
             )
         if self.evaluation not in (OPEN, NOISED, IN_SECRET, NOTHING):
             raise PlanError(
