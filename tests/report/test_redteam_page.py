@@ -14,6 +14,7 @@ from report.test_personal_page import HOSTILE, Strict
 from atoll.report.redteam import (
     BROKEN,
     HOLDS,
+    NO_TIME,
     NOTHING,
     OPEN,
     SOME,
@@ -67,8 +68,10 @@ def test_what_is_broken_stands_first_and_what_holds_does_not() -> None:
 
 def test_the_best_of_all_attacks_counts() -> None:
     lines = got(team(findings=(FAILED, OPENED, finding("lira", 0.5, goal="membership", floor=0.5))))
-    assert lines[0].startswith("Laid open: clients' samples (linear_leak: best PSNR in dB 95.7 dB (15.0 dB without")
-    assert len(lines) == 2 and lines[1].startswith("Not got: whether a known sample was trained on")
+    assert lines[0] == "Laid open: clients' samples; linear_leak has best PSNR 95.7 dB (15.0 dB without an attack)."
+    assert len(lines) == 2 and lines[1].startswith(
+        "Not beyond guessing and chance: whether a known sample was trained on"
+    )
 
 
 def test_epsilon_stands_beside_the_claim() -> None:
@@ -83,10 +86,16 @@ def test_advice_follows_from_what_defences_changed() -> None:
     off = Change("top_k on the uplink", "uplink", True, (OPENED,), "updates")
     useless = Change("half on the uplink", "uplink", True, (OPENED,), "updates")
     [line] = advice(team(changes=(on,)))
-    assert line.startswith("Set secagg = {}: clients' samples: best PSNR in dB 95.7 dB") and "becomes 14.0 dB" in line
+    assert line.startswith("Set secagg = {}: clients' samples: best PSNR 95.7 dB") and "becomes 14.0 dB" in line
     guarded = team(findings=(finding("linear_leak", 14.0),), changes=(off,))
     assert advice(guarded)[0].startswith("Keep top_k on the uplink: without it clients' samples")
     assert "do not count on it" in advice(team(changes=(useless,)))[0]
+    untried = Finding("linear_leak", "samples", NO_TIME, {}, 0.0, "")
+    assert "Set" not in advice(team(changes=(on._replace(findings=(untried,)),)))[0]
+    refused = on._replace(findings=(), why_not="the plan is refused")
+    assert "Set" not in advice(team(changes=(refused,)))[0]
+    hidden = on._replace(findings=(untried._replace(why_not="the server sees sums alone"),))
+    assert "becomes nothing (the server sees sums alone)" in advice(team(changes=(hidden,)))[0]
     page = redteam_page(team(changes=(on, Change("noise", "privacy = {}", False, why_not="the plan is refused"))))
     assert "With secure aggregation, the server sees sums." in page and "With noise: the plan is refused" in page
 
@@ -107,7 +116,7 @@ def test_poisoning_is_compared_with_no_attack() -> None:
     found = team(poisoned=runs, attackers="20% of the clients")
     page, said = redteam_page(found), advice(found)
     assert "40.00 %" in page and "90.00 %" in page and "97.0%" in page
-    assert "falls from 90.00 % to 40.00 % under sign_flip" in said[0] and "97%" in said[1]
+    assert "goes from 90.00 % to 40.00 % in 9 rounds under sign_flip" in said[0] and "97%" in said[1]
     assert any("alie against mean: there was no time" in line for line in not_tried(found))
     assert "20% of the clients attacked the model: sign_flip, backdoor" in " ".join(tried(found))
 

@@ -19,7 +19,7 @@ from atoll.core.errors import AtollError, PlanError
 from atoll.core.plan import Plan
 from atoll.core.privacy import Exposure, Mechanism
 from atoll.privacy.accounting import spent
-from atoll.report.redteam import BROKEN, HOLDS, UNCHECKED, Claim, Finding, figure_text
+from atoll.report.redteam import BROKEN, HOLDS, NO_TIME, UNCHECKED, Claim, Finding, figure_text
 from atoll.secagg.scheme import Scheme, Session, in_this_process
 from atoll.simulation.audit import Audit, audit_plan
 from atoll.simulation.overhearing import KEPT, overheard
@@ -56,7 +56,7 @@ def check_claims(plan: Plan, watched: Watched, findings: Sequence[Finding], is_o
     claims = list[Claim]()
     for name, run in checks:
         if is_over():
-            claims.append(Claim(name, "what the plan says", "there was no time to look: raise --seconds", UNCHECKED))
+            claims.append(Claim(name, "what the plan says", NO_TIME, UNCHECKED))
             continue
         try:
             claims += run()

@@ -43,8 +43,15 @@ class Judged(NamedTuple):
     """By how much it must exceed the floor to be more than chance."""
     open_from: float = math.inf
     """From where on what the probe was after is laid open."""
+    by_luck: bool = False
+    """Whether the margin is what luck may give, since few are judged."""
     pictures: tuple[Picture, ...] = ()
     texts: tuple[Text, ...] = ()
+
+    @property
+    def chance(self) -> float:
+        """Return what the first figure may be by chance; not a number where luck plays no part."""
+        return self.floor + self.margin if self.by_luck else math.nan
 
     @property
     def level(self) -> str:
@@ -188,6 +195,7 @@ def judge_membership(case: Case) -> Judged | None:
         floor=0.5,
         margin=_auc_margin(int(case.truth_C.sum()), int((~case.truth_C).sum())),
         open_from=0.7,
+        by_luck=True,
     )
 
 
@@ -206,6 +214,7 @@ def judge_property(case: Case) -> Judged | None:
         floor=0.5,
         margin=_auc_margin(int(has_R.sum()), int((~has_R).sum())),
         open_from=0.8,
+        by_luck=True,
     )
 
 
@@ -224,6 +233,7 @@ def judge_source(case: Case) -> Judged | None:
         floor=chance,
         margin=3 * math.sqrt(max(chance * (1 - chance), 1e-6) / len(owners)),
         open_from=max(0.5, min(0.9, 3 * chance)),
+        by_luck=True,
     )
 
 

@@ -10,7 +10,7 @@ from atoll.core.errors import AtollError
 from atoll.core.plan import Plan
 from atoll.redteam.defences import quiet
 from atoll.report.main_figure import main_of
-from atoll.report.redteam import Poisoned
+from atoll.report.redteam import NO_TIME, Poisoned
 
 ATTACKS: tuple[tuple[str, dict[str, object]], ...] = (
     ("sign_flip", {"name": "sign_flip"}),
@@ -43,7 +43,7 @@ def poison(
             share = left() / max(1, num_runs - len(found)) / (1 if found else 2)  # attacked rounds take longer
             rule = with_rule.aggregator.name
             if share <= 0:
-                found.append(Poisoned(attack, rule, 0, "", None, why_not="there was no time: raise --seconds"))
+                found.append(Poisoned(attack, rule, 0, "", None, why_not=NO_TIME))
                 continue
             progress(f"{attack} against {rule}")
             poisoned = with_rule.replace({"rounds": rounds, "stop.seconds": max(share, 0.1)})

@@ -30,7 +30,7 @@ from atoll.redteam.judges import (
 )
 from atoll.redteam.membership_judge import fair_candidates
 from atoll.redteam.poisoning import poison
-from atoll.report.redteam import Change, Claim, Finding, Poisoned, RedTeam, as_text
+from atoll.report.redteam import NO_TIME, Change, Claim, Finding, Poisoned, RedTeam, as_text
 from atoll.simulation.seat import Watched, watch
 from atoll.train.federation import build_federation
 
@@ -148,7 +148,7 @@ class _Seat(NamedTuple):
             probe: Probe = Part(name).build("probes")
             why = probe.why_not(watched.known, watched.sights)
             if why is None and left <= 0:
-                why = "there was no time: raise --seconds"
+                why = NO_TIME
             if why is None:
                 self.clock.say(f"{name}: {probe.goal}{where}")
                 findings[name] = self._tried(plan, name, probe, watched, left / (len(names) - place))
@@ -184,6 +184,7 @@ class _Seat(NamedTuple):
             assumes=probe.assumes,
             level=judged.level,
             floor=judged.floor,
+            chance=judged.chance,
             pictures=judged.pictures,
             texts=judged.texts,
             active=probe.plant is not None,
@@ -233,7 +234,7 @@ def _change(seat: _Seat, names: Sequence[str], switch: Switch, until: float) -> 
     what = f"{'without' if switch.off else 'with'} {switch.defence}"
     change = Change(switch.defence, switch.setting, switch.off)
     if seat.clock.left(until) <= 0:
-        return change._replace(why_not="there was no time: raise --seconds")
+        return change._replace(why_not=NO_TIME)
     seat.clock.say(f"{seat.rounds} rounds {what}")
     try:
         plan = seat.plan.replace(switch.changes)

@@ -12,6 +12,8 @@ OPEN, SOME, NOTHING = "laid open", "something", "nothing"
 """How much a probe got: what it was after, more than guessing gives, or no more than that."""
 HOLDS, BROKEN, UNCHECKED = "holds", "broken", "not checked"
 """What became of a plan's claim."""
+NO_TIME = "there was no time: raise --seconds"
+"""Why something was not tried that could have been."""
 GOAL_WORDS = {
     "samples": "clients' samples",
     "labels": "how many samples of each class a client has",
@@ -63,6 +65,8 @@ class Finding(NamedTuple):
     """How much that is: one of OPEN, SOME and NOTHING."""
     floor: float = math.nan
     """What the first figure is without any attack, at best."""
+    chance: float = math.nan
+    """What it may be by chance, where few are judged; not a number where that does not matter."""
     pictures: tuple[Picture, ...] = ()
     texts: tuple[Text, ...] = ()
     active: bool = False
@@ -204,8 +208,24 @@ def with_unit(name: str, value: float) -> str:
     if not math.isfinite(value):
         return "–"
     if "dB" in name:
-        return f"{figure_text(value)} dB"
+        return f"{value:.1f} dB"
     return f"{100 * value:.1f} %" if name.startswith(("share", "members")) else figure_text(value)
+
+
+def figure_name(name: str) -> str:
+    """Return the name of a figure that stands beside `with_unit`.
+
+    >>> figure_name("best PSNR in dB")
+    'best PSNR'
+    """
+    return name.removesuffix(" in dB")
+
+
+def beside_floor(finding: Finding) -> str:
+    """Return the figure that counts beside what it is without an attack, and by chance."""
+    name, value = finding.main
+    chance = f", by chance up to {with_unit(name, finding.chance)}" if math.isfinite(finding.chance) else ""
+    return f"{with_unit(name, value)} ({with_unit(name, finding.floor)} without an attack{chance})"
 
 
 def as_text(found: RedTeam) -> str:

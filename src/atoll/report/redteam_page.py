@@ -20,7 +20,9 @@ from atoll.report.redteam import (
     Finding,
     Picture,
     RedTeam,
+    beside_floor,
     best_of,
+    figure_name,
     figure_text,
     topic_words,
     with_unit,
@@ -60,7 +62,7 @@ def _cards(found: RedTeam) -> str:
         best = best_of(found.findings, topic)
         if best is not None:
             name, value = best.main
-            beside = f"{best.level}: {name} by {best.probe}; {with_unit(name, best.floor)} without an attack"
+            beside = f"{best.level}: {figure_name(name)} by {best.probe}; {beside_floor(best)}"
             items.append(card(_upper(topic_words(topic)), with_unit(name, value), beside, main=best.level == OPEN))
     return f'<dl class="cards">{"".join(items)}</dl>' if items else ""
 
@@ -167,7 +169,7 @@ def _attacks(found: RedTeam) -> str:
             rows.append([escape(each.probe), _mark(each.level), *cells, *claimed, f"{each.seconds:.1f}"])
         if rows:
             claimed_title = ["claimed epsilon"] if "empirical epsilon" in names else []
-            head = ["attack", "got", *names, *claimed_title, "seconds"]
+            head = ["attack", "got", *map(figure_name, names), *claimed_title, "seconds"]
             blocks.append(f"<h3>{escape(_upper(topic_words(topic)))}</h3>{html_table(head, rows, text=2)}")
     assumed = dict.fromkeys(each.assumes for each in found.findings if each.figures)
     said = "".join(_note(f"Assumed: {text}.") for text in assumed)
@@ -199,9 +201,8 @@ def _best_cell(findings: Sequence[Finding], topic: tuple[str, bool]) -> str:
     best = best_of(findings, topic)
     if best is None:
         return ""
-    name, value = best.main
-    beside = f"{name} by {best.probe}; {with_unit(name, best.floor)} without an attack"
-    return f"{_mark(best.level)} {with_unit(name, value)} <small>{escape(beside)}</small>"
+    beside = f"{figure_name(best.main[0])} by {best.probe}"
+    return f"{_mark(best.level)} {escape(beside_floor(best))} <small>{escape(beside)}</small>"
 
 
 def _change_title(change: Change) -> str:

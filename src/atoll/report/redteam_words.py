@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from atoll.report.main_figure import SMALLER_IS_BETTER, shown, title_of
 from atoll.report.redteam import (
+    NO_TIME,
     NOTHING,
     OPEN,
     SOME,
@@ -12,10 +13,11 @@ from atoll.report.redteam import (
     Finding,
     Poisoned,
     RedTeam,
+    beside_floor,
     best_of,
+    figure_name,
     figure_text,
     topic_words,
-    with_unit,
 )
 
 Topic = tuple[str, bool]
@@ -49,7 +51,7 @@ def tried(found: RedTeam) -> list[str]:
         if change.findings:
             lines.append(f"The same again {'without' if change.off else 'with'} {change.defence}.")
     if runs := [each for each in found.poisoned if each.value is not None]:
-        attacks = dict.fromkeys(each.attack for each in runs[1:])
+        attacks = dict.fromkeys(each.attack for each in runs if each.attack != found.poisoned[0].attack)
         lines.append(f"{found.attackers} attacked the model: {', '.join(attacks) or 'none of them in time'}.")
     return lines
 
@@ -62,20 +64,15 @@ def got(found: RedTeam) -> list[str]:
 
 
 def _sentence(finding: Finding, found: RedTeam) -> str:
-    what, name = topic_words(finding.topic), finding.main[0]
-    beside = f"{name} {_beside_floor(finding)}"
+    what = topic_words(finding.topic)
+    beside = f"{figure_name(finding.main[0])} {beside_floor(finding)}"
     claimed = ""
     if "empirical epsilon" in finding.figures:
         shown_epsilon = figure_text(finding.figures["empirical epsilon"])
         plan = "the plan claims none" if found.epsilon is None else f"the plan claims {figure_text(found.epsilon)}"
         claimed = f"; epsilon is at least {shown_epsilon}, {plan}"
-    how = {OPEN: "Laid open", SOME: "Partly known", NOTHING: "Not got"}[finding.level]
-    return f"{how}: {what} ({finding.probe}: {beside}{claimed})."
-
-
-def _beside_floor(finding: Finding) -> str:
-    name, value = finding.main
-    return f"{with_unit(name, value)} ({with_unit(name, finding.floor)} without an attack)"
+    how = {OPEN: "Laid open", SOME: "Partly known", NOTHING: "Not beyond guessing and chance"}[finding.level]
+    return f"{how}: {what}; {finding.probe} has {beside}{claimed}."
 
 
 def not_tried(found: RedTeam) -> list[str]:
@@ -118,15 +115,19 @@ def _change_text(found: RedTeam, change: Change, topic: Topic) -> str | None:
     """Return by how much a changed defence moves what is got of a topic, if it moves its level."""
     levels = (NOTHING, SOME, OPEN)
     before, after = best_of(found.findings, topic), best_of(change.findings, topic)
+    findings: tuple[Finding, ...] = change.findings
     if change.off:
-        before, after = after, before  # `before` is without the defence
+        before, after, findings = after, before, found.findings  # `before` is without the defence
     if before is None or before.level == NOTHING:
         return None
+    reasons = [each.why_not for each in findings if each.topic == topic]
+    if after is None and (not reasons or NO_TIME in reasons):
+        return None  # nobody has tried
     if levels.index(after.level if after is not None else NOTHING) >= levels.index(before.level):
         return None
-    now = "nothing that could be judged" if after is None else _beside_floor(after)
-    joined = "with it" if change.off else "becomes"
-    return f"{topic_words(topic)}: {before.main[0]} {_beside_floor(before)} {joined} {now}"
+    now = f"nothing ({reasons[0]})" if after is None else beside_floor(after)
+    joined = ", with it" if change.off else " becomes"
+    return f"{topic_words(topic)}: {figure_name(before.main[0])} {beside_floor(before)}{joined} {now}"
 
 
 def _poison_advice(poisoned: tuple[Poisoned, ...]) -> list[str]:
@@ -144,9 +145,9 @@ def _poison_advice(poisoned: tuple[Poisoned, ...]) -> list[str]:
     if worst is not None and worst[0] > 0.1 and worst[1].value is not None:
         one = worst[1]
         lines.append(
-            f"{title_of(clean.figure).capitalize()} falls from {shown(clean.figure, clean.value)} to "
-            f"{shown(one.figure, worst[1].value)} under {one.attack} with the rule {one.rule}: compare robust rules "
-            "with atoll matrix, e.g. --defences trimmed_mean,multi_krum,centered_clipping."
+            f"{title_of(clean.figure).capitalize()} goes from {shown(clean.figure, clean.value)} to "
+            f"{shown(one.figure, worst[1].value)} in {one.rounds} rounds under {one.attack} with the rule {one.rule}: "
+            "compare robust rules with atoll matrix, e.g. --defences trimmed_mean,multi_krum,centered_clipping."
         )
     if hit := [each for each in own[1:] if each.success is not None and each.success > 0.5]:
         lines.append(
