@@ -44,7 +44,7 @@ PLANS: dict[str, dict[str, Any]] = {
     },
     "stopped": {"stop": {"accuracy": 0.01}},
 }
-SLOW = ("secagg", "central", "ftrl", "stopped", "measured at clients")
+SLOW = ("secagg", "central", "ftrl", "rule", "clipped and quantised", "stopped", "measured at clients")
 REFUSED: dict[str, dict[str, Any]] = {
     "fedper": {"algorithm": "fedper"},
     "fedmd": {
@@ -59,7 +59,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 def attacked(changes: dict[str, Any]) -> RedTeam:
     """Attack a plan by a clock that goes on whenever it is looked at, whatever the speed of the machine."""
     ticks = itertools.count()
-    return red_team(Plan(**{**BASE, **changes}), rounds=1, seconds=400.0, now=lambda: float(next(ticks)))
+    return red_team(Plan(**{**BASE, **changes}), rounds=1, seconds=600.0, now=lambda: float(next(ticks)))
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind in SLOW)) for kind in PLANS])

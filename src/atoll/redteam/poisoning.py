@@ -28,11 +28,15 @@ NO_ATTACK = "no attack"
 
 
 def poison(
-    plan: Plan, left: Callable[[], float], progress: Callable[[str], None] = lambda text: None
+    plan: Plan,
+    left: Callable[[], float],
+    round_seconds: float = 0.0,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> tuple[list[Poisoned], str]:
     """Run a plan without attack and under a few, in the time that is left; return results and who attacks, in words.
 
-    All runs have as many rounds as the first, which has none under attack, gets done in its share of the time.
+    All runs have as many rounds as the first, which has none under attack, gets done in its share of the time. None is
+    begun whose share is shorter than a round.
     """
     base = quiet(plan).replace({"attack": None, "attackers": {}})
     rules = [base] if plan.aggregator.name == "mean" else [base, base.replace({"aggregator": {"name": "mean"}})]
@@ -40,13 +44,13 @@ def poison(
     found, rounds = list[Poisoned](), min(MOST_ROUNDS, max(plan.rounds, LEAST_ROUNDS))
     for number, with_rule in enumerate(rules):
         for attack, settings in [(NO_ATTACK, None), *ATTACKS]:
-            share = left() / max(1, num_runs - len(found)) / (1 if found else 2)  # attacked rounds take longer
+            share = left() / max(1, num_runs - len(found))
             rule = with_rule.aggregator.name
-            if share <= 0:
+            if share <= round_seconds:
                 found.append(Poisoned(attack, rule, 0, "", None, why_not=NO_TIME))
                 continue
             progress(f"{attack} against {rule}")
-            poisoned = with_rule.replace({"rounds": rounds, "stop.seconds": max(share, 0.1)})
+            poisoned = with_rule.replace({"rounds": rounds, "stop.seconds": share if found else share / 2})
             if settings is not None:
                 poisoned = poisoned.replace({"attack": settings, "attackers.fraction": SHARE})
             found.append(_outcome(poisoned, attack))

@@ -13,6 +13,7 @@ from atoll.core.parts import Part, members
 from atoll.core.plan import Plan
 from atoll.core.probe import LABELS, MEMBERSHIP, PROPERTY, SAMPLES, SOURCE, TOKENS, Known, Probe, Work
 from atoll.core.seeds import generator
+from atoll.probes.shadows import OutOfTime
 from atoll.redteam.claims import check_claims, claimed_epsilon
 from atoll.redteam.defences import Switch, quiet, switches_off, switches_on
 from atoll.redteam.judges import (
@@ -49,6 +50,8 @@ CANDIDATES = 2000
 """Samples that attacks on membership are tried on at most, half of them trained on."""
 PUBLIC = 2000
 """Test samples that the attacker has of its own at most; at most half of them."""
+QUICK = ("linear_leak", "label_counts", "loss_threshold", "token_bag", "token_order", "source", "trap_weights")
+"""Probes that take little time: they come first."""
 SEARCHES = ("multi_step", "inverting_gradients", "dlg")
 """Probes that use all the time they get: they come last, so that they have what others left."""
 PROBES_UNTIL, CLAIMS_UNTIL, CHANGES_UNTIL = 0.45, 0.6, 0.85
@@ -61,13 +64,14 @@ class Clock(NamedTuple):
     """The time that a red team has."""
 
     began: float
-    seconds: float
+    """When shares of the time begin: when the first rounds have been watched."""
+    ends: float
     progress: Progress
     now: Callable[[], float]
 
     def left(self, until: float = 1.0) -> float:
         """Return the seconds until a share of the time is over."""
-        return self.began + until * self.seconds - self.now()
+        return self.began + until * (self.ends - self.began) - self.now()
 
     def say(self, what: str) -> None:
         """Tell what is tried, and how much time is left."""
@@ -82,28 +86,35 @@ def red_team(
     seconds: float = 240.0,
     progress: Progress = lambda text: None,
     now: Callable[[], float] = time.monotonic,
+    recorded: Callable[[int], Watched] | None = None,
 ) -> RedTeam:
     """Let probes attack what a plan's server sees of its first rounds, and judge them and the plan's defences.
 
     `seconds` are for all of it, by the clock `now`. All probes are tried unless some are named, and then clients do not
-    attack. The largest figure over all rows counts.
+    attack. The largest figure over all rows counts. With `recorded` (number of public samples -> what a server saw)
+    the updates of a real federation are attacked, and nothing is simulated: no other defences, and no planted model.
     """
     if rounds < 1 or seconds <= 0:
         raise PlanError(f"rounds and seconds must be above 0, got {rounds} and {seconds}: raise them")
     names = _chosen(probes)
-    clock = Clock(now(), seconds, progress, now)
-    clock.say(f"{rounds} rounds of the plan, as its server sees them")
-    seat = _Seat(quiet(plan), rounds, _num_public(plan), clock)
-    watched = seat.watch(seat.plan)
-    findings = seat.attacked(seat.plan, names, watched, PROBES_UNTIL, "")
-    claims = list[Claim]()
-    if plan.privacy or plan.secagg or plan.uplink:
-        clock.say("claims of the plan's defences")
-        claims = check_claims(seat.plan, watched, findings, lambda: clock.left(CLAIMS_UNTIL) <= 0)
-    changes = _changed(seat, names, watched)
-    poisoned, attackers = list[Poisoned](), ""
-    if not probes:
-        poisoned, attackers = poison(plan, clock.left, lambda text: clock.say(f"clients that attack: {text}"))
+    began = now()
+    clock = Clock(began, began + seconds, progress, now)
+    seat = _Seat(quiet(plan), rounds, _num_public(plan), clock, recorded is None)
+    clock.say("what was recorded" if recorded else f"{rounds} rounds of the plan, as its server sees them")
+    watched = recorded(seat.num_public) if recorded else seat.watch(seat.plan)
+    clock = clock._replace(began=now())
+    seat = seat._replace(clock=clock, round_seconds=(clock.began - began) / max(1, len(watched.sights)))
+    findings = seat.attacked(seat.plan, names, watched, PROBES_UNTIL if seat.simulates else 1.0, "")
+    claims, changes, poisoned, attackers = list[Claim](), list[Change](), list[Poisoned](), ""
+    if seat.simulates:
+        if plan.privacy or plan.secagg or plan.uplink:
+            clock.say("claims of the plan's defences")
+            claims = check_claims(seat.plan, watched, findings, lambda: clock.left(CLAIMS_UNTIL) <= 0)
+        changes = _changed(seat, names, watched)
+    if seat.simulates and not probes:
+        poisoned, attackers = poison(
+            plan, clock.left, seat.round_seconds, lambda text: clock.say(f"clients that attack: {text}")
+        )
     claimed = claimed_epsilon(seat.plan)
     return RedTeam(
         title=plan.name or f"{plan.data.name}, {plan.algorithm.name}",
@@ -116,9 +127,9 @@ def red_team(
         attackers=attackers,
         epsilon=None if claimed is None else claimed[0],
         delta=None if claimed is None else claimed[1],
-        seconds=seconds - clock.left(),
+        seconds=now() - began,
         budget=seconds,
-        not_tried=_not_tried(rounds, watched, names, probes),
+        not_tried=_not_tried(seat, watched, names, probes),
     )
 
 
@@ -129,6 +140,10 @@ class _Seat(NamedTuple):
     rounds: int
     num_public: int
     clock: Clock
+    simulates: bool
+    """Whether rounds are simulated; else they were recorded."""
+    round_seconds: float = 0.0
+    """Seconds that a round takes: what takes longer than there is time is not begun."""
 
     def watch(self, plan: Plan) -> Watched:
         """Return what the plan's server sees; at least of one round."""
@@ -147,7 +162,9 @@ class _Seat(NamedTuple):
             left = self.clock.left(until)
             probe: Probe = Part(name).build("probes")
             why = probe.why_not(watched.known, watched.sights)
-            if why is None and left <= 0:
+            if why is None and probe.plant is not None and not self.simulates:
+                why = "what was recorded is of a server that did not plant a model"
+            if why is None and left <= (0 if probe.plant is None else self.round_seconds):
                 why = NO_TIME
             if why is None:
                 self.clock.say(f"{name}: {probe.goal}{where}")
@@ -168,6 +185,8 @@ class _Seat(NamedTuple):
 
                 watched = watch(plan, 1, plant=planted, elsewhere=self.num_public)
             judged = _judged(probe, watched, work, plan)
+        except OutOfTime:
+            judged, why = None, NO_TIME
         except DataError as error:
             judged, why = None, str(error)
         else:
@@ -222,7 +241,7 @@ def _judged(probe: Probe, watched: Watched, work: Work, plan: Plan) -> Judged | 
 def _changed(seat: _Seat, names: Sequence[str], watched: Watched) -> list[Change]:
     """Attack the plan with each of its defences off; then with those on that it does without."""
     switches = [*switches_off(seat.plan), *switches_on(seat.plan, watched.sights)]
-    began = (CHANGES_UNTIL * seat.clock.seconds - seat.clock.left(CHANGES_UNTIL)) / seat.clock.seconds
+    began = CHANGES_UNTIL - seat.clock.left(CHANGES_UNTIL) / (seat.clock.ends - seat.clock.began)
     changes = []
     for place, switch in enumerate(switches, 1):
         until = began + (CHANGES_UNTIL - began) * place / len(switches)
@@ -233,7 +252,7 @@ def _changed(seat: _Seat, names: Sequence[str], watched: Watched) -> list[Change
 def _change(seat: _Seat, names: Sequence[str], switch: Switch, until: float) -> Change:
     what = f"{'without' if switch.off else 'with'} {switch.defence}"
     change = Change(switch.defence, switch.setting, switch.off)
-    if seat.clock.left(until) <= 0:
+    if seat.clock.left(until) <= seat.round_seconds:
         return change._replace(why_not=NO_TIME)
     seat.clock.say(f"{seat.rounds} rounds {what}")
     try:
@@ -252,7 +271,8 @@ def _chosen(probes: Sequence[str]) -> list[str]:
     unknown = sorted(set(probes) - set(names))
     if unknown:
         raise PlanError(f"there are no probes {', '.join(unknown)}: known are {', '.join(names)}")
-    return list(probes) or sorted(names, key=lambda name: SEARCHES.index(name) if name in SEARCHES else -1)
+    between = [name for name in names if name not in (*QUICK, *SEARCHES)]
+    return list(probes) or [name for name in (*QUICK, *between, *SEARCHES) if name in names]
 
 
 def _is_member(name: str) -> bool:
@@ -280,10 +300,14 @@ def _sees(plan: Plan, watched: Watched) -> str:
     return f"in {num} round{'s' * (num != 1)} {what}{after}{noise}"
 
 
-def _not_tried(rounds: int, watched: Watched, names: Sequence[str], probes: Sequence[str]) -> tuple[str, ...]:
+def _not_tried(seat: _Seat, watched: Watched, names: Sequence[str], probes: Sequence[str]) -> tuple[str, ...]:
     found = []
-    if len(watched.sights) < rounds:
-        found.append(f"Only {len(watched.sights)} of {rounds} rounds were watched, for want of time.")
+    if not seat.simulates:
+        found.append(
+            "Recorded updates were attacked: claims, other defences and clients that attack take a simulation."
+        )
+    elif len(watched.sights) < seat.rounds:
+        found.append(f"Only {len(watched.sights)} of {seat.rounds} rounds were watched, for want of time.")
     if probes:
         found.append(f"Only {', '.join(names)} were asked for; clients that attack were left out.")
     return tuple(found)

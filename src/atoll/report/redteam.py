@@ -237,7 +237,7 @@ def as_text(found: RedTeam) -> str:
         what = f"{'without' if change.off else 'with'} {change.defence}"
         tops = [top for topic in found.topics if (top := best_of(change.findings, topic)) is not None]
         best = [f"{top.probe} {_figures_text(top, 1)}" for top in tops]
-        lines.append(f"{what}: {'; '.join(best) or f'not tried: {change.why_not}'}")
+        lines.append(f"{what}: {'; '.join(best) or f'not tried: {change.why_not or NO_TIME}'}")
     lines += [f"{each.verdict}: {each.defence}: {each.claim}; {each.seen}" for each in found.claims]
     for one in found.poisoned:
         value = f"{one.figure} {figure_text(one.value)}" if one.value is not None else f"not tried: {one.why_not}"
