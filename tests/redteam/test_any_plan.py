@@ -14,7 +14,7 @@ from report.test_personal_page import Strict
 from atoll import Plan
 from atoll.core.errors import PlanError
 from atoll.redteam.run import red_team
-from atoll.report.redteam import HOLDS, RedTeam, as_text
+from atoll.report.redteam import FAILED, HOLDS, RedTeam, as_text
 from atoll.report.redteam_page import redteam_page
 
 BASE: dict[str, Any] = {
@@ -70,6 +70,7 @@ def test_a_plan_ends_with_a_page(kind: str) -> None:
     assert {claim.verdict for claim in found.claims} <= {HOLDS}, found.claims
     assert any(each.figures for each in found.findings) and as_text(found)
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["sees"] == found.sees
+    assert FAILED not in page
     assert found.seconds <= 1.2 * found.budget
     assert found.poisoned and found.poisoned[0].value is not None
     if kind in ("secagg", "groups", "central", "local", "sample", "ftrl"):
@@ -82,10 +83,13 @@ def test_a_plan_without_a_shared_model_is_refused(kind: str) -> None:
         attacked(REFUSED[kind])
 
 
-@pytest.mark.parametrize("policy", ["asynchronous", "buffered"])
+OVERLAPPING: dict[str, dict[str, Any]] = {"asynchronous": {"concurrency": 4}, "buffered": {"size": 2, "concurrency": 4}}
+
+
+@pytest.mark.parametrize("policy", OVERLAPPING)
 def test_overlapping_rounds_end_with_a_page_or_a_refusal(policy: str) -> None:
     try:
-        found = attacked({"policy": {"name": policy}, "devices": "fleet"})
+        found = attacked({"policy": {"name": policy, **OVERLAPPING[policy]}, "devices": "fleet"})
     except PlanError as error:
         assert "red team" in str(error) and "set policy" in str(error)
     else:
@@ -99,3 +103,13 @@ def test_a_command_without_time_says_so_on_its_page() -> None:
     assert not any(each.figures for each in found.findings)
     page = redteam_page(found)
     assert "there was no time: raise --seconds" in page and "Only 1 of 2 rounds were watched" in page
+
+
+def test_a_probe_that_breaks_does_not_cost_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*args: object) -> None:
+        raise RuntimeError("size mismatch")
+
+    monkeypatch.setattr("atoll.probes.loss_threshold.losses", breaks)
+    found = red_team(Plan(**BASE), probes=["loss_threshold", "linear_leak"], rounds=1)
+    broken, whole = found.findings
+    assert broken.why_not == f"{FAILED} size mismatch" and whole.figures and "size mismatch" in redteam_page(found)

@@ -10,7 +10,7 @@ from atoll.core.errors import AtollError
 from atoll.core.plan import Plan
 from atoll.redteam.defences import quiet
 from atoll.report.main_figure import main_of
-from atoll.report.redteam import NO_TIME, Poisoned
+from atoll.report.redteam import FAILED, NO_TIME, Poisoned
 
 ATTACKS: tuple[tuple[str, dict[str, object]], ...] = (
     ("sign_flip", {"name": "sign_flip"}),
@@ -66,6 +66,8 @@ def _outcome(plan: Plan, attack: str) -> Poisoned:
         result = run(plan)
     except AtollError as error:
         return Poisoned(attack, rule, 0, "", None, why_not=str(error))
+    except RuntimeError as error:  # of torch: the page is worth more than one attack
+        return Poisoned(attack, rule, 0, "", None, why_not=f"{FAILED} {error}")
     figure, rounds = main_of(result.test), result.history[-1]["round"] if result.history else 0
     value = result.test.get(figure, math.nan)
     if not figure or not math.isfinite(value):

@@ -31,7 +31,7 @@ from atoll.redteam.judges import (
 )
 from atoll.redteam.membership_judge import fair_candidates
 from atoll.redteam.poisoning import poison
-from atoll.report.redteam import NO_TIME, Change, Claim, Finding, Poisoned, RedTeam, as_text
+from atoll.report.redteam import FAILED, NO_TIME, Change, Claim, Finding, Poisoned, RedTeam, as_text
 from atoll.simulation.seat import Watched, watch
 from atoll.train.federation import build_federation
 
@@ -189,6 +189,8 @@ class _Seat(NamedTuple):
             judged, why = None, NO_TIME
         except DataError as error:
             judged, why = None, str(error)
+        except RuntimeError as error:  # of torch: the page is worth more than one probe
+            judged, why = None, f"{FAILED} {error}"
         else:
             why = "" if judged is not None else "it found nothing that could be judged"
         seconds = self.clock.now() - began

@@ -14,6 +14,8 @@ HOLDS, BROKEN, UNCHECKED = "holds", "broken", "not checked"
 """What became of a plan's claim."""
 NO_TIME = "there was no time: raise --seconds"
 """Why something was not tried that could have been."""
+FAILED = "it ended with an error, which is a bug:"
+"""What the reason begins with if something broke that should have worked."""
 GOAL_WORDS = {
     "samples": "clients' samples",
     "labels": "how many samples of each class a client has",
