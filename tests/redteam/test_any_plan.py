@@ -13,8 +13,9 @@ from report.test_personal_page import Strict
 
 from atoll import Plan
 from atoll.core.errors import PlanError
+from atoll.redteam.poisoning import poison
 from atoll.redteam.run import red_team
-from atoll.report.redteam import FAILED, HOLDS, RedTeam, as_text
+from atoll.report.redteam import FAILED, HOLDS, NO_TIME, RedTeam, as_text
 from atoll.report.redteam_page import redteam_page
 
 BASE: dict[str, Any] = {
@@ -113,3 +114,9 @@ def test_a_probe_that_breaks_does_not_cost_the_page(monkeypatch: pytest.MonkeyPa
     found = red_team(Plan(**BASE), probes=["loss_threshold", "linear_leak"], rounds=1)
     broken, whole = found.findings
     assert broken.why_not == f"{FAILED} size mismatch" and whole.figures and "size mismatch" in redteam_page(found)
+
+
+def test_no_attack_is_run_that_has_nothing_to_be_compared_with() -> None:
+    left = iter([0.5, *[100.0] * 20])
+    found, _ = poison(Plan(**BASE), lambda: next(left), 1.0)
+    assert {each.why_not for each in found} == {NO_TIME}

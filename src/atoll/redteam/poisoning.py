@@ -46,7 +46,7 @@ def poison(
         for attack, settings in [(NO_ATTACK, None), *ATTACKS]:
             share = left() / max(1, num_runs - len(found))
             rule = with_rule.aggregator.name
-            if share <= round_seconds:
+            if share <= round_seconds or (found and found[0].why_not == NO_TIME):  # nothing to compare with
                 found.append(Poisoned(attack, rule, 0, "", None, why_not=NO_TIME))
                 continue
             progress(f"{attack} against {rule}")

@@ -52,7 +52,7 @@ PUBLIC = 2000
 """Test samples that the attacker has of its own at most; at most half of them."""
 QUICK = ("linear_leak", "label_counts", "loss_threshold", "token_bag", "token_order", "source", "trap_weights")
 """Probes that take little time: they come first."""
-SEARCHES = ("multi_step", "inverting_gradients", "dlg")
+SEARCHES = ("inverting_gradients", "dlg", "multi_step")
 """Probes that use all the time they get: they come last, so that they have what others left."""
 PROBES_UNTIL, CLAIMS_UNTIL, CHANGES_UNTIL = 0.45, 0.6, 0.85
 """Shares of the time after which probes, checks of claims, and changed defences end; poisoning gets the rest."""

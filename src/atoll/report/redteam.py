@@ -204,14 +204,14 @@ def figure_text(value: float) -> str:
 def with_unit(name: str, value: float) -> str:
     """Return a figure with its unit: decibels, or percent for shares.
 
-    >>> with_unit("best PSNR in dB", 95.72), with_unit("share of labels right", 0.703), with_unit("AUC", 0.5)
+    >>> with_unit("best PSNR in dB", 95.72), with_unit("share of samples above 30 dB", 0.703), with_unit("AUC", 0.5)
     ('95.7 dB', '70.3 %', '0.5')
     """
     if not math.isfinite(value):
         return "–"
-    if "dB" in name:
-        return f"{value:.1f} dB"
-    return f"{100 * value:.1f} %" if name.startswith(("share", "members")) else figure_text(value)
+    if name.startswith(("share", "members")):
+        return f"{100 * value:.1f} %"
+    return f"{value:.1f} dB" if "dB" in name else figure_text(value)
 
 
 def figure_name(name: str) -> str:
