@@ -24,3 +24,12 @@ def test_the_command_writes_its_findings(cli: Any, tmp_path: Path) -> None:
     assert found["token_bag"]["why_not"] and not found["token_bag"]["figures"]
     refused = cli("redteam", tmp_path / "plan.toml", "--probes", "nonsense")
     assert refused.code == 2 and "known are" in refused.err
+
+
+def test_a_directory_gets_a_page_beside_the_findings(cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text(PLAN)
+    said = cli("redteam", tmp_path / "plan.toml", "--probes", "linear_leak", "--out", tmp_path / "out")
+    assert said.code == 0 and "s left   linear_leak: samples" in said.err
+    page, plain = (tmp_path / "out" / "redteam.html").read_text(), (tmp_path / "out" / "redteam.json").read_text()
+    assert "data:image/png;base64," in page and json.loads(plain)["findings"][0]["pictures"] > 0
+    assert "Only linear_leak were asked for" in page

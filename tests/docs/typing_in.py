@@ -22,6 +22,7 @@ SHORTER = {
     "matrix": ["--set", "rounds=1", "--f", "1"],
     "personal": ["--set", "rounds=2", "--seeds", "1"],
     "sweep": ["--set", "rounds=1", "--seeds", "1"],
+    "redteam": ["--seconds", "4"],
     "serve": ["--set", "rounds=2"],
     "data measure": ["--clients", "3", "--budget", "2"],
 }

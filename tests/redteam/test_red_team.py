@@ -10,7 +10,7 @@ import torch
 from atoll import Plan
 from atoll.core.errors import PlanError
 from atoll.redteam.run import red_team
-from atoll.simulation.seat import samples_of, watch
+from atoll.simulation.seat import Watched, samples_of, watch
 
 PLAN = Plan(
     model={"name": "mlp_2nn", "hidden": 64},
@@ -61,6 +61,19 @@ def test_what_is_broken_is_called_broken() -> None:
     assert labels.figures["share of labels right"] == 1.0
     assert noisy.findings[0].figures.get("best PSNR in dB", 0.0) < 20
     assert "local noise" in noisy.sees and "4 updates of single clients" in plain.sees
+
+
+def test_recorded_updates_are_attacked_and_nothing_is_simulated() -> None:
+    asked = list[int]()
+
+    def recorded(num_public: int) -> Watched:
+        asked.append(num_public)
+        return watch(PLAN, 1, elsewhere=num_public)
+
+    found = red_team(PLAN, probes=["linear_leak", "trap_weights"], recorded=recorded)
+    leak, trap = found.findings
+    assert leak.figures["best PSNR in dB"] > 100 and "did not plant" in trap.why_not
+    assert asked == [180] and not found.changes and not found.poisoned and "Recorded updates" in found.not_tried[0]
 
 
 @pytest.mark.parametrize("changes", [{"algorithm": "fedper"}, {"policy": {"name": "buffered"}, "devices": "fleet"}])

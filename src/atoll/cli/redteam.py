@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.plans import PlanArgument, SetOption, read_plan, read_settings
+from atoll.cli.plans import PlanArgument, SetOption, read_plan, read_settings, slug, words
 
 
 def redteam(
@@ -16,18 +16,31 @@ def redteam(
     settings: SetOption = None,
     probes: Annotated[str, typer.Option(help="Probes to try, with commas between; all of them unless given.")] = "",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds that the server watches.")] = 2,
-    seconds: Annotated[float, typer.Option(min=1, help="Time for all probes together.")] = 120.0,
-    out: Annotated[Path | None, typer.Option(help="Write the findings to this JSON file too.")] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="Time for everything together.")] = 240.0,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory for redteam.html and redteam.json, by default runs/NAME-redteam; or a file that ends with "
+            ".json, for the findings alone."
+        ),
+    ] = None,
 ) -> None:
-    """Attack a plan's privacy from the seat of its server: reconstruct samples, labels and words, tell members."""
+    """Attack a plan from its server's seat and by its clients, check its defences, and write a page about it."""
     chosen = read_plan(plan, read_settings(settings))
     from atoll.redteam.run import as_text, red_team
+    from atoll.report.figures import write_whole
+    from atoll.report.redteam_page import redteam_page
 
-    names = tuple(name.strip() for name in probes.split(",") if name.strip())
     found = red_team(
-        chosen, probes=names, rounds=rounds, seconds=seconds, progress=lambda text: typer.echo(f"  {text}", err=True)
+        chosen, probes=words(probes), rounds=rounds, seconds=seconds, progress=lambda text: typer.echo(text, err=True)
     )
     print(as_text(found))
-    if out is not None:
-        out.write_text(json.dumps(found.to_dict(), indent=1) + "\n")
+    out = out or Path("runs") / f"{slug(chosen)}-redteam"
+    alone = out.suffix == ".json"
+    write_whole(out if alone else out / "redteam.json", (json.dumps(found.to_dict(), indent=1) + "\n").encode())
+    if alone:
         print(f"findings {out}")
+        return
+    write_whole(out / "redteam.html", redteam_page(found).encode("utf-8", "replace"))
+    print(f"findings {out / 'redteam.json'}\npage {out / 'redteam.html'}")
+    print("the page shows samples of clients: treat it like the data")

@@ -48,6 +48,8 @@ class Sight(NamedTuple):
     """The next version."""
     sender_R: tuple[int | None, ...] = ()
     """Who sent each row, as the server numbers its clients; None for a sum of several."""
+    masked: Mapping[int, np.ndarray] = {}
+    """Client -> the first integers that it sent under its masks, of which only the sum can be read."""
 
 
 class Samples(NamedTuple):

@@ -10,7 +10,8 @@ delta.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -32,11 +33,26 @@ class Counts(NamedTuple):
     """Entries without a canary."""
     mistaken: int = 0
     """Entries without a canary where one was reported."""
+    total: float = 0.0
+    """Sum of the scores of entries with a canary."""
+    square: float = 0.0
+    """Sum of the squared scores of entries without one: noise, and nothing else."""
+
+    @property
+    def mean_length(self) -> float:
+        """Return by how many clips a canary moves what is released, on average."""
+        return self.total / max(1, self.inside)
+
+    @property
+    def deviation(self) -> float:
+        """Return the standard deviation of the noise in clips, where no client sends anything."""
+        return math.sqrt(self.square / max(1, self.outside))
 
     def __add__(self, other: object) -> Counts:
         """Return the sums of all counts."""
         assert isinstance(other, Counts)
-        return Counts(*(left + right for left, right in zip(self, other, strict=True)))
+        sums: list[Any] = [left + right for left, right in zip(self, other, strict=True)]
+        return Counts(*sums)
 
 
 def rate_upper_bound(num_hits: int, num: int, confidence: float) -> float:
@@ -107,4 +123,6 @@ def count_detections(score_D: Tensor, entries_M: np.ndarray, seen: float = 1.0) 
         missed=int((inside_D & ~guessed_D).sum()),
         outside=int((~inside_D).sum()),
         mistaken=int((~inside_D & guessed_D).sum()),
+        total=float(score_D.numpy()[inside_D].sum(dtype=np.float64)),
+        square=float(np.square(score_D.numpy()[~inside_D], dtype=np.float64).sum()),
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from atoll.core.options import Range
 from atoll.core.probe import PROPERTY, Guess, Known, Probe, Sight, Work
-from atoll.probes.shadows import STACKED, train_stacked
+from atoll.probes.shadows import STACKED, OutOfTime, train_stacked
 
 NumShadows = Annotated[int, Range(8, 4096, hint="half of them have the property, and the classifier needs several")]
 RIDGE = 0.3
@@ -38,7 +38,7 @@ def property_inference(label: Annotated[int, Range(0, 10**6)] = 0, num_shadows: 
         guesses = list[Guess]()
         for row, sender in enumerate(senders):
             own = [score for score, other in zip(scores, senders, strict=True) if other == sender]
-            guesses.append(Guess(row=row, value=float(np.mean(own)), notes={"rounds": float(len(own))}))
+            guesses.append(Guess(row=row, value=float(np.mean(own)), notes={"rounds": float(len(own)), "label": label}))
         return guesses
 
     def why_not(known: Known, sights: Sequence[Sight]) -> str | None:
@@ -62,10 +62,13 @@ def _scores(known: Known, sight: Sight, label: int, num_shadows: int, work: Work
     index_SN, has_S = _shadow_clients(known, label, num_shadows, max(1, num), work.rng)
     start_M, features = sight.model_M, list[Tensor]()
     for part in torch.split(index_SN, STACKED):
-        if work.is_over() and features:
-            break
         start_SM = start_M.expand(len(part), -1)
-        model_SM = train_stacked(known, start_SM, known.elsewhere, part, sight.version, work.rng)
+        try:
+            model_SM = train_stacked(known, start_SM, known.elsewhere, part, sight.version, work.rng, work.is_over)
+        except OutOfTime:
+            if not features:
+                raise
+            break
         features.append(_features(known, (model_SM - start_SM)[:, : known.spec.num_trainable]))
     train_SF, rows_RF = torch.cat(features), _features(known, sight.rows.delta_D)
     return _classified(train_SF, has_S[: len(train_SF)], rows_RF)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_map
 
+from atoll.core.errors import DataError
 from atoll.core.params import float_buffers
 from atoll.core.probe import Known, Samples, Sight, Work
 
@@ -27,6 +28,10 @@ LEAST_LOSS = 1e-15
 
 
 Views = dict[str, Tensor]
+
+
+class OutOfTime(DataError):
+    """The time of a probe is over before it has anything to say."""
 
 
 class Shadows(NamedTuple):
@@ -71,11 +76,18 @@ def client_sizes(known: Known, sight: Sight) -> list[int]:
 
 
 def train_stacked(
-    known: Known, start_SM: Tensor, pool: Samples, index_SN: Tensor, version: int, rng: np.random.Generator
+    known: Known,
+    start_SM: Tensor,
+    pool: Samples,
+    index_SN: Tensor,
+    version: int,
+    rng: np.random.Generator,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> Tensor:
     """Do one client's task for each of S models, from where each is, on its own N samples of the pool; return them.
 
     Batches are drawn as clients draw them: shuffled passes, in steps of the plan's batch size with its step size.
+    OutOfTime if they cannot all be taken.
     """
     model_SM, num = start_SM.clone(), index_SN.shape[1]
     views = known.spec.views(model_SM)
@@ -84,6 +96,8 @@ def train_stacked(
     size, lr = known.batch_size(num), known.lr(version)
     step, left_SN = _mapped(known), index_SN[:, :0]
     for _ in range(known.num_steps(num)):
+        if is_over():
+            raise OutOfTime("there was no time for a probe to train models of its own: give it more")
         if not left_SN.shape[1]:
             shuffled = rng.permuted(np.tile(np.arange(num), (len(index_SN), 1)), axis=1)
             left_SN = index_SN.gather(1, torch.from_numpy(shuffled))
@@ -128,10 +142,10 @@ def train_shadows(
     """
     done = list[Tensor]()
     for start in range(0, len(inside_SP), STACKED):
-        phi = _federations(known, sights, pool, inside_SP[start : start + STACKED], work, versions)
-        if phi is None:
+        try:
+            done.append(_federations(known, sights, pool, inside_SP[start : start + STACKED], work, versions))
+        except OutOfTime:
             break
-        done.append(phi)
     if not done:
         return None
     phi_STP = torch.cat(done)
@@ -140,7 +154,7 @@ def train_shadows(
 
 def _federations(
     known: Known, sights: Sequence[Sight], pool: Samples, inside_SP: Tensor, work: Work, versions: bool
-) -> Tensor | None:
+) -> Tensor:
     shards = [_dealt(np.flatnonzero(row), known.num_clients, work.rng) for row in inside_SP.numpy()]
     model_SM = sights[0].model_M.expand(len(inside_SP), -1).clone()
     found = list[Tensor]()
@@ -149,12 +163,10 @@ def _federations(
         chosen = [work.rng.permutation(known.num_clients)[: len(sizes)] for _ in shards]
         total_SM, total = torch.zeros_like(model_SM), 0
         for place in range(len(chosen[0])):
-            if work.is_over():
-                return None
             own = [shards[s][chosen[s][place]] for s in range(len(shards))]
             size = min(len(each) for each in own)
             index_SN = torch.from_numpy(np.stack([each[:size] for each in own]))
-            total_SM += size * train_stacked(known, model_SM, pool, index_SN, sight.version, work.rng)
+            total_SM += size * train_stacked(known, model_SM, pool, index_SN, sight.version, work.rng, work.is_over)
             total += size
         model_SM = total_SM / total
         if versions or sight is sights[-1]:

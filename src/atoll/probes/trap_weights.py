@@ -31,7 +31,7 @@ def trap_weights() -> Probe:
         run=_run,
         why_not=_why_not,
         plant=_plant,
-        assumes="the server sends a model that it made up; clients that check it against the ledger do not train on it",
+        assumes="the server sends a model that it made up; sites with floors.max_change do not train on it",
     )
 
 

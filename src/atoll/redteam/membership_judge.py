@@ -107,6 +107,14 @@ def _apart(score_C: Tensor, member_C: Tensor) -> tuple[np.ndarray, np.ndarray]:
     return score[member], score[~member]
 
 
+def most_candidates(watched: Watched) -> int:
+    """Return how many candidates `fair_candidates` can find: twice the fewer of members and others."""
+    federation = watched.job.federation
+    used = np.unique(np.concatenate([federation.train_indices(client) for client in range(federation.num_clients)]))
+    spare = federation.dataset.num_test - len(watched.known.elsewhere.x)
+    return 2 * min(len(used), max(federation.dataset.num_train - len(used), spare))
+
+
 def fair_candidates(watched: Watched, num: int, rng: np.random.Generator) -> tuple[Samples, Tensor]:
     """Return candidates, half of them trained on, and which are: for the judge; probes see the samples alone.
 

@@ -1,64 +1,81 @@
-"""Run probes against a plan, and judge what they get. Shapes: N samples, K classes, C candidates.
-
-The largest figure over all rows counts, not the mean: one client that is laid open is one too many.
-"""
+"""Attack a plan in a given time: probes from its server's seat, with defences off, its claims, and bad clients."""
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from atoll.core.errors import DataError, PlanError
+from atoll.core.errors import AtollError, DataError, PlanError
 from atoll.core.parts import Part, members
 from atoll.core.plan import Plan
-from atoll.core.probe import LABELS, MEMBERSHIP, SAMPLES, TOKENS, Guess, Probe, Work
+from atoll.core.probe import LABELS, MEMBERSHIP, PROPERTY, SAMPLES, SOURCE, TOKENS, Known, Probe, Work
 from atoll.core.seeds import generator
-from atoll.redteam.image_judge import floors, match
-from atoll.redteam.membership_judge import fair_candidates, membership_verdict
-from atoll.simulation.seat import Watched, samples_of, watch
+from atoll.probes.shadows import OutOfTime
+from atoll.redteam.claims import check_claims, claimed_epsilon
+from atoll.redteam.defences import Switch, quiet, switches_off, switches_on
+from atoll.redteam.judges import (
+    Case,
+    Judge,
+    Judged,
+    judge_labels,
+    judge_membership,
+    judge_property,
+    judge_samples,
+    judge_source,
+    judge_tokens,
+    num_candidates,
+    owned_candidates,
+)
+from atoll.redteam.membership_judge import fair_candidates
+from atoll.redteam.poisoning import poison
+from atoll.report.redteam import FAILED, NO_TIME, Change, Claim, Finding, Poisoned, RedTeam, as_text
+from atoll.simulation.seat import Watched, watch
+from atoll.train.federation import build_federation
 
-MAX_TRUE = 256
-"""Samples of one row that guesses are compared with."""
-CANDIDATES = 200
-"""Samples that attacks on membership are tried on, half of them trained on."""
+__all__ = ["as_text", "red_team"]
+
+JUDGES: Mapping[str, Judge] = {
+    SAMPLES: judge_samples,
+    LABELS: judge_labels,
+    TOKENS: judge_tokens,
+    MEMBERSHIP: judge_membership,
+    PROPERTY: judge_property,
+    SOURCE: judge_source,
+}
+"""Goal -> its judge."""
+CANDIDATES = 2000
+"""Samples that attacks on membership are tried on at most, half of them trained on."""
+PUBLIC = 2000
+"""Test samples that the attacker has of its own at most; at most half of them."""
+QUICK = ("linear_leak", "label_counts", "loss_threshold", "token_bag", "token_order", "source", "trap_weights")
+"""Probes that take little time: they come first."""
+SEARCHES = ("inverting_gradients", "dlg", "multi_step")
+"""Probes that use all the time they get: they come last, so that they have what others left."""
+PROBES_UNTIL, CLAIMS_UNTIL, CHANGES_UNTIL = 0.45, 0.6, 0.85
+"""Shares of the time after which probes, checks of claims, and changed defences end; poisoning gets the rest."""
+
+Progress = Callable[[str], None]
 
 
-class Finding(NamedTuple):
-    """What one probe got."""
+class Clock(NamedTuple):
+    """The time that a red team has."""
 
-    probe: str
-    goal: str
-    why_not: str
-    """Why it was not tried, or not judged; empty if it was."""
-    figures: Mapping[str, float]
-    """What it got, by name and unit; the largest over all rows."""
-    seconds: float
-    assumes: str
+    began: float
+    """When shares of the time begin: when the first rounds have been watched."""
+    ends: float
+    progress: Progress
+    now: Callable[[], float]
 
+    def left(self, until: float = 1.0) -> float:
+        """Return the seconds until a share of the time is over."""
+        return self.began + until * (self.ends - self.began) - self.now()
 
-class RedTeam(NamedTuple):
-    """What a plan gave away to whoever sees what its server sees."""
-
-    sees: str
-    """What the server sees of a round, in words."""
-    findings: tuple[Finding, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data, for JSON; figures that are not finite are None."""
-        rows = [
-            {
-                **each._asdict(),
-                "figures": {name: value if math.isfinite(value) else None for name, value in each.figures.items()},
-            }
-            for each in self.findings
-        ]
-        return {"sees": self.sees, "findings": rows}
+    def say(self, what: str) -> None:
+        """Tell what is tried, and how much time is left."""
+        self.progress(f"{max(0.0, self.left()):4.0f} s left   {what}")
 
 
 def red_team(
@@ -66,28 +83,198 @@ def red_team(
     *,
     probes: Sequence[str] = (),
     rounds: int = 2,
-    seconds: float = 120.0,
-    progress: Callable[[str], None] = lambda text: None,
+    seconds: float = 240.0,
+    progress: Progress = lambda text: None,
+    now: Callable[[], float] = time.monotonic,
+    recorded: Callable[[int], Watched] | None = None,
 ) -> RedTeam:
-    """Let probes attack what a plan's server sees of its first rounds, and judge them.
+    """Let probes attack what a plan's server sees of its first rounds, and judge them and the plan's defences.
 
-    All probes are tried unless some are named. Each gets an equal share of `seconds`, and says what it has when that
-    is over.
+    `seconds` are for all of it, by the clock `now`. All probes are tried unless some are named, and then clients do not
+    attack. The largest figure over all rows counts. With `recorded` (number of public samples -> what a server saw)
+    the updates of a real federation are attacked, and nothing is simulated: no other defences, and no planted model.
     """
     if rounds < 1 or seconds <= 0:
         raise PlanError(f"rounds and seconds must be above 0, got {rounds} and {seconds}: raise them")
-    known_names = [name for name in members("probes") if _is_member(name)]
-    unknown = sorted(set(probes) - set(known_names))
+    names = _chosen(probes)
+    began = now()
+    clock = Clock(began, began + seconds, progress, now)
+    seat = _Seat(quiet(plan), rounds, _num_public(plan), clock, recorded is None)
+    clock.say("what was recorded" if recorded else f"{rounds} rounds of the plan, as its server sees them")
+    watched = recorded(seat.num_public) if recorded else seat.watch(seat.plan)
+    clock = clock._replace(began=now())
+    seat = seat._replace(clock=clock, round_seconds=(clock.began - began) / max(1, len(watched.sights)))
+    findings = seat.attacked(seat.plan, names, watched, PROBES_UNTIL if seat.simulates else 1.0, "")
+    claims, changes, poisoned, attackers = list[Claim](), list[Change](), list[Poisoned](), ""
+    if seat.simulates:
+        if plan.privacy or plan.secagg or plan.uplink:
+            clock.say("claims of the plan's defences")
+            claims = check_claims(seat.plan, watched, findings, lambda: clock.left(CLAIMS_UNTIL) <= 0)
+        changes = _changed(seat, names, watched)
+    if seat.simulates and not probes:
+        poisoned, attackers = poison(
+            plan, clock.left, seat.round_seconds, lambda text: clock.say(f"clients that attack: {text}")
+        )
+    claimed = claimed_epsilon(seat.plan)
+    return RedTeam(
+        title=plan.name or f"{plan.data.name}, {plan.algorithm.name}",
+        plan_text=plan.to_toml(),
+        sees=_sees(plan, watched),
+        findings=tuple(findings),
+        changes=tuple(changes),
+        claims=tuple(claims),
+        poisoned=tuple(poisoned),
+        attackers=attackers,
+        epsilon=None if claimed is None else claimed[0],
+        delta=None if claimed is None else claimed[1],
+        seconds=now() - began,
+        budget=seconds,
+        not_tried=_not_tried(seat, watched, names, probes),
+    )
+
+
+class _Seat(NamedTuple):
+    """A plan, and how it is watched and attacked."""
+
+    plan: Plan
+    rounds: int
+    num_public: int
+    clock: Clock
+    simulates: bool
+    """Whether rounds are simulated; else they were recorded."""
+    round_seconds: float = 0.0
+    """Seconds that a round takes: what takes longer than there is time is not begun."""
+
+    def watch(self, plan: Plan) -> Watched:
+        """Return what the plan's server sees; at least of one round."""
+        is_over = self._over(self.clock.left() / 4)
+        return watch(plan, self.rounds, elsewhere=self.num_public, is_over=is_over)
+
+    def _over(self, seconds: float) -> Callable[[], bool]:
+        now = self.clock.now
+        until = now() + seconds
+        return lambda: now() > until
+
+    def attacked(self, plan: Plan, names: Sequence[str], watched: Watched, until: float, where: str) -> list[Finding]:
+        """Try probes one after another, each with an equal share of the time that those before it left."""
+        findings = dict[str, Finding]()
+        for place, name in enumerate(names):
+            left = self.clock.left(until)
+            probe: Probe = Part(name).build("probes")
+            why = probe.why_not(watched.known, watched.sights)
+            if why is None and probe.plant is not None and not self.simulates:
+                why = "what was recorded is of a server that did not plant a model"
+            if why is None and left <= (0 if probe.plant is None else self.round_seconds):
+                why = NO_TIME
+            if why is None:
+                self.clock.say(f"{name}: {probe.goal}{where}")
+                findings[name] = self._tried(plan, name, probe, watched, left / (len(names) - place))
+            else:
+                findings[name] = _untried(name, probe, why, 0.0)
+        return list(findings.values())
+
+    def _tried(self, plan: Plan, name: str, probe: Probe, watched: Watched, seconds: float) -> Finding:
+        began = self.clock.now()
+        work = Work(generator(plan.seed, "probe", *name.encode()), self._over(seconds))
+        try:
+            if probe.plant is not None:
+                plant = probe.plant
+
+                def planted(known: Known, model_M: torch.Tensor) -> torch.Tensor:
+                    return plant(known, model_M, work)
+
+                watched = watch(plan, 1, plant=planted, elsewhere=self.num_public)
+            judged = _judged(probe, watched, work, plan)
+        except OutOfTime:
+            judged, why = None, NO_TIME
+        except DataError as error:
+            judged, why = None, str(error)
+        except RuntimeError as error:  # of torch: the page is worth more than one probe
+            judged, why = None, f"{FAILED} {error}"
+        else:
+            why = "" if judged is not None else "it found nothing that could be judged"
+        seconds = self.clock.now() - began
+        if judged is None:
+            return _untried(name, probe, why, seconds)
+        return Finding(
+            probe=name,
+            goal=probe.goal,
+            why_not="",
+            figures=dict(judged.figures),
+            seconds=seconds,
+            assumes=probe.assumes,
+            level=judged.level,
+            floor=judged.floor,
+            chance=judged.chance,
+            pictures=judged.pictures,
+            texts=judged.texts,
+            active=probe.plant is not None,
+        )
+
+
+def _untried(name: str, probe: Probe, why: str, seconds: float) -> Finding:
+    return Finding(
+        probe=name,
+        goal=probe.goal,
+        why_not=why,
+        figures={},
+        seconds=seconds,
+        assumes=probe.assumes,
+        active=probe.plant is not None,
+    )
+
+
+def _judged(probe: Probe, watched: Watched, work: Work, plan: Plan) -> Judged | None:
+    """Run a probe, and judge what it says; None if that is nothing."""
+    if probe.goal not in JUDGES:
+        raise DataError(f"nobody judges {probe.goal} here: its own tests do")
+    truth_C = torch.zeros(0)
+    if probe.goal == MEMBERSHIP:
+        candidates, truth_C = fair_candidates(watched, num_candidates(watched, CANDIDATES), work.rng)
+        work = work._replace(candidates=candidates)
+    elif probe.goal == SOURCE:
+        candidates, truth_C = owned_candidates(watched, work.rng)
+        work = work._replace(candidates=candidates)
+    guesses = probe.run(watched.known, watched.sights, work)
+    delta = float(plan.privacy.options.get("delta", 0.0)) if plan.privacy is not None else 0.0
+    return JUDGES[probe.goal](Case(watched, guesses, truth_C, delta))
+
+
+def _changed(seat: _Seat, names: Sequence[str], watched: Watched) -> list[Change]:
+    """Attack the plan with each of its defences off; then with those on that it does without."""
+    switches = [*switches_off(seat.plan), *switches_on(seat.plan, watched.sights)]
+    began = CHANGES_UNTIL - seat.clock.left(CHANGES_UNTIL) / (seat.clock.ends - seat.clock.began)
+    changes = []
+    for place, switch in enumerate(switches, 1):
+        until = began + (CHANGES_UNTIL - began) * place / len(switches)
+        changes.append(_change(seat, names, switch, until))
+    return changes
+
+
+def _change(seat: _Seat, names: Sequence[str], switch: Switch, until: float) -> Change:
+    what = f"{'without' if switch.off else 'with'} {switch.defence}"
+    change = Change(switch.defence, switch.setting, switch.off)
+    if seat.clock.left(until) <= seat.round_seconds:
+        return change._replace(why_not=NO_TIME)
+    seat.clock.say(f"{seat.rounds} rounds {what}")
+    try:
+        plan = seat.plan.replace(switch.changes)
+        watched = seat.watch(plan)
+        findings = seat.attacked(plan, names, watched, until, f", {what}")
+    except AtollError as error:
+        return change._replace(why_not=str(error))
+    kept = [each._replace(pictures=each.pictures[:1], texts=each.texts[:1]) for each in findings]
+    return change._replace(findings=tuple(kept), sees=_sees(plan, watched))
+
+
+def _chosen(probes: Sequence[str]) -> list[str]:
+    """Return the probes to try; refuse names that are none."""
+    names = [name for name in members("probes") if _is_member(name)]
+    unknown = sorted(set(probes) - set(names))
     if unknown:
-        raise PlanError(f"there are no probes {', '.join(unknown)}: known are {', '.join(known_names)}")
-    chosen = list(probes) or known_names
-    progress(f"{rounds} rounds of the plan, as its server sees them")
-    watched = watch(plan, rounds)
-    findings = []
-    for name in chosen:
-        progress(name)
-        findings.append(_tried(plan, name, watched, seconds / len(chosen)))
-    return RedTeam(_sees(plan, watched), tuple(findings))
+        raise PlanError(f"there are no probes {', '.join(unknown)}: known are {', '.join(names)}")
+    between = [name for name in names if name not in (*QUICK, *SEARCHES)]
+    return list(probes) or [name for name in (*QUICK, *between, *SEARCHES) if name in names]
 
 
 def _is_member(name: str) -> bool:
@@ -97,116 +284,32 @@ def _is_member(name: str) -> bool:
         return False  # what probes share lies beside them
 
 
-def _tried(plan: Plan, name: str, watched: Watched, seconds: float) -> Finding:
-    probe: Probe = Part(name).build("probes")
-    until = time.monotonic() + seconds
-    rng = generator(plan.seed, "probe", *name.encode())
-    work = Work(rng, lambda: time.monotonic() > until)
-    why, figures, began = probe.why_not(watched.known, watched.sights), dict[str, float](), time.monotonic()
-    if why is None and probe.plant is not None:
-        plant = probe.plant
-        watched = watch(plan, 1, plant=lambda known, model_M: plant(known, model_M, work))
-    if why is None:
-        try:
-            figures = dict(_judged(probe, watched, work))
-            why = "" if figures else "it found nothing that could be judged"
-        except DataError as error:
-            why = str(error)
-    return Finding(name, probe.goal, why or "", figures, time.monotonic() - began, probe.assumes)
-
-
-def _judged(probe: Probe, watched: Watched, work: Work) -> Mapping[str, float]:
-    """Run a probe, and return its figures beside what needs no attack."""
-    known, sights = watched.known, watched.sights
-    if probe.goal == MEMBERSHIP:
-        candidates, member_C = fair_candidates(watched, CANDIDATES, work.rng)
-        guesses = probe.run(known, sights, work._replace(candidates=candidates))
-        verdicts = [membership_verdict(each.score_C, member_C) for each in guesses if each.score_C is not None]
-        if not verdicts:
-            return {}
-        best = max(verdicts, key=lambda verdict: verdict.auc)
-        return {
-            "AUC": best.auc,
-            "members found at 1 % false alarms": best.tpr_at_0_01,
-            "least epsilon": best.epsilon,
-            "AUC of guessing": 0.5,
-        }
-    if probe.goal not in (SAMPLES, LABELS, TOKENS):
-        raise DataError(f"{probe.goal} is judged by its own tests, not by this command")
-    judge = {SAMPLES: _samples, LABELS: _labels, TOKENS: _tokens}[probe.goal]
-    guesses = probe.run(known, sights, work)
-    rows = [judge(watched, guess, true) for guess, true in _with_truth(watched, guesses)]
-    return max((row for row in rows if row), key=lambda row: next(iter(row.values())), default={})
-
-
-def _with_truth(watched: Watched, guesses: Sequence[Guess]) -> Iterator[tuple[Guess, Any]]:
-    truths = [truth for sight in watched.truths for truth in sight]
-    for guess in guesses:
-        if guess.row is not None:
-            yield guess, samples_of(watched, truths[guess.row])
-
-
-def _samples(watched: Watched, guess: Guess, true: Any) -> dict[str, float]:
-    if guess.x is None or not len(guess.x):
-        return {}
-    known, x = watched.known, true.x[:MAX_TRUE]
-    found, floor = match(guess.x, x, known.high - known.low), floors(known, x)
-    return {
-        "best PSNR in dB": max(found.psnr),
-        "share of samples above 30 dB": found.share_sharp,
-        "best SSIM": max(found.ssim),
-        "dB of a blank one": floor.blank,
-        "dB of the mean one": floor.mean,
-    }
-
-
-def _labels(watched: Watched, guess: Guess, true: Any) -> dict[str, float]:
-    if guess.counts_K is None or true.y.dim() != 1:
-        return {}
-    own_K = _counts(true.y, watched.known.num_classes)
-    usual_K = _counts(watched.known.elsewhere.y, watched.known.num_classes)
-    return {
-        "share of labels right": _overlap(guess.counts_K, own_K),
-        "share right by the usual ones": _overlap(usual_K, own_K),
-    }
-
-
-def _tokens(watched: Watched, guess: Guess, true: Any) -> dict[str, float]:
-    num = watched.known.num_classes
-    own = _counts(true.x.flatten(), num)
-    found = guess.counts_K if guess.counts_K is not None else None
-    found = _counts(guess.y, num) if found is None and guess.y is not None else found
-    if found is None:
-        return {}
-    usual = _counts(watched.known.elsewhere.x.flatten(), num)
-    return {"share of tokens right": _overlap(found, own), "share right by the usual ones": _overlap(usual, own)}
-
-
-def _counts(values: Tensor, num: int) -> Tensor:
-    return torch.bincount(values.flatten().long().clamp(min=0), minlength=num).double()
-
-
-def _overlap(found_K: Tensor, own_K: Tensor) -> float:
-    """Return the share of true ones that guessed counts cover, brought to the same total."""
-    scaled_K = found_K.double().clamp(min=0) * own_K.sum() / found_K.double().clamp(min=0).sum().clamp(min=1e-12)
-    return float(torch.minimum(scaled_K, own_K).sum() / own_K.sum())
+def _num_public(plan: Plan) -> int:
+    """Return how many test samples the attacker gets: the judge needs others, which nobody trained on."""
+    return min(PUBLIC, max(1, build_federation(plan).dataset.num_test // 2))
 
 
 def _sees(plan: Plan, watched: Watched) -> str:
     nums = [num for sight in watched.sights for num in sight.num_clients_R]
-    single = sum(num == 1 for num in nums)
-    what = (
-        f"{single} updates of single clients" if single else f"{len(nums)} sums of {min(nums)} to {max(nums)} clients"
-    )
+    if not nums:
+        return "nothing"
+    single, smallest, largest = sum(num == 1 for num in nums), min(nums), max(nums)
+    of = f"{smallest}" if smallest == largest else f"{smallest} to {largest}"
+    what = f"{single} updates of single clients" if single else f"{len(nums)} sums of {of} clients"
     after = f", after {' and '.join(part.name for part in plan.uplink)}" if plan.uplink else ""
     noise = f", with {plan.privacy.name} noise" if plan.privacy is not None else ""
-    return f"in {len(watched.sights)} rounds {what}{after}{noise}" if nums else "nothing"
+    num = len(watched.sights)
+    return f"in {num} round{'s' * (num != 1)} {what}{after}{noise}"
 
 
-def as_text(found: RedTeam) -> str:
-    """Return findings as lines, those that got something first."""
-    lines = [f"the server sees {found.sees}"]
-    for each in sorted(found.findings, key=lambda finding: bool(finding.why_not)):
-        figures = ", ".join(f"{name} {np.format_float_positional(value, 4)}" for name, value in each.figures.items())
-        lines.append(f"{each.probe} ({each.goal}, {each.seconds:.1f} s): {figures or f'not tried: {each.why_not}'}")
-    return "\n".join(lines)
+def _not_tried(seat: _Seat, watched: Watched, names: Sequence[str], probes: Sequence[str]) -> tuple[str, ...]:
+    found = []
+    if not seat.simulates:
+        found.append(
+            "Recorded updates were attacked: claims, other defences and clients that attack take a simulation."
+        )
+    elif len(watched.sights) < seat.rounds:
+        found.append(f"Only {len(watched.sights)} of {seat.rounds} rounds were watched, for want of time.")
+    if probes:
+        found.append(f"Only {', '.join(names)} were asked for; clients that attack were left out.")
+    return tuple(found)

@@ -121,30 +121,30 @@ def cards(record: RunRecord) -> str:
     seconds, up, down = (number(last, key) for key in ("seconds", "bytes_up", "bytes_down"))
     items = [
         *_accuracy_cards(record),
-        _card("Rounds", f"{last.get('round', 0):,}", f"of {record.plan.rounds:,} planned"),
+        card("Rounds", f"{last.get('round', 0):,}", f"of {record.plan.rounds:,} planned"),
     ]
     if seconds is not None:
         pace = human_seconds(seconds / max(len(record.rows), 1))
-        items.append(_card("Wall time", human_seconds(seconds), f"{pace} a round"))
+        items.append(card("Wall time", human_seconds(seconds), f"{pace} a round"))
     for title, amount in (("Uplink", up), ("Downlink", down)):
         if amount is not None:
-            items.append(_card(title, human_bytes(amount), "all clients, all rounds"))
+            items.append(card(title, human_bytes(amount), "all clients, all rounds"))
     if (epsilon := number(last, "privacy.epsilon")) is not None:
         privacy = last["privacy"]
         items.append(
-            _card("Epsilon spent", f"{epsilon:.2f}", f"delta {privacy['delta']:g}, by {privacy['unit']}", main=True)
+            card("Epsilon spent", f"{epsilon:.2f}", f"delta {privacy['delta']:g}, by {privacy['unit']}", main=True)
         )
     updates = number(last, "clients")
     in_last_round = f"{updates:,.0f} updates in the last round" if updates is not None else ""
-    items.append(_card("Clients", count_text(record.info.get("num_clients")), in_last_round))
+    items.append(card("Clients", count_text(record.info.get("num_clients")), in_last_round))
     params = dig(record.info, "model.num_params")
     largest_of = "the largest of " if record.plan.models and len(record.plan.models) > 1 else ""
-    items.append(_card("Parameters", count_text(params), largest_of + model_text(record.plan)))
+    items.append(card("Parameters", count_text(params), largest_of + model_text(record.plan)))
     if lost := lost_tasks(record):
         total = sum(lost.values())
-        items.append(_card("Lost tasks", f"{total:,}", ", ".join(f"{n:,} {kind}" for kind, n in lost.items())))
+        items.append(card("Lost tasks", f"{total:,}", ", ".join(f"{n:,} {kind}" for kind, n in lost.items())))
     targets = [
-        _card(f"To {share_text(target)} accuracy", f"{rounds:,.1f} rounds", "on the test set")
+        card(f"To {share_text(target)} accuracy", f"{rounds:,.1f} rounds", "on the test set")
         for target in targets_of([record])
         if (rounds := rounds_to(record, target)) is not None
     ]
@@ -164,12 +164,12 @@ def _accuracy_cards(record: RunRecord) -> list[str]:
     on = "test set" if num_models is None else f"test set, mean of {num_models:,.0f} clients' own models"
     final = f"{'Final' if end_reason(record) else 'Latest'} {title}"
     return [
-        _card(final, shown(name, ys[-1]), f"{on}, round {xs[-1]:,.0f}", main=True),
-        _card(f"Best {title}", shown(name, ys[best]), f"{on}, round {xs[best]:,.0f}", main=True),
+        card(final, shown(name, ys[-1]), f"{on}, round {xs[-1]:,.0f}", main=True),
+        card(f"Best {title}", shown(name, ys[best]), f"{on}, round {xs[best]:,.0f}", main=True),
     ]
 
 
-def _card(title: str, value: str, small: str, main: bool = False) -> str:
+def card(title: str, value: str, small: str, main: bool = False) -> str:
     """Return a headline number as HTML, with its unit in smaller type than the digits."""
     marked = re.sub(r"[^\W\d]+|%", lambda unit: f'<span class="unit">{unit[0]}</span>', escape(value))
     return (

@@ -26,6 +26,7 @@ from atoll.core.plan import Plan
 from atoll.core.probe import Known, Samples, Sight
 from atoll.engine.base import InProcess
 from atoll.simulation.driver import Simulation
+from atoll.simulation.overhearing import overhear
 from atoll.train.exchange import Work
 from atoll.train.federation import Federation, build_federation
 from atoll.train.job import Job, broadcast_of
@@ -111,11 +112,16 @@ class WatchedSimulation(Simulation):
 
 
 def watch(
-    plan: Plan, rounds: int, *, plant: Callable[[Known, Tensor], Tensor] | None = None, elsewhere: int = 2000
+    plan: Plan,
+    rounds: int,
+    *,
+    plant: Callable[[Known, Tensor], Tensor] | None = None,
+    elsewhere: int = 2000,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> Watched:
     """Run some rounds of a plan, and return what its server sees; `plant` changes the model that the first one sends.
 
-    `elsewhere` is how many test samples an attacker has of its own.
+    `elsewhere` is how many test samples an attacker has of its own. No other round begins once time `is_over`.
     """
     if plan.policy.name != "cohort":
         raise PlanError(f"the red team looks at rounds of a cohort, not at {plan.policy.name}: set policy to cohort")
@@ -133,6 +139,7 @@ def watch(
     simulation = WatchedSimulation(parts)
     if plant is not None:
         simulation.state = simulation.state._replace(params_D=plant(known, simulation.state.params_D))
+    masked = overhear(simulation)
     sights, truths, before = list[Sight](), list[list[Truth]](), simulation.state
     try:
         for _ in simulation.rounds():
@@ -142,6 +149,11 @@ def watch(
                 sights.append(_sight(job, before, after, seen))
                 truths.append([Truth(clients, each.attempt) for each in seen for clients in each.clients])
             before = after
+            if sights and masked:
+                sights[-1] = sights[-1]._replace(masked=dict(masked))
+                masked.clear()
+            if is_over():
+                break
     finally:
         engines[0].close()
     return Watched(known, sights, truths, job, simulation.state.params_D)

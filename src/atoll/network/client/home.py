@@ -280,7 +280,7 @@ class RunHome:
         _write(self.path / "told.json", msgspec.json.encode((version, told)))
 
     def last_broadcast(self) -> tuple[int, Tensor] | None:
-        """Return version and vector of the newest broadcast, where the downlink sends differences."""
+        """Return version and vector of the newest broadcast, where differences are sent or changes are bounded."""
         path = self.path / "known.safetensors"
         text = _text(path)
         return None if text is None else (int(text["version"]), _tensors(path)[VECTOR])

@@ -49,6 +49,9 @@ Fetch = Callable[[Ref], Iterable[bytes]]
 SLACK = 1 << 20
 """Bytes by which a broadcast may exceed twice the plain vector: tables, and codecs that do not pay."""
 
+ROUNDED = 2e-3
+"""Share of the first model's norm by which a version may be off for rounding, of machines and of `half`."""
+
 
 class WorkRefused(AtollError):
     """Work that this client refuses; the server receives the reason."""
@@ -121,9 +124,31 @@ class AgreedRun:
             sent = _if_named(order.model, self._decode(self._payload(order.encoded, fetch), encoded=True))
         if sent is None:
             sent = self._decode(self._payload(order.model, fetch), encoded=False)
-        if self.job.downlink.by_difference:
+        self._check_change(order.version, sent)
+        if self.job.downlink.by_difference or self.floors.max_change is not None:
             self.home.save_broadcast(order.version, sent.vector())
         return sent
+
+    def _check_change(self, version: int, sent: Broadcast) -> None:
+        """Refuse a model that is farther from the last one seen than the floors allow for the versions since.
+
+        Before any was seen, that is the first model that the plan's own seed gives: a server that plants a model which
+        makes samples leak (`probes/trap_weights.py`) must take it from far away, and is noticed before training.
+        """
+        if self.floors.max_change is None:
+            return
+        first_D = self.layout.params_D
+        known = self.home.last_broadcast()
+        before, seen_D = (0, first_D) if known is None else (known[0], known[1][: first_D.numel()].view_as(first_D))
+        apart = float((sent.params_D.double() - seen_D.double()).norm())
+        most = max(0, version - before) * self.floors.max_change
+        if not apart <= most + ROUNDED * float(first_D.double().norm()):
+            origin = "the first model of the plan's own seed" if known is None else f"version {before}"
+            raise WorkRefused(
+                f"version {version} is {apart:.3g} away from {origin}, this client allows {most:.3g} by "
+                "floors.max_change: ask the operator who changed the model; for a run that starts from a given model, "
+                "or codes what it sends down, leave the floor out"
+            )
 
     def final_params(self, ref: Ref, fetch: Fetch) -> Tensor:
         """Download the final parameters of the run."""

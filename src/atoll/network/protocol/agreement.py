@@ -71,6 +71,8 @@ class Floors(Section, key="floors"):
     max_model_bytes: int = 1 << 32
     max_local_steps: int | None = None
     """Maximum number of steps of a task, and of those by which a client adapts a model."""
+    max_change: float | None = None
+    """Maximum L2 distance between a version and the one before; the first must be that of the plan's own seed."""
     evaluation: str = OPEN
     """What is told of a version that the plan lets clients measure: "open" (sums), "noised" (counts with noise),
     "secret" (sums that are added to those of others in secret) or "none"."""
@@ -84,6 +86,11 @@ class Floors(Section, key="floors"):
         if self.min_survivors < 2:
             raise PlanError(
                 f"floors.min_survivors must be at least 2, got {self.min_survivors}: a sum of one is no sum"
+            )
+        if self.max_change is not None and not self.max_change > 0:
+            raise PlanError(
+                f"floors.max_change is a distance above 0, got {self.max_change}: set it to what a round moves the "
+                "model, e.g. 1, or leave it out"
             )
         if self.evaluation not in (OPEN, NOISED, IN_SECRET, NOTHING):
             raise PlanError(
