@@ -52,7 +52,7 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
     "attacked": (EVERY, tuple(METHODS)),
 }
 """Case -> its seeds and its algorithms: all but where a run takes minutes."""
-VERBS = {"refused": "is refused", "failed": "failed"}
+VERBS = {"refused": "is refused", "failed": "failed", "done": "has nothing to be compared with"}
 COLUMNS = ("over alone", "worst tenth", "better off", "up", "gradients")
 NEWCOMERS = ("fedavg", "per_fedavg:alpha=0.05", "per_fedavg:alpha=0.05:way=hessian_free", "fedper", "local")
 
@@ -76,7 +76,7 @@ def case_text(table: PersonalTable) -> str:
     """Return the table of a case, from the best method on, and what was refused."""
     titles, rows = table_rows(table)
     places = [0, 1, *(titles.index(title) for title in COLUMNS)]
-    without = {f"`{each.method}` {VERBS.get(each.status, "has no result to compare")}: {each.why}" for each in table.problems}
+    without = {f"`{each.method}` {VERBS[each.status]}: {each.why}" for each in table.problems}
     chosen = [[row[place] for place in places] for row in [titles, *rows]]
     return "\n\n".join([markdown(chosen), *sorted(without)])
 
