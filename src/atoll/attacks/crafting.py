@@ -25,13 +25,20 @@ Line = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def replace_bad_rows(updates: Update, bad_C: Tensor, craft: Craft) -> Update:
-    """Replace the bad rows by what `craft` returns for the honest rows, for the update and each extra vector."""
+    """Replace the bad rows by what `craft` returns for the honest rows, for the update and each extra vector.
+
+    Rows of whole numbers, as secure sums add them, are crafted as floats and rounded.
+    """
     if bool(bad_C.all()) or not bool(bad_C.any()):
         return updates  # no honest rows to look at, or no bad ones to replace
 
     def replaced(rows: Tensor) -> Tensor:
         flat_CD = rows.reshape(len(rows), -1).clone()
-        flat_CD[bad_C] = craft(flat_CD[~bad_C])
+        honest_HD = flat_CD[~bad_C]
+        if honest_HD.is_floating_point():
+            flat_CD[bad_C] = craft(honest_HD)
+        else:
+            flat_CD[bad_C] = craft(honest_HD.double()).round_().to(honest_HD.dtype)
         return flat_CD.view(rows.shape)
 
     delta_CD = replaced(updates.delta_D)  # before the extras: `craft` may draw random numbers
@@ -57,6 +64,8 @@ def strongest_factor(updates: Update, bad_C: Tensor, known: Knowledge, line: Lin
     if known.aggregate is None or bool(bad_C.all()) or not bool(bad_C.any()):
         return 1.0
     aggregate, honest_HD = known.aggregate, updates.delta_D[~bad_C].flatten(1)
+    if not honest_HD.is_floating_point():
+        honest_HD = honest_HD.double()
     honest_HD, start_D, step_D = _in_coordinates(honest_HD, line, reduce=known.rotation_equivariant)
     mean_D = honest_HD.double().mean(0)
     sent_CD = honest_HD.new_empty(len(bad_C), honest_HD.shape[1])

@@ -211,9 +211,8 @@ class Processes(Engine):
 
 
 def _report(values: list[Any]) -> Report:
-    """Read a report; JSON has no word for a loss that there is not."""
-    report = Report(*values)
-    return report if report.loss is not None else report._replace(loss=math.nan)
+    """Read a report; JSON has no word for what is not a number."""
+    return Report(*(math.nan if value is None else value for value in values))
 
 
 def _serve(pipe: Connection, others: list[Connection], trainer: Trainer) -> None:
