@@ -48,6 +48,8 @@ class Sight(NamedTuple):
     """The next version."""
     sender_R: tuple[int | None, ...] = ()
     """Who sent each row, as the server numbers its clients; None for a sum of several."""
+    num_steps_R: tuple[int, ...] = ()
+    """Steps of the client behind each row, of an average one for a sum; as many as the plan says unless given."""
 
 
 class Samples(NamedTuple):
@@ -86,10 +88,16 @@ class Known(NamedTuple):
     """Samples that all clients together train on."""
     num_clients: int = 1
 
+    def steps(self, sight: Sight) -> tuple[int, ...]:
+        """Return the steps of a client behind each row, of an average one for sums and unknown sizes."""
+        if sight.num_steps_R:
+            return sight.num_steps_R
+        usual, pairs = self.num_train / self.num_clients, zip(sight.num_samples_R, sight.num_clients_R, strict=True)
+        return tuple(self.num_steps(max(1, round(num / clients if num else usual))) for num, clients in pairs)
+
     def gradients(self, sight: Sight) -> Tensor:
         """Return what the rows are of a mean gradient: exactly that where clients take one step, else an estimate."""
-        steps_R = [self.num_steps(num) if num else 1 for num in sight.num_samples_R]
-        scale_R = torch.tensor([-1 / (self.lr(sight.version) * steps) for steps in steps_R])
+        scale_R = torch.tensor([-1 / (self.lr(sight.version) * steps) for steps in self.steps(sight)])
         return sight.rows.delta_D * scale_R.to(sight.rows.delta_D.dtype).unsqueeze(1)
 
 
