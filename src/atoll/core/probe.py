@@ -16,17 +16,18 @@ from torch import Tensor, nn
 from atoll.core.messages import State, Update
 from atoll.core.params import ParamSpec
 
-SAMPLES, LABELS, TOKENS, MEMBERSHIP, PROPERTY, SOURCE = (
+SAMPLES, LABELS, TOKENS, MEMBERSHIP, PROPERTY, SOURCE, ATTRIBUTE = (
     "samples",
     "labels",
     "tokens",
     "membership",
     "property",
     "source",
+    "attribute",
 )
-GOALS = (SAMPLES, LABELS, TOKENS, MEMBERSHIP, PROPERTY, SOURCE)
+GOALS = (SAMPLES, LABELS, TOKENS, MEMBERSHIP, PROPERTY, SOURCE, ATTRIBUTE)
 """What probes are after: clients' samples, how many of each class, words, who was trained on, what clients are like,
-and whose an update is."""
+whose an update is, and what samples say that are known but for one attribute."""
 
 
 class Sight(NamedTuple):
@@ -101,6 +102,20 @@ class Known(NamedTuple):
         return sight.rows.delta_D * scale_R.to(sight.rows.delta_D.dtype).unsqueeze(1)
 
 
+class Hidden(NamedTuple):
+    """The attribute that an attacker does not know of its candidates. Shapes: V values of it, F features that say it.
+
+    The candidates are samples of clients, of which the attacker knows everything else.
+    """
+
+    columns_F: Tensor
+    """The features that hold the attribute; 0 in the candidates."""
+    values_VF: Tensor
+    """What these features are for each of its values."""
+    row_C: Tensor
+    """The row that each candidate is behind, counted over all sights."""
+
+
 class Work(NamedTuple):
     """What a probe has to work with beside what it sees."""
 
@@ -108,7 +123,9 @@ class Work(NamedTuple):
     is_over: Callable[[], bool]
     """Whether the time that it may take is over; it then returns the best that it has."""
     candidates: Samples | None = None
-    """For membership: samples of which some were trained on; nobody says which."""
+    """For membership: samples of which some were trained on; nobody says which. For attributes: see `hidden`."""
+    hidden: Hidden | None = None
+    """For attributes: what is not known of the candidates."""
 
 
 class Guess(NamedTuple):
@@ -126,6 +143,8 @@ class Guess(NamedTuple):
     """How many samples, or tokens, of each class."""
     score_C: Tensor | None = None
     """Of each candidate how much it looks like one that was trained on."""
+    score_CV: Tensor | None = None
+    """Of each candidate how likely each value of its hidden attribute is."""
     value: float | None = None
     """Another figure, such as how likely a client has a property."""
     notes: Mapping[str, float] = {}

@@ -17,8 +17,9 @@ from torch import Tensor
 from atoll.core.errors import DataError, PlanError
 from atoll.core.parts import Part, members
 from atoll.core.plan import Plan
-from atoll.core.probe import LABELS, MEMBERSHIP, SAMPLES, TOKENS, Guess, Probe, Work
+from atoll.core.probe import ATTRIBUTE, LABELS, MEMBERSHIP, SAMPLES, TOKENS, Guess, Probe, Work
 from atoll.core.seeds import generator
+from atoll.redteam.attribute_judge import attribute_figures
 from atoll.redteam.image_judge import floors, match
 from atoll.redteam.membership_judge import fair_candidates, membership_verdict
 from atoll.simulation.seat import Watched, samples_of, watch
@@ -131,6 +132,8 @@ def _judged(probe: Probe, watched: Watched, work: Work) -> Mapping[str, float]:
             "least epsilon": best.epsilon,
             "AUC of guessing": 0.5,
         }
+    if probe.goal == ATTRIBUTE:
+        return attribute_figures(probe, watched, work)
     if probe.goal not in (SAMPLES, LABELS, TOKENS):
         raise DataError(f"{probe.goal} is judged by its own tests, not by this command")
     judge = {SAMPLES: _samples, LABELS: _labels, TOKENS: _tokens}[probe.goal]
