@@ -12,7 +12,9 @@ from probes.membership_plans import few, guess_of, overfitted
 from atoll.core.messages import STATISTICS
 from atoll.core.parts import find
 from atoll.core.probe import Samples, Work
+from atoll.data.catalog.cifar10 import cifar10
 from atoll.data.catalog.digits import digits
+from atoll.data.catalog.fashion_mnist import fashion_mnist
 from atoll.data.catalog.mnist import mnist
 from atoll.probes.shadows import client_sizes, halves, losses, scaled_confidence, train_stacked
 from atoll.redteam.membership_judge import fair_candidates, membership_verdict
@@ -96,6 +98,28 @@ def test_shadow_models_see_more_than_a_threshold_on_the_loss() -> None:
     assert found["lira"] > found["loss_threshold"] + 0.1, found
     assert found["calibrated_loss"] > found["loss_threshold"] + 0.03, found
     assert found["over_rounds"] > found["lira"], found
+
+
+@pytest.mark.slow
+def test_shadow_models_see_more_on_other_data_too() -> None:
+    """Where models have begun to remember: after 15 rounds a small model on CIFAR-10 has not, and LiRA gains 0.02."""
+    small = {"name": "mlp_2nn", "hidden": 32}
+    plans = [(overfitted(800, fashion_mnist(quiet=True)), 15), (overfitted(400, cifar10(quiet=True), model=small), 40)]
+    for plan, rounds in plans:
+        watched = watch(plan, rounds)
+        candidates, member_C = fair_candidates(watched, 2 * watched.known.num_train, np.random.default_rng(0))
+        guesses = [guess_of(name, watched, candidates) for name in ("loss_threshold", "lira")]
+        plain, shadows = (membership_verdict(guess.score_C, member_C).auc for guess in guesses)
+        assert shadows > plain + 0.05, (plan.data, plain, shadows)
+
+
+def test_shadows_of_models_that_hardly_remember_do_no_harm() -> None:
+    """Shifts that few shadows cannot tell apart are taken to be alike, so that the score stays above the loss's."""
+    watched = watch(overfitted(400), 20)
+    candidates, member_C = fair_candidates(watched, 400, np.random.default_rng(0))
+    guesses = [guess_of(name, watched, candidates) for name in ("loss_threshold", "lira")]
+    plain, shadows = (membership_verdict(guess.score_C, member_C).auc for guess in guesses)
+    assert shadows > plain
 
 
 @pytest.mark.slow

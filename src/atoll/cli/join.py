@@ -75,6 +75,10 @@ def join(
         bool,
         typer.Option("--check", help="Try the app against the runs' plans and tell the operator; train for nobody."),
     ] = False,
+    record: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep models received and updates sent here, for atoll redteam on them."),
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="End when all runs are over.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; problems only.")] = False,
 ) -> None:
@@ -84,6 +88,7 @@ def join(
     from atoll.network.client.connection import Connection, tls_context
     from atoll.network.client.consent import asked_for, every_run
     from atoll.network.client.home import Home
+    from atoll.network.client.record import recorder
 
     if runs is not None and all_runs:
         raise PlanError("--runs and --all-runs contradict each other: leave one out")
@@ -104,7 +109,9 @@ def join(
         own = _app(app)
         output = OwnerOutput((lambda text: None) if quiet else _say, _warn)
         with Connection(server.url, client_home.key, tls, server_key=server.server_key, say=_warn) as connection:
-            Client(own, client_home, connection, output, asked, _peers(peers), consent=consent).run(once=once)
+            keep = None if record is None else recorder(record, _warn)
+            client = Client(own, client_home, connection, output, asked, _peers(peers), consent=consent, record=keep)
+            client.run(once=once)
     except KeyboardInterrupt:
         print("stopped; everything is kept: the same command goes on", file=sys.stderr)
         raise typer.Exit(130) from None

@@ -17,6 +17,12 @@ def redteam(
     probes: Annotated[str, typer.Option(help="Probes to try, with commas between; all of them unless given.")] = "",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds that the server watches.")] = 2,
     seconds: Annotated[float, typer.Option(min=1, help="Time for everything together.")] = 240.0,
+    recorded: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Attack what a site recorded of a run by atoll join --record, simulating nothing."
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -30,9 +36,15 @@ def redteam(
     from atoll.redteam.run import as_text, red_team
     from atoll.report.figures import write_whole
     from atoll.report.redteam_page import redteam_page
+    from atoll.simulation.recorded import watch_recorded
 
     found = red_team(
-        chosen, probes=words(probes), rounds=rounds, seconds=seconds, progress=lambda text: typer.echo(text, err=True)
+        chosen,
+        probes=words(probes),
+        rounds=rounds,
+        seconds=seconds,
+        progress=lambda text: typer.echo(text, err=True),
+        recorded=None if recorded is None else lambda num: watch_recorded(recorded, chosen, elsewhere=num),
     )
     print(as_text(found))
     out = out or Path("runs") / f"{slug(chosen)}-redteam"

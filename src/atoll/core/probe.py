@@ -16,17 +16,18 @@ from torch import Tensor, nn
 from atoll.core.messages import State, Update
 from atoll.core.params import ParamSpec
 
-SAMPLES, LABELS, TOKENS, MEMBERSHIP, PROPERTY, SOURCE = (
+SAMPLES, LABELS, TOKENS, MEMBERSHIP, PROPERTY, SOURCE, ATTRIBUTE = (
     "samples",
     "labels",
     "tokens",
     "membership",
     "property",
     "source",
+    "attribute",
 )
-GOALS = (SAMPLES, LABELS, TOKENS, MEMBERSHIP, PROPERTY, SOURCE)
+GOALS = (SAMPLES, LABELS, TOKENS, MEMBERSHIP, PROPERTY, SOURCE, ATTRIBUTE)
 """What probes are after: clients' samples, how many of each class, words, who was trained on, what clients are like,
-and whose an update is."""
+whose an update is, and what samples say that are known but for one attribute."""
 
 
 class Sight(NamedTuple):
@@ -50,6 +51,8 @@ class Sight(NamedTuple):
     """Who sent each row, as the server numbers its clients; None for a sum of several."""
     masked: Mapping[int, np.ndarray] = {}
     """Client -> the first integers that it sent under its masks, of which only the sum can be read."""
+    num_steps_R: tuple[int, ...] = ()
+    """Steps of the client behind each row, of an average one for a sum; as many as the plan says unless given."""
 
 
 class Samples(NamedTuple):
@@ -88,11 +91,31 @@ class Known(NamedTuple):
     """Samples that all clients together train on."""
     num_clients: int = 1
 
+    def steps(self, sight: Sight) -> tuple[int, ...]:
+        """Return the steps of a client behind each row, of an average one for sums and unknown sizes."""
+        if sight.num_steps_R:
+            return sight.num_steps_R
+        usual, pairs = self.num_train / self.num_clients, zip(sight.num_samples_R, sight.num_clients_R, strict=True)
+        return tuple(self.num_steps(max(1, round(num / clients if num else usual))) for num, clients in pairs)
+
     def gradients(self, sight: Sight) -> Tensor:
         """Return what the rows are of a mean gradient: exactly that where clients take one step, else an estimate."""
-        steps_R = [self.num_steps(num) if num else 1 for num in sight.num_samples_R]
-        scale_R = torch.tensor([-1 / (self.lr(sight.version) * steps) for steps in steps_R])
+        scale_R = torch.tensor([-1 / (self.lr(sight.version) * steps) for steps in self.steps(sight)])
         return sight.rows.delta_D * scale_R.to(sight.rows.delta_D.dtype).unsqueeze(1)
+
+
+class Hidden(NamedTuple):
+    """The attribute that an attacker does not know of its candidates. Shapes: V values of it, F features that say it.
+
+    The candidates are samples of clients, of which the attacker knows everything else.
+    """
+
+    columns_F: Tensor
+    """The features that hold the attribute; 0 in the candidates."""
+    values_VF: Tensor
+    """What these features are for each of its values."""
+    row_C: Tensor
+    """The row that each candidate is behind, counted over all sights."""
 
 
 class Work(NamedTuple):
@@ -102,7 +125,9 @@ class Work(NamedTuple):
     is_over: Callable[[], bool]
     """Whether the time that it may take is over; it then returns the best that it has."""
     candidates: Samples | None = None
-    """For membership: samples of which some were trained on; nobody says which."""
+    """For membership: samples of which some were trained on; nobody says which. For attributes: see `hidden`."""
+    hidden: Hidden | None = None
+    """For attributes: what is not known of the candidates."""
 
 
 class Guess(NamedTuple):
@@ -120,6 +145,8 @@ class Guess(NamedTuple):
     """How many samples, or tokens, of each class."""
     score_C: Tensor | None = None
     """Of each candidate how much it looks like one that was trained on."""
+    score_CV: Tensor | None = None
+    """Of each candidate how likely each value of its hidden attribute is."""
     value: float | None = None
     """Another figure, such as how likely a client has a property."""
     notes: Mapping[str, float] = {}

@@ -212,7 +212,8 @@ class Processes(Engine):
 
 def _report(values: list[Any]) -> Report:
     """Read a report; JSON has no word for what is not a number."""
-    return Report(*(math.nan if value is None else value for value in values))
+    numbers: list[Any] = [math.nan if value is None else value for value in values]
+    return Report(*numbers)
 
 
 def _serve(pipe: Connection, others: list[Connection], trainer: Trainer) -> None:

@@ -58,10 +58,8 @@ def no_class_bias(known: Known, sights: Sequence[Sight]) -> str | None:
 
 def _shares(known: Known, sight: Sight) -> list[Tensor]:
     """Return the class shares that explain each row."""
-    mean = max(1, round(known.num_train / known.num_clients))
-    steps_R = [known.num_steps(num or mean) for num in sight.num_samples_R]
     moved_RK = known.spec.without_buffers.views(sight.rows.delta_D.double())[known.spec.trainable[-1].name]
-    rows = zip(sight.rows.delta_D, moved_RK, steps_R, strict=True)
+    rows = zip(sight.rows.delta_D, moved_RK, known.steps(sight), strict=True)
     lr = known.lr(sight.version)
     return [_solved(_slope(known, sight, delta_D), moved_K / (lr * steps)) for delta_D, moved_K, steps in rows]
 

@@ -22,7 +22,8 @@ def linear_leak() -> Probe:
 
     For a neuron that one sample of all has activated, grad W_j / grad b_j is that sample, exactly (IEEE Trans. Inf.
     Forensics Secur. 13(5)); it holds for sums over clients and steps too. Neurons that agree on a sample saw it alone:
-    samples are ranked by how many do, which needs no look at the truth.
+    samples are ranked by how many do, which needs no look at the truth. Where noise leaves no neuron's sample within
+    the features' range, one sample is guessed by least squares over all neurons, which averages noise away.
     """
 
     def run(known: Known, sights: Sequence[Sight], work: Work) -> list[Guess]:
@@ -77,7 +78,16 @@ def _guess(known: Known, delta_D: Tensor, num_samples: int, row: int) -> Guess:
         sure.append(len(group) + float(share.abs().max() / (1 + bias_H.abs().max())))
         left = left[~near]
     if not found:
-        return Guess(row=row)
+        return _blurred(known, views[f"{name}.weight"], views[f"{name}.bias"], row)
     order = sorted(range(len(found)), key=lambda place: -sure[place])[: num_samples or None]
     x = torch.stack([found[place] for place in order]).view(-1, *known.input_shape)
     return Guess(row=row, x=x.to(known.spec.dtype), sure_N=torch.tensor([sure[place] for place in order]))
+
+
+def _blurred(known: Known, weight_HF: Tensor, bias_H: Tensor, row: int) -> Guess:
+    """Return the sample that explains all neurons best; of several, it is a mixture."""
+    power = bias_H.square().sum()
+    if not power > 0:
+        return Guess(row=row)
+    x = ((bias_H @ weight_HF) / power).clamp(known.low, known.high).view(1, *known.input_shape)
+    return Guess(row=row, x=x.to(known.spec.dtype), sure_N=torch.zeros(1))

@@ -22,10 +22,11 @@ PRIOR = 16.0
 def lira(num_shadows: NumShadows = 32) -> Probe:
     """Compare Gaussians of models with and without a sample (Carlini et al. 2022, arXiv:2112.03570, algorithm 1).
 
-    score = log N(phi; mu_in, s_in^2) - log N(phi; mu_out, s_out^2), phi = log(p / (1 - p)) of the last version. Every
-    shadow is a federation that the attacker runs from the first model that was sent, on one half of the candidates,
-    filled up with samples from elsewhere to the number that clients have. As few shadows give poor variances (section
-    VI-C), each is drawn towards the mean over all candidates.
+    score = log N(phi; mu_in, s^2) - log N(phi; mu_out, s^2), phi = log(p / (1 - p)) of the last version. Every shadow
+    is a federation that the attacker runs from the first model that was sent, on one half of the candidates, filled up
+    with samples from elsewhere to the number that clients have. Few shadows tell variances poorly (section VI-C), and
+    shifts too: s^2 is the mean of both variances, drawn towards the mean over all candidates, and so is
+    (mu_in - mu_out) / s, by as much of its spread as so few shadows give by chance (James and Stein 1961).
     """
 
     def run(known: Known, sights: Sequence[Sight], work: Work) -> list[Guess]:
@@ -37,7 +38,7 @@ def lira(num_shadows: NumShadows = 32) -> Probe:
             return [Guess(score_C=phi_C)]
         num, phi_SC = len(phi_C), shadows.phi_STP[:, -1, : len(phi_C)]
         inside_SC = shadows.inside_SP[:, :num]
-        score_C = _log_likelihood(phi_C, phi_SC, inside_SC) - _log_likelihood(phi_C, phi_SC, ~inside_SC)
+        score_C = _log_ratio(phi_C, phi_SC, inside_SC)
         return [Guess(score_C=score_C, notes={"shadows": float(len(phi_SC))})]
 
     return Probe(goal=MEMBERSHIP, run=run, why_not=no_round)
@@ -65,7 +66,15 @@ def moments(phi_STC: Tensor, chosen_SC: Tensor) -> tuple[Tensor, Tensor]:
     return mean_TC, ((squares_TC + PRIOR * common_T1) / (num_C - 1 + PRIOR)).clamp(min=1e-12)
 
 
-def _log_likelihood(phi_C: Tensor, phi_SC: Tensor, chosen_SC: Tensor) -> Tensor:
-    """Return the log density of each candidate's confidence among those of the chosen shadows."""
-    mean_C, var_C = (each.squeeze(0) for each in moments(phi_SC.unsqueeze(1), chosen_SC))
-    return -0.5 * ((phi_C - mean_C).square() / var_C + var_C.log())
+def _log_ratio(phi_C: Tensor, phi_SC: Tensor, inside_SC: Tensor) -> Tensor:
+    """Return the log likelihood ratio of each candidate's confidence with and without it."""
+    (in_C, var_in_C), (out_C, var_out_C) = (
+        (mean_1C[0], var_1C[0])
+        for mean_1C, var_1C in (moments(phi_SC.unsqueeze(1), x) for x in (inside_SC, ~inside_SC))
+    )
+    spread_C = ((var_in_C + var_out_C) / 2).sqrt()
+    shift_C = (in_C - out_C) / spread_C
+    by_chance = (1 / inside_SC.sum(0).clamp(min=1) + 1 / (~inside_SC).sum(0).clamp(min=1)).mean()
+    own = (1 - by_chance / shift_C.var().clamp(min=1e-12)).clamp(min=0)
+    shift_C = shift_C.mean() + own * (shift_C - shift_C.mean())
+    return shift_C * (phi_C - (in_C + out_C) / 2) / spread_C

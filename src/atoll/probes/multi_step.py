@@ -35,6 +35,6 @@ def multi_step(restarts: Count = 3, iterations: Count = 600) -> Probe:
 
 
 def _why_not(known: Known, sights: Sequence[Sight]) -> str | None:
-    if all(known.num_steps(num) == 1 for sight in sights for num in sight.num_samples_R if num):
+    if all(steps == 1 for sight in sights for steps in known.steps(sight)):
         return "clients take one step: `dlg` and `inverting_gradients` do the same for less"
     return no_search(known, sights)

@@ -20,7 +20,7 @@ class Row(NamedTuple):
     delta_D: Tensor
     lr: float
     num_steps: int
-    """Steps that the client took; 1 where it does not say how many samples it has."""
+    """Steps that the client took, an average one of a sum."""
     num_samples: int
     """Different samples that it took them on; 0 where it does not say how many it has."""
     batch_size: int
@@ -35,8 +35,10 @@ def rows_of(known: Known, sights: Sequence[Sight]) -> Iterator[Row]:
     """Yield all rows of all sights, in order."""
     place = 0
     for sight in sights:
-        for delta_D, num in zip(sight.rows.delta_D, sight.num_samples_R, strict=True):
-            steps, batch_size = (known.num_steps(num), known.batch_size(num)) if num else (1, 0)
+        told = zip(sight.rows.delta_D, sight.num_samples_R, sight.num_clients_R, known.steps(sight), strict=True)
+        for delta_D, num, clients, steps in told:
+            # clients behind a sum step side by side, as one with a batch of all of theirs
+            batch_size = clients * known.batch_size(max(1, round(num / clients))) if num else 0
             yield Row(
                 place=place,
                 model_M=sight.model_M,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -11,9 +12,10 @@ import torch
 from atoll.core.errors import AtollError, DataError, PlanError
 from atoll.core.parts import Part, members
 from atoll.core.plan import Plan
-from atoll.core.probe import LABELS, MEMBERSHIP, PROPERTY, SAMPLES, SOURCE, TOKENS, Known, Probe, Work
+from atoll.core.probe import ATTRIBUTE, LABELS, MEMBERSHIP, PROPERTY, SAMPLES, SOURCE, TOKENS, Known, Probe, Work
 from atoll.core.seeds import generator
 from atoll.probes.shadows import OutOfTime
+from atoll.redteam.attribute_judge import attribute_figures
 from atoll.redteam.claims import check_claims, claimed_epsilon
 from atoll.redteam.defences import Switch, quiet, switches_off, switches_on
 from atoll.redteam.judges import (
@@ -226,6 +228,10 @@ def _untried(name: str, probe: Probe, why: str, seconds: float) -> Finding:
 
 def _judged(probe: Probe, watched: Watched, work: Work, plan: Plan) -> Judged | None:
     """Run a probe, and judge what it says; None if that is nothing."""
+    if probe.goal == ATTRIBUTE:
+        figures = attribute_figures(probe, watched, work)
+        floor = max((value for name, value in figures.items() if name.startswith("share right by")), default=math.nan)
+        return Judged(figures, floor=floor, margin=0.1, open_from=0.9) if figures else None
     if probe.goal not in JUDGES:
         raise DataError(f"nobody judges {probe.goal} here: its own tests do")
     truth_C = torch.zeros(0)

@@ -21,6 +21,7 @@ from atoll.network.client.connection import Connection, Declined
 from atoll.network.client.consent import Consent, asked_for
 from atoll.network.client.evaluation import tell
 from atoll.network.client.home import Home, PendingUpdate, RunHome
+from atoll.network.client.record import Record
 from atoll.network.client.secret_evaluation import EvaluationAddend, KeptEvaluations
 from atoll.network.client.secure_session import Addend, SecureSession, SilentSessions, UpdateAddend, end_silent_sessions
 from atoll.network.client.task import AgreedRun, WorkRefused, agree, signed_delivery
@@ -69,6 +70,7 @@ class Client:
         sleep: Callable[[float], None] = time.sleep,
         consent: Consent | None = None,
         now: Callable[[], float] = time.monotonic,
+        record: Record | None = None,
     ) -> None:
         self._app, self._home, self._connection, self._output, self._sleep = app, home, connection, output, sleep
         self._floors = app.floors if floors is None else floors
@@ -85,7 +87,7 @@ class Client:
         self._refused_runs: dict[str, str] = {}
         self._warned: set[tuple[str, str]] = set()
         self._ended: set[str] = set()
-        self._now = now
+        self._now, self._record = now, record
         self._silent_since: SilentSessions = {}
         self._last_sent: tuple[str, str, Broadcast] | None = None
         """Run, name and content of the newest broadcast of a run whose versions are evaluated here."""
@@ -299,6 +301,8 @@ class Client:
             self._ledgers.witness(order.run, home).check_params(order.version, model)
         heard = time.monotonic()
         trained = agreed.train(order, sent)
+        if self._record is not None:
+            self._record(agreed, order.run, agreed.task(order), sent, trained)
         times = [human_seconds(seconds) for seconds in (heard - start, time.monotonic() - heard)]
         self._output.info(
             f"{order.run}: round {order.version + 1}: {human_bytes(down)} down in {times[0]}, trained in {times[1]}"
