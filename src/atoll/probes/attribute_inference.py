@@ -33,7 +33,7 @@ def attribute_inference() -> Probe:
     """Solve for shares of an attribute's values whose gradients add up to the one that was seen.
 
     The update of a client whose records are known but for one column is matched by the gradients that each value of the
-    column would make (Lyu and Chen 2021, arXiv:2108.06910, section 4, who search by the cosine). For one step this is
+    column would make (Lyu and Chen 2021, arXiv:2108.06910, who search by the cosine). For one step this is
     linear: N g = sum_i sum_v a_iv grad L(x_i with v, y_i), with a_iv = 1 for the true value. Shares begin with what a
     regression on samples from elsewhere says of the column by all others, which is the part of such attacks that needs
     no update (Jayaraman and Evans 2022, arXiv:2209.01292). By how much they move, the noise decides that makes the seen
