@@ -293,6 +293,9 @@ def build_model(
             raise PlanError(f"model '{part.name}' gave {type(model).__name__}: a factory must return an nn.Module")
         if next(model.parameters(), None) is None:
             raise PlanError(f"model '{part.name}' has no parameters: there is nothing to train")
+        algorithm: Algorithm = plan.algorithm.build("algorithms")
+        if algorithm.prepare is not None:
+            algorithm.prepare(model)
         model.train()
         named = plan.loss or build_problem(plan, dataset).loss
         # what is lazy draws its first weights here
