@@ -1,6 +1,6 @@
-"""Low-rank adapters (Hu et al. 2022, arXiv:2106.09685): a frozen layer W x gets s B A x beside it, and A, B are trained.
+"""Low-rank adapters (Hu et al. 2022, arXiv:2106.09685): a frozen layer W x gets s B A x beside it; A, B are trained.
 
-Shapes: R rank, I inputs, O outputs, C clients, D parameters, M values of a model, H values that the server alone moves.
+Shapes: R rank, I inputs, O outputs, C clients, D parameters, M values of a model, H of which the server alone moves.
 A layer with an adapter has the attributes `lora_A` and `lora_B`, whose names end up in those of their parameters,
 `scaling`, and `base_layer`, which is frozen: so does peft name them.
 """
