@@ -1,8 +1,8 @@
 """Write the adapter of a trained language model for peft, or the model with it merged in.
 
 Shapes: R rank, O outputs, I inputs. Layers move by s (P + B A), where P is what the server keeps beside the factors
-(see `atoll.core.adapters`). Without P the adapter is A and B as they are. With it, it is a factorisation of P + B A, whose
-rank may be larger; nothing is cut off.
+(see `atoll.core.adapters`). Without P the adapter is A and B as they are. With it, it is a factorisation of P + B A,
+whose rank may be larger; nothing is cut off.
 """
 
 from __future__ import annotations
