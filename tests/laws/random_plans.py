@@ -214,6 +214,8 @@ def _own_models(rng: np.random.Generator, plan: Options) -> None:
         plan.pop("keep", None)
         plan.pop("share", None)
         plan |= LAYERS[int(rng.integers(len(LAYERS)))]
+    if algorithm.prepare is not None and plan["model"]["name"] != "char_lstm":
+        plan["model"] = {"name": "lora_mlp", "hidden": 8}
 
 
 def _problem(rng: np.random.Generator, plan: Options, chance: Any, num_clients: int) -> None:
