@@ -96,7 +96,7 @@ def hf_tokenizer(path: str) -> Tokenizer:
     try:
         auto = importlib.import_module("transformers").AutoTokenizer
     except ImportError as error:
-        raise PlanError(f"a tokenizer needs transformers ({error}): pip install 'atoll[llm]'") from error
+        raise PlanError(f"a tokenizer needs transformers ({error}): use pip install 'atoll[llm]'") from error
     try:
         made = auto.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:

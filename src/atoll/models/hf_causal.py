@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from atoll.core.adapters import FACTOR
 from atoll.core.errors import PlanError
-from atoll.core.options import Positive, ShareBelowOne
+from atoll.core.options import Positive, ShareBelowOne, at_least
 from atoll.models.hf_files import base_hash, extra, loaded_base
 from atoll.models.sizes import Width
 
 TARGETS = {"lora": ("q_proj", "v_proj"), "ia3": ("k_proj", "v_proj", "down_proj"), "head": ()}
 """Layers that are tuned where a plan does not say, by their names in Llama and its relatives."""
+EXAMPLE = {"path": "models/base"}
+SIZE = "that of the base"
+"""It reads, or fetches, a whole model."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -70,7 +73,7 @@ def hf_causal(
     dropout: ShareBelowOne = 0.0,
     dtype: Literal["float32", "bfloat16"] = "float32",
     checkpointing: bool = False,
-    separator: int | None = None,
+    separator: Annotated[int, at_least(0)] | None = None,
     sha256: str = "",
 ) -> nn.Module:
     """Load a causal language model from a directory or by its name on the hub, and tune a small part of it.

@@ -22,8 +22,8 @@ def extra() -> tuple[Any, Any]:
         return importlib.import_module("transformers"), importlib.import_module("peft")
     except ImportError as error:
         raise PlanError(
-            f"language models need transformers and peft ({error}): pip install 'atoll[llm]', with "
-            "--constraint constraints.txt for the tested versions"
+            f"language models need transformers and peft ({error}): use pip install 'atoll[llm]', with --constraint "
+            "constraints.txt for the tested versions"
         ) from error
 
 
