@@ -25,7 +25,7 @@ install: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --upgrade pip # groups need pip 25.1
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ckks,frames,objects,server]' --group dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ckks,frames,llm,objects,server]' --group dev
 	@touch $@
 
 demo: install

@@ -93,7 +93,8 @@ def options(rng: np.random.Generator, family: str, name: str) -> Options:
 
 def needs_file(family: str, name: str) -> bool:
     """Whether a member reads a file that a plan names."""
-    return any(str(value).endswith(".csv") for settings in examples(family, name) for value in settings.values())
+    settings = [option for each in examples(family, name) for option in each.items()]
+    return any(option == "path" or str(value).endswith(".csv") for option, value in settings)
 
 
 def random_plan(seed: int) -> Options:
@@ -214,6 +215,8 @@ def _own_models(rng: np.random.Generator, plan: Options) -> None:
         plan.pop("keep", None)
         plan.pop("share", None)
         plan |= LAYERS[int(rng.integers(len(LAYERS)))]
+    if algorithm.prepare is not None and plan["model"]["name"] != "char_lstm":
+        plan["model"] = {"name": "lora_mlp", "hidden": 8}
 
 
 def _problem(rng: np.random.Generator, plan: Options, chance: Any, num_clients: int) -> None:

@@ -183,13 +183,15 @@ def test_rubbish_is_refused_by_name_or_taken_as_it_is(
     for path in (each for each in example(family, name).values() if str(each).endswith(".csv")):
         Path(path).write_text(TRACE)
     args, given = context(family)
-    fetches = family == "data.catalog" and getattr(sys.modules[find(family, name).__module__], "SIZE", "") != "none"
+    size = getattr(sys.modules[find(family, name).__module__], "SIZE", "" if family == "data.catalog" else "none")
+    fetches = size != "none"
     for option, hint in options_of(family, name).items():
         for value in RUBBISH.values():
             fits = [kind for kind in kinds(hint) if can_be(kind, value)]
             good = any(split(kind)[0] is bool or value in split(kind)[1] for kind in fits)
-            if good and (fetches or option == "compile"):
-                continue  # it would fetch the data, or compile for a while
+            accepted = good or any(split(kind)[0] not in (int, float) for kind in fits)
+            if (accepted and fetches) or (good and option == "compile"):
+                continue  # it would fetch data or a model, or compile for a while
             try:
                 with at_most(SECONDS):
                     built = Part(name, **{**example(family, name), option: value}).build(family, *args, **given)

@@ -174,6 +174,8 @@ def test_every_algorithm_serves_them_here_and_in_processes(new_plan: Plan, name:
         plan = plan.replace({"public": {"name": "held_out", "fraction": 0.1}})
     if algorithm.keep == ("norms",):
         plan = plan.replace({"model": "helpers:normed"})
+    if algorithm.prepare is not None:
+        plan = plan.replace({"model": {"name": "lora_mlp", "hidden": 16}})
     inline = run(plan).new_clients
     assert list(inline) == [0, 3] and inline[0]["loss"] != inline[3]["loss"]
     assert all(np.isfinite(list(figures.values())).all() for figures in inline.values())

@@ -187,6 +187,7 @@ RULES: tuple[Rule[Parts], ...] = (
         finding=_single_updates,
         refused=[
             {**CENTRAL, "algorithm": "feddf", "public": {"name": "held_out", "fraction": 0.1}},
+            {**CENTRAL, "algorithm": "fedex_lora", "model": "lora_mlp"},
             {**CENTRAL, "aggregator": "median"},
             {**CENTRAL, "detection": "distance"},
             {**CENTRAL, "attack": "alie", "attackers.num": 1},

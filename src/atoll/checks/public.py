@@ -37,6 +37,7 @@ def _unused(view: Parts) -> Values | None:
         "local_memory",
         "start",
         "moves",
+        "mask",
         "finish",
         "needs_loss",
         "local",

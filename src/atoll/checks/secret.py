@@ -73,6 +73,7 @@ RULES: tuple[Rule[Parts], ...] = (
         finding=_single_clients,
         refused=[
             {**SECRET, "algorithm": "feddf", "public": {"name": "held_out", "fraction": 0.1}},
+            {**SECRET, "algorithm": "flora", "model": "lora_mlp"},
             {**SECRET, "sampler": "importance"},
             {**SECRET, "detection": "distance"},
             {**SECRET, "contribution": "leave_one_out", "server.samples": 50},

@@ -1,4 +1,7 @@
-"""The server's side of a commit: from folded updates to what the algorithm's step looks at. Shapes: D parameters."""
+"""The server's side of a commit: from folded updates to what the algorithm's step looks at.
+
+Shapes: D parameters, S statistics, B values of buffers: statistics, then what the server alone moves.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from torch.func import functional_call
 
 from atoll.core.aggregator import rows_of
 from atoll.core.algorithm import PublicSamples, ServerTask
-from atoll.core.messages import STATISTICS, Aggregate, State, Update
+from atoll.core.messages import HELD, STATISTICS, Aggregate, State, Update
 from atoll.core.seeds import generator
 from atoll.train.job import Job
 
@@ -25,7 +28,7 @@ def aggregated(job: Job, folded: State, memory: State, own: Update | None = None
     if rule.add_server_update is not None and own is not None:
         folded = rule.add_server_update(folded, own)
     aggregate, memory = rule.finish(folded, memory)
-    return (aggregate._replace(updates=rows) if job.algorithm.needs_updates else aggregate), memory
+    return (aggregate._replace(updates=rows) if job.sees_updates else aggregate), memory
 
 
 def stepped(
@@ -34,30 +37,38 @@ def stepped(
     """Return the next model and what the algorithm's server remembers.
 
     The algorithm moves the parameters. Statistics move by the clients' mean change, or by a `share` of it, whatever the
-    algorithm's momentum and rate; variances stay at least 0, whatever clients sent.
+    algorithm's momentum and rate; variances stay at least 0, whatever clients sent. Buffers that the server alone moves
+    are part of what the algorithm's step gets and returns as the server's memory, and of the model elsewhere.
     """
     if not job.spec.buffers:
         return job.algorithm.server_step(model_M, aggregate, server, server_task(job, version, num_clients))
-    old_S = model_M[job.spec.num_trainable :]
-    statistics_S = old_S + share * aggregate.aux[STATISTICS]
-    for name, values in job.spec.buffer_views(statistics_S).items():
+    old_B = model_M[job.spec.num_trainable :]
+    new_B = old_B.clone()
+    if num := job.spec.num_statistics:
+        new_B[:num] += share * aggregate.aux[STATISTICS]
+    for name, values in job.spec.buffer_views(new_B).items():
         if name.endswith("running_var"):
             values.clamp_(min=0)
-    task = server_task(job, version, num_clients, old_S, statistics_S)
-    params_D, server = job.algorithm.server_step(job.trainable(model_M), aggregate, server, task)
-    return torch.cat([params_D, statistics_S]), server
+    task = server_task(job, version, num_clients, old_B, new_B)
+    held = {HELD: new_B[num:].clone()} if job.spec.num_held else {}
+    params_D, after = job.algorithm.server_step(job.trainable(model_M), aggregate, {**server, **held}, task)
+    if held:
+        new_B[num:] = after[HELD]
+        after = {name: value for name, value in after.items() if name != HELD}
+    return torch.cat([params_D, new_B]), after
 
 
 def server_task(
-    job: Job, version: int, num_clients: int, old_S: Tensor | None = None, new_S: Tensor | None = None
+    job: Job, version: int, num_clients: int, old_B: Tensor | None = None, new_B: Tensor | None = None
 ) -> ServerTask:
-    """What the server's step may look at beside the aggregate; its model's statistics are those before and after."""
+    """What the server's step may look at beside the aggregate; its model's buffers are those before and after."""
 
     def outputs(params_D: Tensor, x: Tensor, change_S: Tensor | None = None) -> Tensor:
-        views = job.spec.without_buffers.views(params_D)
-        statistics_S = new_S if change_S is None or old_S is None else old_S + change_S
-        if statistics_S is not None:
-            views |= job.spec.buffer_views(statistics_S)
+        views, buffers = job.spec.without_buffers.views(params_D), new_B
+        if change_S is not None and old_B is not None:
+            buffers = torch.cat([old_B[: len(change_S)] + change_S, old_B[len(change_S) :]])
+        if buffers is not None:
+            views |= job.spec.buffer_views(buffers)
         job.model.eval()
         try:
             found: Tensor = functional_call(job.model, views, (x,))
@@ -72,6 +83,7 @@ def server_task(
         outputs=outputs,
         public=public_samples(job),
         rng=generator(job.seed, "server step", version),
+        spec=job.spec,
     )
 
 

@@ -46,7 +46,8 @@ def travels(job: Job) -> Travels:
     known = {slot.name for slot in (*job.spec.slots, *job.spec.kept)} | set(job.local_buffers)
     parameters, buffers = dict(job.model.named_parameters()), dict(job.model.named_buffers())
     size = job.spec.dtype.itemsize
-    values = [Values(s.name, s.shape, s.size, s.size * size, BOTH) for s in job.spec.slots]
+    held = set(job.spec.held)
+    values = [Values(s.name, s.shape, s.size, s.size * size, DOWN if s in held else BOTH) for s in job.spec.slots]
     values += [_values(name, value, DOWN) for name, value in sent.aux.items() if name != STATISTICS]
     values += [_values(name, value, UP) for name, value in layout.aux.items() if name != STATISTICS]
     values += [Values(s.name, s.shape, s.size, s.size * size, KEPT) for s in job.spec.kept]

@@ -15,7 +15,7 @@ from atoll.commit.detection import detection_row, judged
 from atoll.commit.guard import Guard
 from atoll.commit.run_state import RunState
 from atoll.commit.secure_sum import Added
-from atoll.commit.server_step import aggregated, stepped
+from atoll.commit.server_step import aggregated, server_task, stepped
 from atoll.core.aggregator import as_rows, merge_rows, rows_of
 from atoll.core.contribution import Contribution
 from atoll.core.coordinator import Committed, Coordinator
@@ -105,9 +105,9 @@ class Versions:
             return {}
         stacked, aux = stack([update for _, update in pairs]), {}
         counts = torch.tensor([self._counts(state, task) for task, _ in pairs])
-        if self.job.spec.buffers:  # how far each client's statistics are from those of today, late or not
-            now_S = state.params_D[self.job.spec.num_trainable :]
-            sent_CS = torch.stack([state.sent[task.version].aux[STATISTICS] for task, _ in pairs])
+        if num := self.job.spec.num_statistics:  # how far each client's are from those of today, late or not
+            now_S = state.params_D[self.job.spec.num_trainable :][:num]
+            sent_CS = torch.stack([state.sent[task.version].aux[STATISTICS][:num] for task, _ in pairs])
             aux = {STATISTICS: sent_CS + stacked.aux[STATISTICS] - now_S}
         return as_rows(stacked._replace(delta_D=stacked.delta_D * counts[:, None], aux=stacked.aux | aux))
 
@@ -263,7 +263,7 @@ class Versions:
         if self._has_rows:
             row = rows_of(folded)
             delta_D, aux = row.delta_D[0], {name: rows[0] for name, rows in row.aux.items()}
-            alone = Aggregate(delta_D, aux, float(row.weight), 1, row if job.algorithm.needs_updates else None)
+            alone = Aggregate(delta_D, aux, float(row.weight), 1, row if job.sees_updates else None)
         else:
             alone, _ = job.aggregator.finish(folded, state.rule)
         version, num_clients = state.coordinator.version, self.coordinator.num_clients
@@ -295,6 +295,9 @@ class Versions:
             aggregate = aggregate._replace(num_clients=given.num_clients)
         version, num_clients = state.coordinator.version, self.coordinator.num_clients
         params_D, server = stepped(job, state.params_D, aggregate, state.server, version, num_clients, given.share)
+        if job.algorithm.measure is not None and job.measures_steps:
+            task = server_task(job, version, num_clients)
+            told["algorithm"] = dict(job.algorithm.measure(state.params_D, params_D, aggregate, task))
         clients = as_client_states(state.clients).updated(work.states) if work.states else state.clients
         return state._replace(params_D=params_D, server=server, rule=rule, clients=clients), work, told
 

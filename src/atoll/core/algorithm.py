@@ -11,9 +11,10 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from atoll.core.messages import Aggregate, Broadcast, State, Update
+from atoll.core.params import ParamSpec
 from atoll.core.parts import Part
 
 Params = Tensor | Mapping[str, Tensor]
@@ -76,6 +77,8 @@ class ServerTask(NamedTuple):
     """What the plan's `public` gives; never None for an algorithm that `needs_public`."""
     rng: np.random.Generator
     """The randomness of this round's step."""
+    spec: ParamSpec
+    """The layout of the parameters and of the buffers that the server alone moves."""
 
 
 class Expected(NamedTuple):
@@ -171,6 +174,16 @@ class Algorithm(NamedTuple):
     """The server's learning rate where a plan does not say."""
     local: Mapping[str, object] = MappingProxyType({})
     """Local settings that it fixes, such as one step on all samples; a plan that says otherwise is refused."""
+    prepare: Callable[[nn.Module], None] | None = None
+    """Changes a model before its parameters are laid out: freezes some, adds buffers; refuses one that does not fit."""
+    mask: Callable[[ParamSpec, int], Tensor] | None = None
+    """(layout, client's number) -> ones for the parameters (D,) that the client trains, and zeros for those that are
+    zero in its model and do not change by its update."""
+    measure: Callable[[Tensor, Tensor, Aggregate, ServerTask], Mapping[str, float]] | None = None
+    """(model before, model after, aggregate, task) -> figures for the metrics row. It sees each update, and is left out
+    where nobody may: under secure aggregation and privacy, and where updates are late by different amounts."""
+    multiplies: bool = False
+    """Whether the server's step multiplies what single clients sent, so that no rule can stand in for their mean."""
 
 
 def remember_nothing(tensors: list[Tensor]) -> list[Tensor]:

@@ -29,7 +29,13 @@ KEPT = "kept"
 
 
 STATISTICS = "statistics"
-"""The extra that holds the model's averaged buffers: their values in a broadcast, their changes in an update."""
+"""The extra that holds the model's averaged buffers: their values in a broadcast, their changes in an update.
+
+In a broadcast the buffers that the server alone moves follow them."""
+
+
+HELD = "held"
+"""Under this name the server's step gets and returns the buffers that the server alone moves, as one vector."""
 
 
 def _vectors(first_D: Tensor, aux: State) -> State:

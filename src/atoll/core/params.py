@@ -2,7 +2,8 @@
 
 Shapes: M values of a model that travel, D of them trainable parameters, S = M - D statistics, K kept parameters. The
 vector that travels holds the shared parameters first and then, if buffers are averaged, the floating-point buffers (the
-running statistics of batch norm). Frozen parameters and integer buffers never travel.
+running statistics of batch norm). Last come H values of buffers that the server alone moves: they travel down only.
+Frozen parameters and integer buffers never travel.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class ParamSpec(NamedTuple):
     dtype: torch.dtype
     kept: tuple[Slot, ...] = ()
     """Parameters that each client trains and keeps; they have a flat vector of their own."""
+    num_held: int = 0
+    """How many values at the end of the vector the server alone moves."""
 
     @property
     def num_params(self) -> int:
@@ -47,7 +50,7 @@ class ParamSpec(NamedTuple):
     @property
     def without_buffers(self) -> ParamSpec:
         """The layout of the trainable parameters alone, which is that of an update's vector."""
-        return self._replace(slots=self.trainable) if self.buffers else self
+        return self._replace(slots=self.trainable, num_held=0) if self.buffers else self
 
     @property
     def trainable(self) -> tuple[Slot, ...]:
@@ -61,8 +64,19 @@ class ParamSpec(NamedTuple):
 
     @property
     def buffers(self) -> tuple[Slot, ...]:
-        """The slots that the forward pass moves."""
+        """The slots that no optimiser moves: statistics, then what the server holds."""
         return tuple(slot for slot in self.slots if slot.offset >= self.num_trainable)
+
+    @property
+    def held(self) -> tuple[Slot, ...]:
+        """The slots that the server alone moves."""
+        first = self.num_params - self.num_held
+        return tuple(slot for slot in self.slots if slot.offset >= first) if self.num_held else ()
+
+    @property
+    def num_statistics(self) -> int:
+        """The number of values that the forward pass moves."""
+        return self.num_params - self.num_trainable - self.num_held
 
     def views(self, params_D: Tensor) -> dict[str, Tensor]:
         """Show the vector as named tensors without copying; leading dimensions (clients) are kept."""
@@ -102,10 +116,12 @@ def spec_of(model: nn.Module, *, buffers: str = "average", keep: Collection[str]
     shared = [(name, tensor) for name, tensor in trained if name not in keep]
     kept = [(name, tensor) for name, tensor in trained if name in keep]
     moved = [each for each in float_buffers(model) if each[0] not in keep] if buffers == "average" else []
+    held = held_buffers(model)
     double = all(tensor.dtype == torch.float64 for _, tensor in trained)
     dtype = torch.float64 if double else torch.float32
     num_trainable = sum(tensor.numel() for _, tensor in shared)
-    return ParamSpec(tuple(_slots([*shared, *moved])), num_trainable, dtype, tuple(_slots(kept)))
+    num_held = sum(tensor.numel() for _, tensor in held)
+    return ParamSpec(tuple(_slots([*shared, *moved, *held])), num_trainable, dtype, tuple(_slots(kept)), num_held)
 
 
 def _slots(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[Slot]:
@@ -173,9 +189,18 @@ LAYERS: dict[str, Callable[[nn.Module, Collection[str]], set[str]]] = {
 
 
 def float_buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """The buffers that can be averaged: persistent and floating-point."""
-    persistent = model.state_dict().keys()
-    return [(n, b) for n, b in model.named_buffers() if b.dtype.is_floating_point and n in persistent]
+    """The buffers that can be averaged: persistent, floating-point, and not the server's alone."""
+    apart = model.state_dict().keys() - {name for name, _ in held_buffers(model)}
+    return [(n, b) for n, b in model.named_buffers() if b.dtype.is_floating_point and n in apart]
+
+
+def held_buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """The buffers that the server alone moves: those that a module names in its attribute `held_buffers`."""
+    owners = [(prefix, module) for prefix, module in model.named_modules() if getattr(module, "held_buffers", ())]
+    names = [
+        (f"{prefix}.{name}".lstrip("."), module, name) for prefix, module in owners for name in module.held_buffers
+    ]
+    return [(full, module.get_buffer(name)) for full, module, name in names]
 
 
 def flatten(model: nn.Module, spec: ParamSpec) -> Tensor:

@@ -14,6 +14,7 @@ from atoll.core.algorithm import Algorithm
 from atoll.core.messages import Aggregate, State, Task, Update
 from atoll.core.params import flatten
 from atoll.core.plan import Plan
+from atoll.models.lora_mlp import LowRankLinear, lora_mlp
 from atoll.testing.law import Member, law, must, must_be_close, must_be_equal, must_be_state, written
 from atoll.testing.runs import must_agree, must_ignore_order, must_repeat, must_resume, small_plan
 from atoll.train.build import build_job
@@ -42,6 +43,18 @@ def layer_normed(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(16, num_classes))
 
 
+def adapted(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Build a small model of two frozen layers with low-rank adapters."""
+    return lora_mlp(input_shape, num_classes, hidden=16, rank=2)
+
+
+def adapted_batch_normed(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Build a small model with batch norm and a low-rank adapter."""
+    *layers, last = batch_normed(input_shape, num_classes).children()
+    assert isinstance(last, nn.Linear)
+    return nn.Sequential(*layers, LowRankLinear(last, rank=2, alpha=4.0))
+
+
 def _plan(member: Member, local: dict[str, Any] | None = None, **changes: Any) -> Plan:
     """Return a small plan with this algorithm, the public samples and the models that it asks for."""
     algorithm: Algorithm = member.build()
@@ -53,6 +66,8 @@ def _plan(member: Member, local: dict[str, Any] | None = None, **changes: Any) -
         around["models"] = ["logistic", {"name": "mlp_2nn", "hidden": 16}]
     if algorithm.keep is not None:
         around["model"] = layer_normed
+    if algorithm.prepare is not None:
+        around["model"] = adapted
     if algorithm.needs_validation:
         around["evaluation"] = {"every": 0, "validation": 0.1}
     return small_plan(algorithm=member.part, policy={"size": 5}, **{**around, **changes})
@@ -84,8 +99,9 @@ def the_model_moves(member: Member) -> None:
 @law()
 def batch_norm_is_trained(member: Member) -> None:
     """Run a small plan with batch norm, whose statistics are averaged beside the parameters."""
-    models: dict[str, Any] = {"models": [batch_normed, "logistic"]} if _sends_scores(member.build()) else {}
-    must_repeat(_plan(member, model=batch_normed, **models))
+    algorithm: Algorithm = member.build()
+    models: dict[str, Any] = {"models": [batch_normed, "logistic"]} if _sends_scores(algorithm) else {}
+    must_repeat(_plan(member, model=batch_normed if algorithm.prepare is None else adapted_batch_normed, **models))
 
 
 @law()

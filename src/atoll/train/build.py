@@ -274,9 +274,8 @@ def build_model(
 ) -> nn.Module:
     """Make the model, or another of the plan's, with seeded first weights, and try it with the plan's loss.
 
-    Other numbers of a `draw` give other first weights.
-
-    A factory gets `input_shape`, and the number of outputs as `num_classes`, if it names them.
+    Other numbers of a `draw` give other first weights, which what is lazy draws in the trial. A factory gets
+    `input_shape`, and the number of outputs as `num_classes`, if it names them.
     """
     dataset, part = federation.dataset, part or (plan.models or (plan.model,))[0]
     with seeded(derive(plan.seed, "model", *([draw] if draw else []))):
@@ -293,9 +292,10 @@ def build_model(
             raise PlanError(f"model '{part.name}' gave {type(model).__name__}: a factory must return an nn.Module")
         if next(model.parameters(), None) is None:
             raise PlanError(f"model '{part.name}' has no parameters: there is nothing to train")
+        if (prepare := plan.algorithm.build("algorithms").prepare) is not None:
+            prepare(model)
         model.train()
         named = plan.loss or build_problem(plan, dataset).loss
-        # what is lazy draws its first weights here
         _try_model(model, part.name, named.name, loss or build_loss(named, dataset.problem), federation, measures)
     return model
 

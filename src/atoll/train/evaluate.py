@@ -19,6 +19,8 @@ from atoll.train.seeded import seeded
 
 SLICE = 1000
 """Samples that are evaluated together: fixed, so that sums do not depend on who adds them."""
+MOST_OUTPUTS = 1 << 26
+"""Outputs that a model makes at once: a long vocabulary at every position lets fewer samples go through together."""
 
 
 def evaluate_samples(
@@ -32,10 +34,19 @@ def evaluate_samples(
     groups: np.ndarray | None = None,
 ) -> Sums:
     """Return the parts of the plan's metrics on some samples, and how often an attack's trigger works."""
+    parts = []
     with evaluating(job, space, params_D, memory):
-        outputs = space.model(job.inputs(x))
-        parts = job.measures.add(outputs, y, job.loss(outputs, y), groups)
-        return {**parts, **_fooled(job, space, x, y)}
+        for part in _passes(job, y):
+            outputs, some = space.model(job.inputs(x[part])), None if groups is None else groups[part]
+            parts.append(job.measures.add(outputs, y[part], job.loss(outputs, y[part]), some))
+        return {**(parts[0] if len(parts) == 1 else job.measures.merge(parts)), **_fooled(job, space, x, y)}
+
+
+def _passes(job: Job, y: Tensor) -> list[slice]:
+    """Return which samples go through the model together: all, or as many as MOST_OUTPUTS allows."""
+    positions = y[:1].numel() if job.federation.dataset.tokens else 1
+    width = max(1, MOST_OUTPUTS // max(1, positions * job.federation.dataset.num_outputs))
+    return [slice(start, start + width) for start in range(0, max(1, len(y)), width)]
 
 
 def _fooled(job: Job, space: Workspace, x: Tensor, y: Tensor) -> Sums:
@@ -91,8 +102,9 @@ def evaluate_ready(
     parts = []
     with evaluating(job, space, params_D):
         for x, y in slices:
-            outputs = space.model(x)
-            parts.append(job.measures.add(outputs, y, job.loss(outputs, y)))
+            for part in _passes(job, y):
+                outputs = space.model(x[part])
+                parts.append(job.measures.add(outputs, y[part], job.loss(outputs, y[part])))
     return job.measures.main_and_loss(job.measures.merge(parts))
 
 

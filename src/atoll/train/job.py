@@ -129,7 +129,18 @@ class Job:
         """Whether updates come back one by one, not folded: somebody must see them before the rule does."""
         colludes = self.attack is not None and self.attack.collude is not None
         seen = self.detector is not None or self.contribution is not None or self.secure is not None
-        return self.keeps_rows or self.algorithm.needs_updates or colludes or seen
+        return self.keeps_rows or self.sees_updates or colludes or seen
+
+    @property
+    def measures_steps(self) -> bool:
+        """Whether the algorithm measures its steps: by each update, so only where these may be seen."""
+        hidden = self.mechanism is not None or self.secure is not None or self.keeps_rows
+        return self.algorithm.measure is not None and not hidden
+
+    @property
+    def sees_updates(self) -> bool:
+        """Whether the algorithm is shown each update."""
+        return self.algorithm.needs_updates or self.measures_steps
 
     @property
     def batch_size(self) -> int:
@@ -223,6 +234,7 @@ def layout_of(job: Job) -> Update:
 
 def with_statistics(job: Job, update: Update, delta_M: Tensor) -> Update:
     """Add to an update, or to a stack of them, by how much its model's statistics changed."""
-    if not job.spec.buffers:
+    if not job.spec.num_statistics:
         return update
-    return update._replace(aux={**update.aux, STATISTICS: delta_M[..., job.spec.num_trainable :]})
+    changes = delta_M[..., job.spec.num_trainable :][..., : job.spec.num_statistics]
+    return update._replace(aux={**update.aux, STATISTICS: changes})

@@ -117,7 +117,11 @@ def train_client(
 
     `drawn` are other batches than the usual.
     """
-    algorithm, start_M = job.algorithm, _start(job, sent, state)
+    algorithm, start_M, masks = job.algorithm, _start(job, sent, state), None
+    if algorithm.mask is not None:
+        mask_D = algorithm.mask(job.spec, task.client)
+        start_M = torch.cat([job.trainable(start_M) * mask_D, start_M[job.spec.num_trainable :]])
+        masks = list(job.spec.without_buffers.views(mask_D).values())
     space.restore(start_M, state)
     lr = torch.tensor(job.lr_of(task.version), dtype=job.spec.dtype)
     batches = client_batches(job, task) if drawn is None else drawn
@@ -136,6 +140,8 @@ def train_client(
                 leaves = {s.name: leaf.detach() for s, leaf in zip(job.spec.trained, space.leaves, strict=True)}
                 noise_T = noise_of(job, task, number)
                 loss, grads = private_gradient(job, leaves, batch, order, noise_T, base + number)
+            if masks is not None:
+                grads[: len(masks)] = [grad * mask for grad, mask in zip(grads, masks, strict=False)]
             state = {**state, **_move(job, space, grads, order, memories)}
             losses.append(loss)
     delta_M = space.params_D - start_M

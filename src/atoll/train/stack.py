@@ -89,8 +89,8 @@ class StackedTrainer:
         update, after = self._finish(params_GD, start_GD, fixed)
         keep = slice(0, num)
         aux = {k: v[keep] for k, v in update.aux.items()}
-        if job.spec.buffers:  # no step that can be stacked changes them
-            aux[STATISTICS] = params_GD.new_zeros(num, job.spec.num_params - job.spec.num_trainable)
+        if job.spec.num_statistics:  # no step that can be stacked changes them
+            aux[STATISTICS] = params_GD.new_zeros(num, job.spec.num_statistics)
         states_G = {**after, KEPT: kept_GK} if job.spec.kept else after
         return StackedTrained(
             update=Update(update.delta_D[keep], update.weight[keep], aux),

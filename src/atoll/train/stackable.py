@@ -47,6 +47,10 @@ def why_not(job: Job) -> str | None:
             return f"{name} has no stacked kernel"
     if job.private is not None and not job.layers:
         return "private steps of this model make gradients sample by sample"
+    if job.private is not None and job.spec.num_held:
+        return "private steps read the buffers that the server moves one client at a time"
+    if job.algorithm.mask is not None:
+        return "clients train different parts of the model"
     return None
 
 

