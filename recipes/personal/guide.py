@@ -54,7 +54,7 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
 """Case -> its seeds and its algorithms: all but where a run takes minutes."""
 VERBS = {"refused": "is refused", "failed": "failed", "done": "has nothing to be compared with"}
 COLUMNS = ("over alone", "worst tenth", "better off", "up", "gradients")
-NEWCOMERS = ("fedavg", "per_fedavg:alpha=0.05", "per_fedavg:alpha=0.05:way=hessian_free", "fedper", "local")
+NEWCOMERS = ("fedavg", "per_fedavg:alpha=0.05", "per_fedavg:alpha=0.01:way=hessian_free", "fedper", "local")
 
 
 def compared(case: str, runs: Path, seeds: Sequence[int] | None) -> PersonalTable:
