@@ -96,7 +96,7 @@ def newcomers_text(runs: Path, seeds: Sequence[int]) -> str:
     """Return what clients get that join after training, by steps of adaptation."""
     base = Plan.from_toml((HERE / "new_clients.toml").read_text())
     steps = base.evaluation.adapt_steps
-    rows = [["trained by", *(f"after {k} steps" if k else "on arrival" for k in steps)]]
+    rows = [["trained by", *(f"after {k} step{'s' * (k != 1)}" if k else "on arrival" for k in steps)]]
     for method in NEWCOMERS:
         figures = []
         for seed in seeds:
@@ -124,7 +124,8 @@ def heat_map(tables: dict[str, PersonalTable], target: Path) -> None:
     axes.set_xticks(range(len(tables)), [case.replace("_", "\n") for case in tables])
     for (row, column), gain in np.ndenumerate(gains):
         text = "–" if np.isnan(gain) else f"{gain:+.1f}"
-        axes.text(column, row, text, ha="center", va="center", fontsize=9)
+        colour = "white" if abs(gain) > 12 else "black"
+        axes.text(column, row, text, ha="center", va="center", fontsize=9, color=colour)
     axes.set_title("points of accuracy over training alone, mean over clients and seeds")
     figure.savefig(target, dpi=120)
     plt.close(figure)
