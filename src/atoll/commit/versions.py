@@ -223,7 +223,7 @@ class Versions:
         """
         if not _is_finite(before, after):
             return False
-        norms = sorted(report.norm for report in valid_of(work) if math.isfinite(report.norm))
+        norms = sorted(math.inf if math.isnan(report.norm) else report.norm for report in valid_of(work))
         if not norms or norms[-1] <= STANDS_OUT * norms[(len(norms) - 1) // 2]:
             return True
         if not (self.job.shares_model and self.job.federation.dataset.num_test):
