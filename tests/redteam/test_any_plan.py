@@ -37,6 +37,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "sample": {"privacy": {"name": "sample", **DP}},
     "ftrl": {"privacy": {"name": "ftrl", **DP}, "sampler": "round_robin"},
     "rule": {"aggregator": {"name": "trimmed_mean", "f": 1}},
+    "adapters": {"model": {"name": "lora_mlp", "hidden": 16}, "algorithm": "fedit"},
     "regression": {"data": diabetes(), "model": {"name": "mlp_2nn", "hidden": 16}},
     "tokens": {"data": texts(), "model": transformer, "partition": {"num_clients": 6, "samples_per_client": 2}},
     "measured at clients": {

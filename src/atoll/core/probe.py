@@ -104,6 +104,11 @@ class Known(NamedTuple):
         return sight.rows.delta_D * scale_R.to(sight.rows.delta_D.dtype).unsqueeze(1)
 
 
+def frozen_as(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the parameters that nobody trains, in a precision: they are public, as adapters' bases are."""
+    return {name: each.detach().to(dtype) for name, each in model.named_parameters() if not each.requires_grad}
+
+
 class Hidden(NamedTuple):
     """The attribute that an attacker does not know of its candidates. Shapes: V values of it, F features that say it.
 

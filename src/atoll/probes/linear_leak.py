@@ -40,11 +40,12 @@ def linear_leak() -> Probe:
 
 
 def first_linear(model: nn.Module) -> str | None:
-    """Return the name of the first layer that computes, if it is linear with a bias; None if it is another."""
+    """Return the name of the first layer that computes, if it is linear with a bias and trained; else None."""
     still = (nn.Flatten, nn.Identity, nn.Dropout, nn.Sequential)
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            return str(name) if module.bias is not None else None
+            trained = module.bias is not None and module.bias.requires_grad and module.weight.requires_grad
+            return str(name) if trained else None
         if module is not model and not isinstance(module, still) and not list(module.children()):
             return None
     return None
@@ -54,7 +55,7 @@ def _why_not(known: Known, sights: Sequence[Sight]) -> str | None:
     if known.tokens:
         return "inputs are tokens, not numbers"
     if first_linear(known.model) is None:
-        return "the model does not begin with a linear layer that has a bias"
+        return "the model does not begin with a trained linear layer that has a bias"
     return None
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from atoll.core.probe import Guess, Known, Sight, Work
+from atoll.core.probe import Guess, Known, Sight, Work, frozen_as
 from atoll.probes.label_counts import labels_of, no_counts
 from atoll.probes.rows import Row, rows_of
 
@@ -123,7 +123,8 @@ def _outputs(known: Known, params_D: Tensor, statistics_S: Tensor, x: Tensor) ->
     floats = {name: each for name, each in known.model.named_buffers() if each.is_floating_point()}
     buffers = {name: each.to(x.dtype, copy=True) for name, each in floats.items()}
     buffers |= known.spec.buffer_views(statistics_S.clone())
-    outputs: Tensor = functional_call(known.model, known.spec.without_buffers.views(params_D) | buffers, (x,))
+    tensors = frozen_as(known.model, x.dtype) | known.spec.without_buffers.views(params_D) | buffers
+    outputs: Tensor = functional_call(known.model, tensors, (x,))
     return outputs
 
 

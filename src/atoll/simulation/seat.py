@@ -27,7 +27,7 @@ from atoll.core.errors import PlanError
 from atoll.core.messages import Broadcast, State, Task, Update, stack
 from atoll.core.plan import Plan
 from atoll.core.privacy import ReleaseContext, SendContext
-from atoll.core.probe import Known, Samples, Sight
+from atoll.core.probe import Known, Samples, Sight, frozen_as
 from atoll.engine.base import InProcess, Progress
 from atoll.simulation.devices import build_devices
 from atoll.simulation.driver import Simulation
@@ -247,7 +247,7 @@ def known_of(job: Job, elsewhere: int) -> Known:
     x = job.inputs(x).contiguous()
 
     def outputs(model_M: Tensor, inputs: Tensor) -> Tensor:
-        views = job.spec.views(model_M)
+        views = frozen_as(model, model_M.dtype) | job.spec.views(model_M)
         if job.spec.buffers:  # training mode moves statistics in place: those of a copy
             views |= job.spec.buffer_views(model_M[job.spec.num_trainable :].detach().clone())
         found: Tensor = functional_call(model, views, (inputs,))
