@@ -44,6 +44,17 @@ PLANS: dict[str, dict[str, Any]] = {
         "privacy": {"name": "central", "clip": 0.5, "sigma": 1.0, "delta": 1e-3, "test_noise": True},
         "sampler": {"name": "poisson", "rate": 0.5},
     },
+    "adapters-exact": {"algorithm": "flora", "model": {"name": "lora_mlp", "hidden": 8}},
+    "adapters-of-ranks": {
+        "algorithm": {"name": "fedex_lora", "ranks": [1, 2]},
+        "model": {"name": "lora_mlp", "hidden": 8},
+        "policy": {"name": "cohort", "fraction": 0.5},
+    },
+    "adapters-in-secret": {
+        "algorithm": {"name": "fedit", "ranks": [1, 3]},
+        "model": {"name": "lora_mlp", "hidden": 8},
+        "secagg": {},
+    },
     "sample-level": {"privacy": {"name": "sample", "clip": 1.0, "sigma": 1.0, "delta": 1e-4, "test_noise": True}},
 }
 FAST = ("scaffold-half", "both-ways")
