@@ -95,6 +95,16 @@ def test_a_model_planted_later_is_refused_after_honest_versions(tmp_path: Path) 
     assert "away from version 1, this client allows 1 " in reason and len(one.server.deliveries) == 2
 
 
+def test_values_beside_the_parameters_are_refused_where_a_distance_is_set(tmp_path: Path) -> None:
+    plan = PLAN.replace({"model": {"name": "lora_mlp"}, "algorithm": "flora"})
+    one = One(tmp_path, plan, Floors(max_change=1.0))
+    with one.joined() as client:
+        one.order()
+        client.step()
+    [reason] = one.reasons()
+    assert "flora" in reason and "floors.max_change" in reason and not one.server.deliveries
+
+
 def test_a_distance_that_is_none_is_refused() -> None:
     with pytest.raises(PlanError, match="max_change"):
         Floors(max_change=0.0)

@@ -16,7 +16,18 @@ from atoll.cli.ledger import ledger_app
 from atoll.cli.operator import certs, clients_app, runs_app, status, stop
 from atoll.cli.personal import personal
 from atoll.cli.plan import plan_app
-from atoll.cli.plans import PlanArgument, SetOption, read_plan, read_settings, slug, whole_numbers, words
+from atoll.cli.plans import (
+    PlanArgument,
+    QuietOption,
+    SetOption,
+    WorkersOption,
+    continued_in,
+    read_plan,
+    read_settings,
+    slug,
+    whole_numbers,
+    words,
+)
 from atoll.cli.privacy import privacy_app
 from atoll.cli.redteam import redteam
 from atoll.cli.serve import serve
@@ -91,7 +102,7 @@ def run(
     track: Annotated[
         list[str] | None, typer.Option(metavar="TOOL", help="tensorboard, mlflow or wandb. May be repeated.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; the result only.")] = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Run a plan; without one, FedAvg on digits. Ctrl-C stops and keeps everything."""
     changes: dict[str, object] = read_settings(settings)
@@ -185,9 +196,9 @@ def matrix(
     plan: PlanArgument = None,
     settings: SetOption = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds, e.g. 0,1; by default the plan's.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Number of runs at once; by default one for each core.")] = None,
+    workers: WorkersOption = None,
     out: Annotated[Path | None, typer.Option(help="Directory; by default runs/NAME-matrix.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; the result only.")] = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Run every attack against every defence. Ctrl-C keeps everything; the same command continues."""
     chosen = read_plan(plan, read_settings(settings))
@@ -196,8 +207,7 @@ def matrix(
     from atoll.report.matrix import problems_text, worst_text
 
     directory = out or Path("runs") / f"{slug(chosen)}-matrix"
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
+    with continued_in(directory):
         results = run_matrix(
             chosen,
             attacks=words(attacks),
@@ -208,9 +218,6 @@ def matrix(
             workers=workers,
             progress=not quiet,
         )
-    except KeyboardInterrupt:
-        print(f"stopped; everything is kept in {directory}: go on with the same command")
-        raise typer.Exit(130) from None
     print(worst_text(results))
     if results.problems:
         print(problems_text(results))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +26,28 @@ SetOption = Annotated[
         help="Change a setting, e.g. algorithm.mu=0.1; an empty value removes it. May be repeated.",
     ),
 ]
+SeedsOption = Annotated[
+    str, typer.Option(help="Number of seeds, from the plan's on; or the seeds themselves, e.g. 0,7.")
+]
+WorkersOption = Annotated[int | None, typer.Option(help="Number of runs at once; by default one for each core.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; the result only.")]
+
+
+@contextmanager
+def continued_in(directory: Path) -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM end a command whose finished runs are kept, saying how to go on."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"stopped; everything is kept in {directory}: go on with the same command")
+        raise typer.Exit(130) from None
+
+
+def read_seeds(text: str) -> int | list[int]:
+    """Read `--seeds`: one number is a count, several are the seeds."""
+    numbers = whole_numbers("--seeds", text)
+    return numbers if "," in text or not numbers else numbers[0]
 
 
 def read_settings(texts: list[str] | None) -> dict[str, object]:

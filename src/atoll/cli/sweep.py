@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import shlex
-import signal
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from atoll.cli.plans import PlanArgument, SetOption, read_plan, read_settings, slug, whole_numbers
+from atoll.cli.plans import (
+    PlanArgument,
+    QuietOption,
+    SeedsOption,
+    SetOption,
+    WorkersOption,
+    continued_in,
+    read_plan,
+    read_seeds,
+    read_settings,
+    slug,
+)
 from atoll.core.errors import PlanError, TrainingError
 from atoll.core.toml_text import read_toml, split_values
 
@@ -29,37 +39,30 @@ def sweep(
         ),
     ] = None,
     trials: Annotated[int | None, typer.Option(help="Number of combinations that a search tries.")] = None,
-    seeds: Annotated[
-        str, typer.Option(help="Number of seeds, from the plan's on; or the seeds themselves, e.g. 0,7.")
-    ] = "3",
-    workers: Annotated[int | None, typer.Option(help="Number of runs at once; by default one for each core.")] = None,
+    seeds: SeedsOption = "3",
+    workers: WorkersOption = None,
     out: Annotated[Path | None, typer.Option(help="Directory; by default runs/NAME-sweep.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; the result only.")] = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Run a plan with all combinations of settings. Ctrl-C keeps everything; the same command continues."""
     chosen = read_plan(plan, read_settings(settings))
-    numbers = whole_numbers("--seeds", seeds)
     values = {key: [read_toml(value) for value in split_values(text)] for key, text in _pairs("--grid", grid).items()}
     ranges: dict[str, Any] | None = _pairs("--search", search) if search else None
     from atoll.report.sweep import table_text
     from atoll.sweeps.run import sweep as run_sweep
 
     directory = out or Path("runs") / f"{slug(chosen)}-sweep"
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
+    with continued_in(directory):
         table = run_sweep(
             chosen,
             out=directory,
             grid=values if values or ranges is None else None,
             search=ranges,
             trials=trials,
-            seeds=numbers if "," in seeds else numbers[0] if numbers else [],
+            seeds=read_seeds(seeds),
             workers=workers,
             progress=not quiet,
         )
-    except KeyboardInterrupt:
-        print(f"stopped; everything is kept in {directory}: go on with the same command")
-        raise typer.Exit(130) from None
     print(table_text(table))
     print(f"table {directory / 'sweep.csv'}\npage {directory / 'sweep.html'}")
     if table.best is None:

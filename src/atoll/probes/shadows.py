@@ -124,7 +124,7 @@ def _mapped(known: Known) -> Callable[..., tuple[Views, Views]]:
     def step(*stack: Any) -> tuple[Views, Views]:
         try:
             slopes, after = stacked(*stack)
-        except (RuntimeError, NotImplementedError):  # such as recurrent layers, which have no mapped form
+        except RuntimeError:  # such as recurrent layers, which have no mapped form
             rows = [one(*tree_map(lambda values, s=s: values[s], stack)) for s in range(len(stack[-1]))]
             slopes, after = tree_map(lambda *values: torch.stack(values), *rows)
         return slopes, after

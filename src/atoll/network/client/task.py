@@ -293,6 +293,11 @@ def agree(
     ask = plan.evaluation
     federation = Federation(dataset, partition, seed=plan.seed, holdout=ask.holdout, validation=ask.validation or 0.0)
     job = build_job(plan, federation, secret=secret, loss=parts.loss(plan.loss))
+    if floors.max_change is not None and job.spec.num_held:
+        raise WorkRefused(
+            f"algorithm '{plan.algorithm.name}' sends values beside the parameters that floors.max_change does not "
+            "measure: use fedit or ffa_lora, or leave the floor out"
+        )
     coordinator = build_coordinator(plan, federation)
     min_cohort = _min_cohort(coordinator, job.mechanism)
     info = msgspec.structs.replace(info, cohort=min(info.cohort, min_cohort))
