@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -76,10 +74,12 @@ def verify(
 
 def _print_findings(findings: Findings, *, running: bool, key_known: bool) -> None:
     """Print the summary of a valid ledger."""
+    from atoll.ledger.words import printable
+
     print(f"ledger of run {findings.run}: {findings.head.length} records, all as they were written")
     print(
         f"{findings.rounds} rounds, {findings.abandoned} abandoned, {findings.rejected} updates rejected; "
-        f"{_printable(findings.ended or ('still running' if running else 'the end is missing'))}"
+        f"{printable(findings.ended or ('still running' if running else 'the end is missing'))}"
         + ("" if findings.epsilon is None else f"; epsilon {findings.epsilon:.4g} spent")
     )
     for signer in findings.signers:
@@ -97,35 +97,14 @@ def _print_findings(findings: Findings, *, running: bool, key_known: bool) -> No
 def show(directory: DirArgument) -> None:
     """Show one line for each record, without checking it."""
     from atoll.ledger.chain import read
+    from atoll.ledger.words import in_words, printable
 
     for number, line in enumerate(_lines(_ledger_of(directory))):
         try:
             record, _ = read(line)
-            print(_printable(f"{record.number:>6} {record.kind:9} {_summary(record.kind, record.body)}"))
+            print(printable(f"{record.number:>6} {record.kind:9} {in_words(record.kind, record.body)}"))
         except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
             print(f"{number:>6} is not a record: run atoll ledger verify")
-
-
-def _summary(kind: str, body: Mapping[str, Any]) -> str:
-    """Return a record's body in a few words."""
-    if kind == "start":
-        return f"run {body['run']}, plan {body['plan_hash'][:12]}, model {body['model'][:12]}"
-    if kind == "commit":
-        when = datetime.datetime.fromtimestamp(body["seconds"], datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
-        clients = ",".join(str(update["client"]) for update in body["cohort"])
-        spent = "" if body.get("epsilon") is None else f", epsilon {body['epsilon']:.4g}"
-        rejected = f", {len(body['rejected'])} rejected" if body["rejected"] else ""
-        return f"{when} version {body['version']} of clients {clients}, model {body['model'][:12]}{spent}{rejected}"
-    if kind == "broadcast":
-        return f"version {body['version']} was sent as {body['object'][:12]}"
-    if kind == "abandon":
-        return f"attempt {body['attempt']}: {body['why']}"
-    return f"{body['reason']}: version {body['version']}, model {body['model'][:12]}"
-
-
-def _printable(text: str) -> str:
-    """Replace control characters, which a server could have written to manipulate the terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _receipt_fault(path: Path, receipts: Path) -> Fault | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +34,7 @@ from atoll.cli.redteam import redteam
 from atoll.cli.serve import serve
 from atoll.cli.sweep import sweep
 from atoll.cli.tables import encode, summarise
+from atoll.cli.ui import access_app, page_beside, ui
 from atoll.core.errors import AtollError, PlanError, RunError, TrainingError
 
 if TYPE_CHECKING:
@@ -73,6 +75,7 @@ app.add_typer(privacy_app, name="privacy")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(clients_app, name="clients")
 app.add_typer(runs_app, name="runs")
+app.add_typer(access_app, name="access")
 
 
 @app.callback()
@@ -102,6 +105,10 @@ def run(
     track: Annotated[
         list[str] | None, typer.Option(metavar="TOOL", help="tensorboard, mlflow or wandb. May be repeated.")
     ] = None,
+    ui: Annotated[
+        bool, typer.Option("--ui", help="Serve a live page on this machine until Ctrl-C, and print its link.")
+    ] = False,
+    ui_port: Annotated[int, typer.Option(help="Port of the live page; 0 for any.")] = 0,
     quiet: QuietOption = False,
 ) -> None:
     """Run a plan; without one, FedAvg on digits. Ctrl-C stops and keeps everything."""
@@ -126,8 +133,10 @@ def run(
 
     directory = resume or out or next_free(Path("runs"), slug(chosen))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop as after Ctrl-C
-    watch = [find("trackers", name)(directory) for name in track or []]
-    _run_and_print(chosen, directory, resume=resume is not None, quiet=quiet, watch=watch)
+    watch: list[Reader] = [find("trackers", name)(directory) for name in track or []]
+    with page_beside(directory, ui_port, among_others=out is None and resume is None) if ui else nullcontext() as page:
+        watch += [page] if page is not None else []
+        _run_and_print(chosen, directory, resume=resume is not None, quiet=quiet, watch=watch)
 
 
 def _run_and_print(plan: Plan, directory: Path, *, resume: bool, quiet: bool, watch: Sequence[Reader]) -> None:
@@ -356,7 +365,7 @@ def _resumed(directory: Path, source: str | None, settings: dict[str, object]) -
     return plan.replace(settings) if settings else plan
 
 
-for _command in (export, personal, sweep, redteam, serve, enrol, join, status, stop, certs):
+for _command in (export, personal, sweep, redteam, ui, serve, enrol, join, status, stop, certs):
     app.command()(_command)
 data_app.command()(summarise)
 data_app.command()(encode)

@@ -44,6 +44,13 @@ def serve(
         typer.Option(help="Where models and updates lie: a directory, s3://, gs:// or az://; the home unless given."),
     ] = None,
     max_samples: Annotated[int, typer.Option(help="No client weighs more than one with so many samples.")] = 10_000_000,
+    ui_host: Annotated[
+        str | None, typer.Option(help="Serve the live page at this address too, for people with links of atoll access.")
+    ] = None,
+    ui_port: Annotated[int, typer.Option(help="Port of the live page at --ui-host.")] = 8444,
+    ui_name: Annotated[
+        list[str] | None, typer.Option(help="A name that browsers reach --ui-host by. May be repeated.")
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="End when all runs are over and clients know it.")] = False,
 ) -> None:
     """Serve a plan to clients over HTTPS; without one, go on with the runs of the home.
@@ -65,26 +72,39 @@ def serve(
             "with rounds = 0 the model of --model is evaluated at the clients, but the plan does not ask for that: set "
             "evaluation.clients_every = 1"
         )
-    with _server_packages():
+    with server_packages():
         from atoll.network.server.operations import Operations
         from atoll.network.server.serving import locked
         from atoll.network.server.serving import serve as serve_forever
         from atoll.network.server.store import Store
         from atoll.network.server.web import tls_context
+        from atoll.ui.federation import federation_page
+        from atoll.ui.serving import page_server
 
     tls = tls_context(cert, key, client_ca) if cert is not None and key is not None else None
     with locked(home):
-        with _server_packages():  # drivers are imported when a database is opened
+        with server_packages():  # drivers are imported when a database is opened
             database = Store(store or f"sqlite:///{home.resolve()}/store.db")
         operations = Operations(home, database, objects=objects, num_clients=clients, max_samples=max_samples)
         if chosen is not None:
             called = name or _name(chosen.name or f"{chosen.data.name}-{chosen.algorithm.name}")
             operations.ensure_run(called, chosen, model)
-        serve_forever(operations, home, host=host, port=port, tls=tls, admin_port=admin_port, once=once)
+        page = federation_page(operations, home)
+        serve_forever(
+            operations,
+            home,
+            host=host,
+            port=port,
+            tls=tls,
+            admin_port=admin_port,
+            once=once,
+            page=page,
+            more=[] if ui_host is None else [page_server(page, ui_host, ui_port, tls, ui_name or ())],
+        )
 
 
 @contextmanager
-def _server_packages() -> Iterator[None]:
+def server_packages() -> Iterator[None]:
     """Say how to install what a server needs, where that is missing."""
     try:
         yield

@@ -21,6 +21,10 @@ START, END = "start", "end"
 """Kinds of the first record, whose body names the server's public key, and of the last one."""
 BROADCAST, COMMIT, ABANDON = "broadcast", "commit", "abandon"
 """Kinds of records in between: a version is sent to clients, a version is committed, an attempt is abandoned."""
+OPERATOR = "@operator"
+"""What the ledger of the operator's actions is called: no run has such a name."""
+ACTION = "action"
+"""Kind of the records of the operator's ledger: what was done, and by whom."""
 
 
 class Record(NamedTuple):

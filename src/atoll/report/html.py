@@ -13,22 +13,10 @@ from atoll.core.errors import RunError
 from atoll.report import figures
 from atoll.report.codecs import codec_picture, codec_table, codecs_of
 from atoll.report.compare import comparison
-from atoll.report.main_figure import SHARES, main_figure, title_of
+from atoll.report.main_figure import LOSSES, MEASURES, SHARES, main_figure, measure_title
 from atoll.report.reading import AXES, Against, RunRecord, labels, number, read_run, series
 from atoll.report.run_sections import cards, lead, run_pictures, run_section, warnings
 from atoll.report.shell import image, read_packaged, shell
-
-MEASURES = {  # key in a metrics row -> title of the curve
-    "test.accuracy": "Test accuracy",
-    "test.f1": "Test F1 (macro)",
-    "test.precision": "Test precision (macro)",
-    "test.recall": "Test recall (macro)",
-    "test.attack_success": "Attack success: other classes with the trigger, taken for the target",
-    "models_test.worst_decile": "Clients' own models on the test set: the worst tenth",
-    "clients_test.mean": "Clients: mean",
-    "clients_test.worst_decile": "Clients: the worst tenth",
-}
-LOSSES = {"test.loss": "test loss", "train_loss": "train loss"}
 
 
 def write_report(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
@@ -113,8 +101,8 @@ def _data(records: Sequence[RunRecord], names: Sequence[str]) -> str:
 def _measures(records: Sequence[RunRecord]) -> dict[str, str]:
     """Return the curves that can be drawn, keys of metrics rows and titles, those of the test set first."""
     names = dict.fromkeys(name for record in records for row in record.rows for name in row.get("test") or {})
-    tested = {f"test.{name}": f"Test {title_of(name)}" for name in names if name != "loss"}
-    known = {**{key: MEASURES.get(key, title) for key, title in tested.items()}, **MEASURES}
+    tested = (f"test.{name}" for name in names if name != "loss")
+    known = {**{key: measure_title(key) for key in tested}, **MEASURES}
     return {key: title for key, title in known.items() if any(series(record, key)[0] for record in records)}
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from atoll.report.reading import RunRecord
+if TYPE_CHECKING:
+    from atoll.report.reading import RunRecord
 
 SHARES = frozenset({"accuracy", "balanced_accuracy", "precision", "recall", "f1", "attack_success"})
 """Figures that are shown in percent."""
@@ -21,6 +22,17 @@ TITLES = {
     "concordance": "concordance index",
 }
 """Figures whose names are not their titles."""
+MEASURES = {  # key in a metrics row -> title of the curve
+    "test.accuracy": "Test accuracy",
+    "test.f1": "Test F1 (macro)",
+    "test.precision": "Test precision (macro)",
+    "test.recall": "Test recall (macro)",
+    "test.attack_success": "Attack success: other classes with the trigger, taken for the target",
+    "models_test.worst_decile": "Clients' own models on the test set: the worst tenth",
+    "clients_test.mean": "Clients: mean",
+    "clients_test.worst_decile": "Clients: the worst tenth",
+}
+LOSSES = {"test.loss": "test loss", "train_loss": "train loss"}
 
 
 def main_figure(records: Sequence[RunRecord]) -> str:
@@ -41,6 +53,19 @@ def main_of(figures: Mapping[str, Any]) -> str:
 def title_of(name: str) -> str:
     """Return a figure's name in words."""
     return TITLES.get(name, name.replace("_", " "))
+
+
+def measure_title(key: str) -> str:
+    """Return the title of a curve by the key of its numbers in a metrics row.
+
+    >>> measure_title("test.rmse"), measure_title("train_loss"), measure_title("privacy.epsilon")
+    ('Test root mean squared error', 'Train loss', 'Privacy epsilon')
+    """
+    if key in MEASURES:
+        return MEASURES[key]
+    group, _, name = key.rpartition(".")
+    text = f"{group.replace('_', ' ').replace('.', ' ')} {title_of(name)}".strip()
+    return text[0].upper() + text[1:]
 
 
 def shown(name: str, value: float) -> str:

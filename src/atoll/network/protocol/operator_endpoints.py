@@ -5,7 +5,7 @@ Bodies and answers are JSON, but for those of `health` and `metrics`, which are 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -50,6 +50,27 @@ class RunName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run: str
 
 
+class NewAccess(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A link to the live page: whose it is, what it allows and for how long."""
+
+    name: str
+    role: Literal["viewer", "operator"]
+    hours: float
+
+
+class AccessId(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An existing link."""
+
+    id: str
+
+
+class AccessGiven(TypedDict):
+    """A link that was made: the token is shown once."""
+
+    id: str
+    token: str
+
+
 class ServerStatus(TypedDict):
     """State of the server itself."""
 
@@ -74,6 +95,8 @@ class RunStatus(TypedDict):
     test: dict[str, float | None]
     epsilon: float | None
     seconds_waiting: float
+    working: list[int] | None
+    """Numbers of the clients that are asked and have not answered; null where privacy hides who is asked."""
     sites: dict[str, Any] | None
     """What clients measured of the newest version that they have measured, as in `sites.json`."""
 
@@ -158,6 +181,12 @@ STOP_RUN = Endpoint(method="POST", path="/runs/stop", summary="End a run", body=
 LEDGER = Endpoint(
     method="GET", path="/runs/{run}/ledger", summary="Show a run's ledger", body=NoBody, answer=LedgerLines
 )
+GIVE_ACCESS = Endpoint(
+    method="POST", path="/access", summary="Make a link to the live page", body=NewAccess, answer=AccessGiven
+)
+REVOKE_ACCESS = Endpoint(
+    method="POST", path="/access/revoke", summary="Revoke a link to the live page", body=AccessId, answer=Nothing
+)
 STOP = Endpoint(method="POST", path="/stop", summary="Stop the server", body=NoBody, answer=Nothing)
 
 ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
@@ -171,5 +200,7 @@ ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
     ADD_RUN,
     STOP_RUN,
     LEDGER,
+    GIVE_ACCESS,
+    REVOKE_ACCESS,
     STOP,
 )

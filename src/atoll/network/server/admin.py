@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,18 @@ from starlette.routing import Route
 
 from atoll.core.errors import AtollError, RunError
 from atoll.core.plan import Plan
+from atoll.ledger.chain import OPERATOR
 from atoll.network.protocol import operator_endpoints as endpoints
 from atoll.network.protocol.agreement import check_names_no_code
 from atoll.network.protocol.endpoints import Body, Endpoint, Reply
 from atoll.network.protocol.operator import TOKEN, operator_token, write_address
 from atoll.network.protocol.operator_endpoints import (
+    AccessGiven,
+    AccessId,
     Clients,
     LedgerLines,
     Names,
+    NewAccess,
     NewRun,
     Nothing,
     Numbers,
@@ -40,14 +44,15 @@ from atoll.network.protocol.operator_endpoints import (
     RunName,
     Token,
 )
+from atoll.network.server.access import Role
 from atoll.network.server.auth import Refused
 from atoll.network.server.monitoring import Metrics
 from atoll.network.server.operations import Operations
 from atoll.network.server.web import TooLarge, content_length, listening_socket, read_body, web_server
 
 
-def admin_app(operations: Operations, token: str) -> Starlette:
-    """Serve the operator's endpoints, all but public ones to who shows the token."""
+def admin_app(operations: Operations, token: str, more: Sequence[Route] = ()) -> Starlette:
+    """Serve the operator's endpoints, all but public ones to who shows the token, and more routes beside them."""
 
     async def health(request: Request) -> Response:
         server = (await asyncio.to_thread(operations.status))["server"]
@@ -79,7 +84,10 @@ def admin_app(operations: Operations, token: str) -> Starlette:
         served(endpoints.ADD_RUN, actions.add_run),
         served(endpoints.STOP_RUN, actions.stop_run),
         served(endpoints.LEDGER, actions.ledger),
+        served(endpoints.GIVE_ACCESS, actions.give_access),
+        served(endpoints.REVOKE_ACCESS, actions.revoke_access),
         served(endpoints.STOP, actions.stop),
+        *more,
     ]
     handlers: Any = dict.fromkeys((AtollError, HTTPException, msgspec.MsgspecError, DBAPIError), _problem)
     return Starlette(routes=routes, exception_handlers=handlers)
@@ -110,7 +118,18 @@ class OperatorActions:
 
     def ledger(self, body: object, parameters: dict[str, str]) -> LedgerLines:
         """Return the ledger of a run."""
-        return LedgerLines(lines=self._operations.ledger_lines(self._existing(parameters["run"])))
+        run = parameters["run"]
+        return LedgerLines(lines=self._operations.ledger_lines(run if run == OPERATOR else self._existing(run)))
+
+    def give_access(self, body: NewAccess, parameters: dict[str, str]) -> AccessGiven:
+        """Make a link to the live page."""
+        text, token = self._operations.give_access(body.name, Role(body.role), body.hours)
+        return AccessGiven(id=token.id, token=text)
+
+    def revoke_access(self, body: AccessId, parameters: dict[str, str]) -> Nothing:
+        """Revoke a link to the live page."""
+        self._operations.revoke_access(body.id)
+        return Nothing()
 
     def stop(self, body: object, parameters: dict[str, str]) -> Nothing:
         """Stop the server."""
@@ -124,13 +143,18 @@ class OperatorActions:
 
 
 def open_admin(
-    operations: Operations, home: Path, port: int, host: str = "127.0.0.1"
+    operations: Operations,
+    home: Path,
+    port: int,
+    host: str = "127.0.0.1",
+    *,
+    more: Sequence[Route] = (),
 ) -> tuple[uvicorn.Server, socket.socket]:
     """Make the server of the operator's address and its socket, and write the address to the home.
 
-    With port 0 the system chooses one.
+    With port 0 the system chooses one. `more` routes are served beside the operator's endpoints.
     """
-    server: uvicorn.Server = web_server(admin_app(operations, operator_token(home)), host, port, None)
+    server: uvicorn.Server = web_server(admin_app(operations, operator_token(home), more), host, port, None)
     listener = listening_socket(host, port)
     write_address(home, *listener.getsockname()[:2])
     return server, listener

@@ -10,10 +10,13 @@ from pathlib import Path
 from atoll.core.coordinator import Phase, Policy
 from atoll.core.errors import PlanError, RunError
 from atoll.core.plan import Plan
+from atoll.ledger import chain
 from atoll.network.protocol.blobs import blobs_at, write_file
 from atoll.network.protocol.identity import load_key, make_key, public_bytes, token_hash
 from atoll.network.protocol.messages import is_run_name
 from atoll.network.protocol.operator_endpoints import ClientStatus, Overview, RunStatus, ServerStatus
+from atoll.network.server.access import Access, AccessToken, Role
+from atoll.network.server.action_ledger import About, ActionLedger
 from atoll.network.server.auth import SYSTEM, Authenticator, Clock
 from atoll.network.server.driver import RunDriver
 from atoll.network.server.handler import RequestHandler
@@ -24,6 +27,9 @@ from atoll.network.server.runs import FIRST, RUNNING, Run, WaitingRun
 from atoll.network.server.store import Store
 from atoll.network.server.tables import ClientRow, Status
 from atoll.network.server.writer import Transaction
+
+OPERATOR = "operator"
+"""Who acts with the operator's token."""
 
 
 class Operations:
@@ -45,6 +51,7 @@ class Operations:
         path = home / "ledger.key"  # not the key of a certificate
         self.key = load_key(path) if path.exists() else make_key(path)
         self.server_key = public_bytes(self.key)
+        self._ledger, self.access = ActionLedger(self.key, clock), Access(home, clock.wall)
         self.authenticator, self.metrics = Authenticator(store, clock), Metrics()
         self.on_shut_down: Callable[[], None] = lambda: None
         self._wanted, self._started = num_clients, self._now()
@@ -80,8 +87,6 @@ class Operations:
 
     def status(self) -> Overview:
         """Return the state of the server, its runs and its clients."""
-        with self._writer.lock:
-            runs = [self._status_of(run) for run in self._runs.values()]
         counts = dict.fromkeys((status.value for status in Status), 0)
         for client in self.clients():
             counts[client["status"]] += 1
@@ -91,7 +96,16 @@ class Operations:
             "why": self.driver.read_only_reason,
             "key": self.server_key.hex(),
         }
-        return {"server": server, "runs": runs, "clients": {**counts, "online": len(self.driver.presence.online())}}
+        return {
+            "server": server,
+            "runs": self.run_states(),
+            "clients": {**counts, "online": len(self.driver.presence.online())},
+        }
+
+    def run_states(self) -> list[RunStatus]:
+        """Return the state of every run."""
+        with self._writer.lock:
+            return [self._status_of(run) for run in self._runs.values()]
 
     def clients(self) -> list[ClientStatus]:
         """Return the state of every enrolled client."""
@@ -119,7 +133,7 @@ class Operations:
             )
         return rows
 
-    def approve(self, names: list[str], samples: int | None = None) -> list[int]:
+    def approve(self, names: list[str], samples: int | None = None, *, by: str = OPERATOR) -> list[int]:
         """Approve clients by name or id; return their numbers, in this order.
 
         `samples` is how many samples each of them has, as the operator knows: none is ever credited with more.
@@ -127,27 +141,48 @@ class Operations:
 
         def change(transaction: Transaction) -> list[int]:
             known = transaction.tables.clients()
-            return self.driver.journal.offences.approve(transaction, [_called(known, name) for name in names], samples)
+            clients = [_called(known, name) for name in names]
+            about: dict[str, About] = {} if samples is None else {"samples": samples}
+            self._ledger.add(transaction.tables, "approve", by, clients=[each.id for each in clients], **about)
+            return self.driver.journal.offences.approve(transaction, clients, samples)
 
         numbers: list[int] = self._writer.write(change)
         return numbers
 
-    def revoke(self, name: str) -> None:
+    def revoke(self, name: str, *, by: str = OPERATOR) -> None:
         """Revoke a client; its tasks are not waited for."""
 
         def change(transaction: Transaction) -> None:
             client = _called(transaction.tables.clients(), name)
+            self._ledger.add(transaction.tables, "revoke", by, clients=[client.id])
             self.driver.journal.offences.exclude(transaction, client, Status.REVOKED)
 
         self._writer.write(change)
 
-    def token(self, seconds: float) -> str:
+    def token(self, seconds: float, *, by: str = OPERATOR) -> str:
         """Make a token with which one client can enrol."""
         token = secrets.token_urlsafe(24)
-        self._writer.write(
-            lambda transaction: transaction.tables.add_token(token_hash(token), self._clock.wall() + seconds)
-        )
+
+        def change(transaction: Transaction) -> None:
+            transaction.tables.add_token(token_hash(token), self._clock.wall() + seconds)
+            self._ledger.add(transaction.tables, "make an enrolment token", by, hours=round(seconds / 3600, 3))
+
+        self._writer.write(change)
         return token
+
+    def give_access(self, name: str, role: Role, hours: float, *, by: str = OPERATOR) -> tuple[str, AccessToken]:
+        """Make a link to the live page; return its token, which is kept nowhere, and what is kept of it."""
+        text, token = self.access.add(name, role, hours * 3600)
+        self._record("give access", by, id=token.id, name=name, role=role.value, hours=hours)
+        return text, token
+
+    def revoke_access(self, token_id: str, *, by: str = OPERATOR) -> None:
+        """Revoke a link to the live page, which ends its sessions."""
+        token = self.access.revoke(token_id)
+        self._record("revoke access", by, id=token.id, name=token.name)
+
+    def _record(self, do: str, by: str, **about: About) -> None:
+        self._writer.write(lambda transaction: self._ledger.add(transaction.tables, do, by, **about))
 
     def ensure_run(self, run: str, plan: Plan, model: Path | None = None) -> None:
         """Add a run before the server starts, unless it exists; it starts from `model`, or else from the plan's."""
@@ -160,7 +195,7 @@ class Operations:
                 tables.add_run(run, plan.to_toml(), json.dumps(FIRST.to_plain()))
             self._runs[run] = new
 
-    def add_run(self, run: str, plan: Plan) -> None:
+    def add_run(self, run: str, plan: Plan, *, by: str = OPERATOR) -> None:
         """Add a run, which begins as soon as there are enough clients."""
         taken = f"there is a run {run} already: choose another name"
         if run in self._runs:
@@ -171,6 +206,7 @@ class Operations:
             if run in self._runs:  # another request was faster
                 raise RunError(taken)
             transaction.tables.add_run(run, plan.to_toml(), json.dumps(FIRST.to_plain()))
+            self._ledger.add(transaction.tables, "add a run", by, run=run, plan_hash=plan.identity())
             transaction.after_commit(lambda: self._runs.update({run: new}))
 
         self._writer.write(change)
@@ -194,16 +230,24 @@ class Operations:
         return new
 
     def ledger_lines(self, run: str) -> list[str]:
-        """Return the ledger of a run."""
-        return self.handler.ledger_lines(run)
+        """Return the ledger of a run, or that of the operator's actions by `chain.OPERATOR`."""
+        if run != chain.OPERATOR:
+            return self.handler.ledger_lines(run)
+        with self._store.read() as tables:
+            return tables.ledger_lines(run)
 
-    def stop_run(self, run: str) -> None:
+    def plan_text(self, run: str) -> str:
+        """Return the plan of a run, as TOML."""
+        return self.handler.run(run).plan.to_toml()
+
+    def stop_run(self, run: str, *, by: str = OPERATOR) -> None:
         """End a run with its newest version."""
         self.handler.run(run)
 
         def change(transaction: Transaction) -> None:
             known = self.handler.run(run)  # a waiting run may have been built since
             if known.status == RUNNING:
+                self._ledger.add(transaction.tables, "stop a run", by, run=run)
                 self.driver.journal.stop(transaction, known)
 
         self._writer.write(change)
@@ -221,6 +265,14 @@ class Operations:
                 worked = {number for run in self.driver.built_runs() for number in run.counted}
                 there |= worked & presence.clients.keys()
             return over and there <= self.handler.informed_of_end
+
+    @staticmethod
+    def _working(run: WaitingRun | Run) -> list[int] | None:
+        """Return the clients that are asked and have not answered; None where privacy hides who is asked."""
+        if not isinstance(run, Run):
+            return []
+        guard = run.parts.guard
+        return None if guard is not None and guard.mechanism.hides_cohort else sorted(run.machine.in_flight)
 
     def _status_of(self, run: WaitingRun | Run) -> RunStatus:
         if isinstance(run, Run):
@@ -244,6 +296,7 @@ class Operations:
             "accuracy": row.get("test", {}).get("accuracy"),
             "test": row.get("test", {}),
             "epsilon": row.get("privacy", {}).get("epsilon"),
+            "working": self._working(run),
             "sites": run.sites.result if isinstance(run, Run) else None,
             "seconds_waiting": round(self._now() - began, 1) if began and run.status == RUNNING else 0.0,
         }

@@ -222,6 +222,12 @@ class Tables:
         wanted = select(ledger_table.c.line).where(ledger_table.c.run == run, ledger_table.c.number >= start)
         return list(self._db.execute(wanted.order_by(ledger_table.c.number).limit(most)).scalars())
 
+    def last_ledger_line(self, run: str) -> str | None:
+        """Return the last line of a ledger; None if it is empty."""
+        wanted = select(ledger_table.c.line).where(ledger_table.c.run == run)
+        line: str | None = self._db.execute(wanted.order_by(ledger_table.c.number.desc()).limit(1)).scalar()
+        return line
+
     def add_tasks(self, run: str, tasks: Sequence[Task]) -> None:
         """Add tasks."""
         if tasks:

@@ -9,9 +9,12 @@ import gc
 import signal
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import uvicorn
+from starlette.routing import Route
 
 from atoll.core.errors import RunError
 from atoll.network.server.admin import open_admin
@@ -25,6 +28,19 @@ GC_THRESHOLD = 50_000
 """Allocations between two garbage collections, which take long in a server with many clients."""
 CHECK_SECONDS = 0.5
 """Seconds between two checks whether all runs have ended."""
+
+
+class LivePage(Protocol):
+    """A page that is served at the operator's address."""
+
+    def routes(self) -> list[Route]:
+        """Return its routes."""
+
+    def serve_at(self, port: int) -> None:
+        """Take note of the port at which browsers on this machine reach it."""
+
+    def close(self) -> None:
+        """End its streams."""
 
 
 @contextlib.contextmanager
@@ -48,24 +64,39 @@ def serve(
     tls: ssl.SSLContext | None,
     admin_port: int,
     once: bool = False,
+    page: LivePage | None = None,
+    more: Sequence[tuple[uvicorn.Server, socket.socket]] = (),
 ) -> None:
-    """Serve until stopped; with `once`, until all runs have ended and all online clients know it."""
+    """Serve until stopped; with `once`, until all runs have ended and all online clients know it.
+
+    The live `page` is served at the operator's address; `more` are further servers of this process.
+    """
     log_errors_of("uvicorn.error")
     api = ClientApi(operations)
     public = web_server(api.app, host, port, tls, limits=connection_limits(raise_file_limit()))
     listener = listening_socket(host, port)
-    admin, admin_listener = open_admin(operations, home, admin_port)
+    admin = open_admin(operations, home, admin_port, more=page.routes() if page is not None else ())
+    if page is not None:
+        page.serve_at(admin[1].getsockname()[1])
     print(f"serving {'http' if tls is None else 'https'}://{host}:{listener.getsockname()[1]}, home {home}", flush=True)
-    asyncio.run(_serve(operations, api, [(public, listener), (admin, admin_listener)], once))
+    asyncio.run(_serve(operations, api, [(public, listener), admin, *more], once, page))
     if operations.failure:
         raise RunError(operations.failure)
 
 
-async def _serve(operations: Operations, api: ClientApi, pairs: list[tuple[Any, socket.socket]], once: bool) -> None:
+async def _serve(
+    operations: Operations,
+    api: ClientApi,
+    pairs: Sequence[tuple[Any, socket.socket]],
+    once: bool,
+    page: LivePage | None,
+) -> None:
     loop = asyncio.get_running_loop()
 
     def end() -> None:
         api.end()
+        if page is not None:
+            page.close()
         for server, _ in pairs:
             server.should_exit = True
 

@@ -1,0 +1,1 @@
+"""The live page: runs and federations as they train, in a browser."""
