@@ -1,5 +1,6 @@
 // Numbers as text, as in the report: the same digits and units.
 import { locale, t, tOr } from "./i18n";
+import type { Measure } from "./types";
 
 export const NONE = "–";
 
@@ -26,6 +27,12 @@ export const shown = (value: Maybe, share: boolean): string => (!isNumber(value)
 export const figure = (name: string, value: Maybe): string => shown(value, SHARES.has(name));
 
 export const figureName = (name: string): string => tOr(`figure.${name}`, name.replaceAll("_", " "));
+
+/** Return the title of a curve: a known one in the language of the page, else the server's. */
+export function measureTitle({ key, title }: Measure): string {
+  const [group, name] = key.split(".");
+  return tOr(`measure.${key}`, group === "test" && name ? t("measure.test", { name: figureName(name) }) : title);
+}
 
 export function bytes(value: Maybe): string {
   if (!isNumber(value)) return NONE;

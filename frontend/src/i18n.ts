@@ -3,7 +3,6 @@ import en from "./i18n/en.json";
 import zh from "./i18n/zh.json";
 import { read, write } from "./theme";
 import { Topic } from "./topic";
-import type { Measure } from "./types";
 
 export type Key = keyof typeof en;
 export type Language = "en" | "zh";
@@ -37,9 +36,6 @@ export function t(key: Key, values: Record<string, string | number> = {}): strin
 
 /** Return the text of a key that may be missing, such as the name of a metric; else `otherwise`. */
 export const tOr = (key: string, otherwise: string): string => DICTIONARIES[language][key] ?? otherwise;
-
-export const measureTitle = (measure: Measure): string =>
-  (language === "zh" ? measure.title_zh : null) ?? measure.title;
 
 function fill(text: string, values: Record<string, string | number>): string {
   return text.replace(/\{(\w+)\}/g, (whole, name: string) => (name in values ? String(values[name]) : whole));

@@ -71,7 +71,7 @@ function Header({ route }: { route: Route }) {
   const links: [PageName, string][] = [["runs", "#/"], ["compare", ticked.size ? compareLink(ticked) : "#/compare"]];
   if (session?.kind === "federation") links.push(["clients", "#/clients"]);
   if (can("add_run")) links.push(["start", "#/start"]);
-  if (can("access")) links.push(["access", "#/access"]);
+  if (can("access_add")) links.push(["access", "#/access"]);
   return (
     <header>
       <div class="top">

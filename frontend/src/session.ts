@@ -15,10 +15,11 @@ export const sessionProblem = (): string => problem;
 export const can = (action: Action): boolean => session?.can.includes(action) ?? false;
 
 export async function openSession(): Promise<void> {
-  const match = /^#token=([^&]+)/.exec(location.hash);
+  const match = /^#token=([^&]+)(?:&to=(.*))?/.exec(location.hash);
   let refused = "";
   if (match?.[1]) {
-    history.replaceState(null, "", `${location.pathname}${location.search}#/`);
+    history.replaceState(null, "", `${location.pathname}${location.search}#${match[2] ?? "/"}`);
+    window.dispatchEvent(new HashChangeEvent("hashchange"));
     try {
       return enter(await post<Session>("session", { token: decodeURIComponent(match[1]) }));
     } catch (error) {

@@ -1,6 +1,6 @@
 // What the server sends: see the module documentation of atoll.ui for the interface.
 
-export type Action = "stop_run" | "add_run" | "check_plan" | "approve" | "revoke" | "enrol_token" | "access";
+export type Action = "stop_run" | "add_run" | "check_plan" | "approve" | "revoke" | "enrol_token" | "access_add" | "access_revoke";
 export type Role = "viewer" | "operator";
 
 export interface Session {
@@ -19,11 +19,12 @@ export type Status = "running" | "waiting" | "ended" | "stopped";
 export interface Live {
   phase: string;
   text: string | null;
-  attempt: number;
-  asked: number;
-  arrived: number;
-  clients: number[] | null;
-  seconds_waiting: number;
+  attempt?: number;
+  /** Null where privacy hides who is asked. */
+  asked?: number | null;
+  arrived?: number | null;
+  clients?: number[] | null;
+  seconds_waiting?: number | null;
 }
 
 export interface Summary {
@@ -49,7 +50,7 @@ export interface Summary {
   bytes_up: number | null;
   bytes_down: number | null;
   privacy: { epsilon: number; delta: number | null; budget: number | null } | null;
-  budgets: { bytes: number | null; seconds: number | null; rounds: number };
+  budgets: { bytes?: number | null; seconds?: number | null; simulated_seconds?: number | null };
   live: Live | null;
   problem: string | null;
 }
@@ -57,7 +58,6 @@ export interface Summary {
 export interface Measure {
   key: string;
   title: string;
-  title_zh: string | null;
   share: boolean;
   smaller: boolean;
 }
@@ -117,7 +117,8 @@ export interface RunDocuments {
   partition: { clients?: number[]; counts: number[][]; num_clients?: number; class_names?: string[] } | null;
   charts: Json | null;
   detection: Detection | null;
-  contribution: Record<string, number> | null;
+  /** Totals of an ended run, or what the newest round says. */
+  contribution: Record<string, number> | { clients: Record<string, number> } | null;
   files: { name: string; bytes: number }[];
   pages: string[];
 }
@@ -125,7 +126,7 @@ export interface RunDocuments {
 export interface LedgerRecord {
   number: number;
   kind: string;
-  hash: string;
+  hash: string | null;
   says: string;
   body: Json;
 }

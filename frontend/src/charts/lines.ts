@@ -84,6 +84,15 @@ export function range(low: number, high: number, share: boolean): [number, numbe
   return [bottom, share ? Math.min(high + air, Math.max(1, high)) : high + air];
 }
 
+/** Return the ticks of a logarithmic axis: 1, 2 and 5 of each power of ten, or fewer where there are many. */
+export function logTicks(low: number, high: number): number[] {
+  const [first, last] = [Math.floor(Math.log10(low)), Math.ceil(Math.log10(high))];
+  const all: number[] = [];
+  for (let power = first; power <= last; power++) for (const times of last - first > 3 ? [1] : [1, 2, 5]) all.push(times * 10 ** power);
+  const step = Math.ceil(all.length / 10);
+  return all.filter((value, n) => n % step === 0 && value >= low && value <= high);
+}
+
 /** Mean and sample standard deviation over lines, at every x that one of them has; linear between points. */
 export function meanOf(lines: readonly Line[]): { x: number[]; mean: number[]; deviation: number[]; num: number[] } {
   const xs = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);

@@ -4,7 +4,7 @@ import { count, percent, short } from "../format";
 import { t } from "../i18n";
 import { colour } from "../theme";
 import type { ChartData } from "./chart";
-import { type Line, aligned, colourName, dashOf, nearest, range } from "./lines";
+import { type Line, aligned, colourName, dashOf, logTicks, nearest, range } from "./lines";
 import { Tip } from "./tip";
 
 const HEIGHT = 310;
@@ -142,6 +142,7 @@ export class Plot {
       const digits = steps(Math.ceil(-Math.log10(100 * gap) - 1e-9));
       return splits.map((value) => (value === null ? "" : data.share ? percent(value, digits) : short(value)));
     };
+    const logarithmic = data.log && { splits: (_: uPlot, __: number, low: number, high: number) => logTicks(low, high), filter: (_: uPlot, splits: number[]) => splits };
     const bands: uPlot.Band[] = [];
     const series: uPlot.Series[] = [{}];
     for (const one of data.lines) {
@@ -166,7 +167,7 @@ export class Plot {
       },
       axes: [
         { ...axis, grid: { show: false }, label: data.xTitle, labelSize: 22, size: 28, values: (_, splits) => splits.map((x) => (Number.isInteger(x) ? count(x) : short(x))) },
-        { ...axis, grid: { stroke: line, width: 1 }, size: 58, values: yValues },
+        { ...axis, grid: { stroke: line, width: 1 }, size: 58, values: yValues, ...logarithmic },
       ],
       cursor: { y: false, points: { show: false }, drag: { x: true, y: false } },
       hooks: {

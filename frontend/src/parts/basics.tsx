@@ -44,8 +44,8 @@ export function Mark({ status }: { status: Status | "problem" }) {
   return <span class={`mark ${status}`}>{t(`status.${status}`)}</span>;
 }
 
-/** How much of a budget is used. */
-export function Meter({ value, most, label, text }: { value: number; most: number; label: string; text?: string }) {
+/** How far something is, or how much of a budget is spent, which is no good news when it is full. */
+export function Meter({ value, most, label, text, budget }: { value: number; most: number; label: string; text?: string; budget?: boolean }) {
   const share = most > 0 ? Math.min(value / most, 1) : 0;
   return (
     <div class="meter">
@@ -56,7 +56,7 @@ export function Meter({ value, most, label, text }: { value: number; most: numbe
         </div>
       )}
       <div class="track" role="progressbar" aria-label={label} aria-valuemin={0} aria-valuemax={100} aria-valuenow={Math.round(100 * share)}>
-        <div class={share >= 1 ? "fill full" : "fill"} style={{ width: `${100 * share}%` }} />
+        <div class={share < 1 ? "fill" : budget ? "fill spent" : "fill full"} style={{ width: `${100 * share}%` }} />
       </div>
     </div>
   );

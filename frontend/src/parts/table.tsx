@@ -25,9 +25,11 @@ interface Props<T> {
   /** A box to tick before each row. */
   ticks?: { ticked: ReadonlySet<string>; onTick: (id: string, on: boolean) => void; name: (row: T) => string };
   rowClass?: (row: T) => string;
+  /** No wider than its columns need. */
+  narrow?: boolean;
 }
 
-export function Table<T>({ label, columns, rows, id, first, perPage = 50, ticks, rowClass }: Props<T>) {
+export function Table<T>({ label, columns, rows, id, first, perPage = 50, ticks, rowClass, narrow }: Props<T>) {
   const [order, setOrder] = useState(first);
   const [page, setPage] = useState(0);
   const falling = order.startsWith("-");
@@ -44,7 +46,7 @@ export function Table<T>({ label, columns, rows, id, first, perPage = 50, ticks,
   return (
     <>
       <Scroll label={label}>
-        <table class="num">
+        <table class={narrow ? "num narrow" : "num"}>
           <thead>
             <tr>
               {ticks && <td class="tick-cell" />}

@@ -31,7 +31,7 @@ export function ClientsView({ run, documents }: { run: Summary; documents: RunDo
       {rows.length > 0 && (
         <Section title={t("clients.each")}>
           {quarantined && <p class="note">{t("clients.quarantined", { num: count(quarantined.length) })} {isNumber(documents.detection?.precision) && t("clients.detected", { precision: percent(documents.detection.precision, 1), recall: percent(documents.detection.recall ?? 0, 1) })}</p>}
-          <Table label={t("clients.each")} columns={clientColumns(rows, metric)} rows={rows} id={(row) => String(row.client)} first="client" />
+          <Table label={t("clients.each")} columns={clientColumns(rows, metric)} rows={rows} id={(row) => String(row.client)} first="client" narrow />
         </Section>
       )}
       {run.live?.clients === null && <Empty>{t("cohort.hidden")}</Empty>}
@@ -62,7 +62,8 @@ function clientRows(documents: RunDocuments, offences: Map<number, number>): Cli
   partition?.counts.forEach((counts, n) => (row(partition.clients?.[n] ?? n).samples = counts.reduce((a, b) => a + b, 0)));
   for (const [client, facts] of Object.entries(detection?.clients ?? {})) row(Number(client)).trust = facts.trust;
   for (const client of detection?.quarantined ?? []) row(client).quarantined = true;
-  for (const [client, value] of Object.entries(contribution ?? {})) row(Number(client)).contribution = value;
+  const shares = contribution && "clients" in contribution ? (contribution.clients as Record<string, number>) : (contribution ?? {});
+  for (const [client, value] of Object.entries(shares)) row(Number(client)).contribution = value;
   return [...rows.values()];
 }
 

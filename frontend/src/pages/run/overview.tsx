@@ -3,8 +3,8 @@ import { axis, axisOf, lineOf, movingAxes } from "../../charts/axes";
 import { Chart, type ChartData } from "../../charts/chart";
 import type { Line } from "../../charts/lines";
 import { fileAddress } from "../../api";
-import { NONE, SMALLER_IS_BETTER, bytes, count, figure, figureName, seconds, short, time } from "../../format";
-import { measureTitle, t, tOr } from "../../i18n";
+import { NONE, SMALLER_IS_BETTER, bytes, count, figure, figureName, measureTitle, seconds, short, time } from "../../format";
+import { t, tOr } from "../../i18n";
 import { Card, Meter, Section, Switch } from "../../parts/basics";
 import { type Route, setQuery } from "../../router";
 import type { Rows } from "../../rows";
@@ -13,6 +13,7 @@ import { useTopic } from "../../topic";
 import type { Live, RunDocuments, Summary } from "../../types";
 
 const MOST_NAMED = 60;
+const MOST_CHIPS = 300;
 
 export function Overview({ run, documents, route }: { run: Summary; documents: RunDocuments | null; route: Route }) {
   useTopic(figuresTopic);
@@ -29,31 +30,31 @@ export function Overview({ run, documents, route }: { run: Summary; documents: R
 }
 
 function Cohort({ run, live }: { run: Summary; live: Live }) {
-  const named = live.clients;
+  const { clients: named, asked, arrived } = live;
   return (
-    <Section title={t("cohort.title", { round: count(Math.min(run.round + 1, run.rounds)), rounds: count(run.rounds) })} aside={<Phase live={live} />}>
+    <Section title={t("cohort.title", { round: count(Math.min(run.round + 1, run.rounds)), rounds: count(run.rounds) })} aside={<Phase run={run} live={live} />}>
       {live.text && <p class="note">{live.text}</p>}
-      {live.asked > 0 && <Meter value={live.arrived} most={live.asked} label={t("cohort.arrived")} text={t("cohort.of", { arrived: count(live.arrived), asked: count(live.asked) })} />}
+      {!!asked && <Meter value={arrived ?? 0} most={asked} label={t("cohort.arrived")} text={t("cohort.of", { arrived: count(arrived ?? 0), asked: count(asked) })} />}
       {named && named.length > 0 && (
         <details class="cohort" open={named.length <= MOST_NAMED}>
-          <summary>{t("cohort.clients", { num: count(named.length) })}</summary>
+          <summary>{t("cohort.clients", { num: count(asked ?? named.length) })}</summary>
           <ul class="chips">
-            {named.slice(0, 500).map((client) => <li key={client}>{client}</li>)}
-            {named.length > 500 && <li>…</li>}
+            {named.slice(0, MOST_CHIPS).map((client) => <li key={client}>{client}</li>)}
+            {(asked ?? 0) > Math.min(named.length, MOST_CHIPS) && <li>…</li>}
           </ul>
         </details>
       )}
-      {!named && live.asked > 0 && <p class="note">{t("cohort.hidden")}</p>}
+      {named === null && live.attempt !== 0 && <p class="note">{t("cohort.hidden")}</p>}
     </Section>
   );
 }
 
-const Phase = ({ live }: { live: Live }) => (
+const Phase = ({ run, live }: { run: Summary; live: Live }) => (
   <span class="phase">
     <span class="pulse" aria-hidden="true" />
     {tOr(`phase.${live.phase}`, live.phase)}
-    {live.attempt > 1 && ` · ${t("cohort.attempt", { attempt: live.attempt })}`}
-    {live.seconds_waiting >= 5 && ` · ${t("cohort.waiting", { time: seconds(live.seconds_waiting) })}`}
+    {(live.attempt ?? 0) > run.round + 1 && ` · ${t("cohort.attempt", { attempt: count(live.attempt) })}`}
+    {(live.seconds_waiting ?? 0) >= 5 && ` · ${t("cohort.waiting", { time: seconds(live.seconds_waiting) })}`}
   </span>
 );
 
@@ -141,15 +142,15 @@ function Curves({ run, rows, route }: { run: Summary; rows: Rows | undefined; ro
 function Budgets({ run, rows }: { run: Summary; rows: Rows | undefined }) {
   const { budgets, privacy } = run;
   const used = (run.bytes_up ?? 0) + (run.bytes_down ?? 0);
-  const clock = run.simulated_seconds || run.seconds || 0;
   const lost = ["failed", "rejected", "abandoned"].map((key) => rows?.newest(key)?.value ?? 0);
   return (
     <Section title={t("budget.title")}>
       <div class="meters">
         <Meter value={run.round} most={run.rounds} label={t("card.rounds")} text={`${count(run.round)} / ${count(run.rounds)}`} />
-        {privacy && (privacy.budget === null ? <p class="note">{t("budget.noEpsilon", { epsilon: short(privacy.epsilon) })}</p> : <Meter value={privacy.epsilon} most={privacy.budget} label={t("budget.epsilon")} text={`${short(privacy.epsilon)} / ${short(privacy.budget)}`} />)}
-        {budgets.bytes !== null && <Meter value={used} most={budgets.bytes} label={t("budget.bytes")} text={`${bytes(used)} / ${bytes(budgets.bytes)}`} />}
-        {budgets.seconds !== null && <Meter value={clock} most={budgets.seconds} label={t("budget.seconds")} text={`${seconds(clock)} / ${seconds(budgets.seconds)}`} />}
+        {privacy && (privacy.budget === null ? <p class="note">{t("budget.noEpsilon", { epsilon: short(privacy.epsilon) })}</p> : <Meter budget value={privacy.epsilon} most={privacy.budget} label={t("budget.epsilon")} text={`${short(privacy.epsilon)} / ${short(privacy.budget)}`} />)}
+        {budgets.bytes != null && <Meter budget value={used} most={budgets.bytes} label={t("budget.bytes")} text={`${bytes(used)} / ${bytes(budgets.bytes)}`} />}
+        {budgets.seconds != null && <Meter budget value={run.seconds ?? 0} most={budgets.seconds} label={t("card.seconds")} text={`${seconds(run.seconds ?? 0)} / ${seconds(budgets.seconds)}`} />}
+        {budgets.simulated_seconds != null && <Meter budget value={run.simulated_seconds ?? 0} most={budgets.simulated_seconds} label={t("card.simulated")} text={`${seconds(run.simulated_seconds ?? 0)} / ${seconds(budgets.simulated_seconds)}`} />}
       </div>
       {lost.some((num) => num > 0) && <p class="note">{t("budget.lost", { failed: count(lost[0]), rejected: count(lost[1]), abandoned: count(lost[2]) })}</p>}
     </Section>
