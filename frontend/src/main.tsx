@@ -133,5 +133,5 @@ function Title({ route }: { route: Route }) {
 
 startTheme();
 startLanguage();
+void openSession(); // takes the token out of the address before anything is drawn
 render(<App />, document.getElementById("app")!);
-void openSession();

@@ -19,7 +19,6 @@ export async function openSession(): Promise<void> {
   let refused = "";
   if (match?.[1]) {
     history.replaceState(null, "", `${location.pathname}${location.search}#${match[2] ?? "/"}`);
-    window.dispatchEvent(new HashChangeEvent("hashchange"));
     try {
       return enter(await post<Session>("session", { token: decodeURIComponent(match[1]) }));
     } catch (error) {

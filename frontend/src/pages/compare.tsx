@@ -82,7 +82,7 @@ export function ComparePage({ route }: { route: Route }) {
       <Section title={t("curves.title")} aside={controls}>
         <Legend curves={curves} hidden={hidden} onToggle={toggle} />
         <div class="charts">
-          {measure && <Chart title={measureTitle(measure)} file={`compare-${measure.key}`} version={version} data={draw(measure.key, measure.share, false)} />}
+          <Chart title={measure ? measureTitle(measure) : t("column.main")} file={`compare-${measure?.key}`} version={version} data={draw(measure?.key ?? "", measure?.share ?? false, false)} />
           <Chart title={t("curves.testLoss")} file="compare-loss" version={version} data={draw("test.loss", false, log)} />
         </div>
         {grouped && <p class="hint">{t("compare.band")}</p>}

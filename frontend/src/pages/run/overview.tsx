@@ -98,16 +98,17 @@ function Curves({ run, rows, route }: { run: Summary; rows: Rows | undefined; ro
   const log = route.query.get("log") === "1";
   const measures = (rows?.measures ?? []).filter((one) => one.key !== "test.loss" && one.key !== "train_loss");
   const measure = measures.find((one) => one.key === route.query.get("y")) ?? measures[0];
+  const title = measure ? measureTitle(measure) : t("column.main");
   const budget = run.privacy?.budget ?? null;
   const draw = (keys: [string, string][], share: boolean, logarithmic: boolean, floor?: number | null) => (width: number): ChartData => {
     const newest = rowsOf(run.id);
-    const { title, per } = axis(against, [newest]);
+    const { title: xTitle, per } = axis(against, [newest]);
     const lines = keys
       .map(([key, label], n) => lineOf(newest, key, against, { label, index: 0, per, buckets: Math.min(Math.round(width), 1000), positive: logarithmic, thin: n > 0 }))
       .filter((line): line is Line => line !== null);
     const first = lines[0];
     if (floor && first) lines.push({ label: t("budget.limit"), index: 1, thin: true, x: first.x, y: first.x.map(() => floor) });
-    return { lines, xTitle: title, share, log: logarithmic };
+    return { lines, xTitle, share, log: logarithmic };
   };
   const version = JSON.stringify([run.id, against, log, measure?.key, document.documentElement.lang]);
   const controls = (
@@ -130,7 +131,7 @@ function Curves({ run, rows, route }: { run: Summary; rows: Rows | undefined; ro
   return (
     <Section title={t("curves.title")} aside={controls}>
       <div class="charts">
-        {measure && <Chart title={measureTitle(measure)} file={`${run.id}-${measure.key}`} version={version} data={draw([[measure.key, measureTitle(measure)]], measure.share, false)} />}
+        <Chart title={title} file={`${run.id}-${measure?.key}`} version={version} data={draw(measure ? [[measure.key, title]] : [], measure?.share ?? false, false)} />
         <Chart title={t("curves.loss")} note={t("curves.lossNote")} file={`${run.id}-loss`} version={version} data={draw([["test.loss", t("curves.testLoss")], ["train_loss", t("curves.trainLoss")]], false, log)} />
         {rows?.has("privacy.epsilon") && <Chart title={t("budget.epsilon")} file={`${run.id}-epsilon`} version={version} data={draw([["privacy.epsilon", "epsilon"]], false, false, budget)} />}
       </div>
