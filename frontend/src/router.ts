@@ -1,5 +1,5 @@
 // The page is named by the fragment, so that a link can be shared: #/run/sweep/lr=0.1/seed0?x=bytes&y=test.accuracy
-import { useEffect, useState } from "preact/hooks";
+import { useLayoutEffect, useState } from "preact/hooks";
 
 export type PageName = "runs" | "run" | "compare" | "clients" | "start" | "access";
 
@@ -43,7 +43,7 @@ export function setQuery(change: Record<string, string | null | string[]>): void
 
 export function useRoute(): Route {
   const [route, setRoute] = useState(() => parseRoute(location.hash));
-  useEffect(() => {
+  useLayoutEffect(() => {
     const listener = (): void => setRoute(parseRoute(location.hash));
     window.addEventListener("hashchange", listener);
     return () => window.removeEventListener("hashchange", listener);

@@ -1,5 +1,5 @@
 // Notifies listeners of changes, at most once a frame, so that a burst of messages costs one drawing.
-import { useEffect, useState } from "preact/hooks";
+import { useLayoutEffect, useState } from "preact/hooks";
 
 export class Topic {
   private readonly listeners = new Set<() => void>();
@@ -29,8 +29,8 @@ export class Topic {
   };
 }
 
-/** Draw a component again whenever the topic is notified. */
+/** Draw a component again whenever the topic is notified; it listens from its first drawing on, so that nothing is missed. */
 export function useTopic(topic: Topic): void {
   const [, draw] = useState(0);
-  useEffect(() => topic.listen(() => draw((n) => n + 1)), [topic]);
+  useLayoutEffect(() => topic.listen(() => draw((n) => n + 1)), [topic]);
 }

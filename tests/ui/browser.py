@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -212,3 +213,11 @@ def append_rows(path: Path, *rows: dict[str, Any]) -> None:
     """Add rounds to a run, as its process does."""
     with (path / "metrics.jsonl").open("a") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def running(path: Path, rounds: int, planned: int = 60, clients: int = 10) -> Any:
+    """Write a run that is going on; return what holds its lock, as its process does."""
+    write_run(path, rounds, planned=planned, clients=clients, ended=False)
+    lock = (path / ".lock").open("w")
+    fcntl.lockf(lock, fcntl.LOCK_EX)
+    return lock

@@ -57,7 +57,7 @@ def test_the_dictionaries_have_the_same_texts() -> None:
     assert {key: set(re.findall(r"\{(\w+)\}", text)) for key, text in zh.items()} == places
     assert all(en.values()) and all(zh.values())
     code = "\n".join(path.read_text("utf-8") for path in sorted((FRONTEND / "src").rglob("*.ts*")))
-    built = {match for match in re.findall(r"`(\w+)\.\$\{", code)}
+    built = set(re.findall(r"`(\w+)\.\$\{", code))
     unused = [key for key in en if f'"{key}"' not in code and key.split(".")[0] not in built]
     assert not unused
 
