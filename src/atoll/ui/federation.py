@@ -19,7 +19,6 @@ from atoll.network.protocol.agreement import check_names_no_code
 from atoll.network.protocol.operator_endpoints import MAX_TOKEN_SECONDS
 from atoll.network.server.access import AccessToken, Role
 from atoll.network.server.operations import Operations
-from atoll.network.server.parts import dry_run_for
 from atoll.network.server.runs import RUNNING
 from atoll.ui.app import Action, Named, Page
 from atoll.ui.runs import Json, RunsDirectory, Status
@@ -101,7 +100,7 @@ class FederationPage:
     def _check_plan(self, body: PlanText, by: str) -> Json:
         try:
             plan = _plan(body.plan)
-            dry_run_for(plan, max(1, len(self._operations.driver.presence.clients)))
+            self._operations.check_plan(plan)
         except AtollError as error:
             return {"ok": False, "problem": str(error), "rules": [], "name": ""}
         applied = [each for each in rules(network=True) if each.applies_to(plan)]

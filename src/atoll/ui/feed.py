@@ -162,15 +162,15 @@ class Feed:
     ) -> None:
         if page.is_new:
             changed, page.is_new = self._summaries, False
-        if changed:
-            page.put("runs", _encoded({"runs": list(changed.values())}))
-        if gone:
-            page.put("gone", _encoded({"ids": gone}))
         for run in page.follow:
             if run in self._summaries:
                 self._tell_rows(page, run)
             if run in files:
                 page.put("files", _encoded({"id": run, "names": files[run]}))
+        if changed:  # after the rows: a run that has ended has no more
+            page.put("runs", _encoded({"runs": list(changed.values())}))
+        if gone:
+            page.put("gone", _encoded({"ids": gone}))
         if clients:
             page.put("clients", b'{"changed":true}')
 

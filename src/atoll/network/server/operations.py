@@ -214,6 +214,15 @@ class Operations:
     def _new_run(self, run: str, plan: Plan, model: Path | None = None) -> WaitingRun:
         if not is_run_name(run):
             raise RunError(f"a run is called by small letters, digits and hyphens, at most 64 of them: got {run!r}")
+        self.check_plan(plan, model)
+        new = WaitingRun(run, plan, self.driver.home, self.driver.make_blobs, self.driver.notify)
+        if model is not None:
+            kept = new.files.given_model
+            write_file(kept, kept.with_name(f".{kept.name}.new"), model.read_bytes())
+        return new
+
+    def check_plan(self, plan: Plan, model: Path | None = None) -> None:
+        """Build a plan for as many clients as a run of it would begin with, without training; refuse what is wrong."""
         policy: Policy = plan.policy.build("rounds")
         num = max(self._wanted or policy.min_clients, len(self.driver.presence.clients))
         if policy.min_clients > num:
@@ -222,12 +231,7 @@ class Operations:
                 f"start it with --clients {policy.min_clients} or without --clients, or change the plan, e.g. by "
                 f"--set policy.{'concurrency' if policy.overlaps_rounds else 'size'}={num}"
             )
-        dry_run_for(plan, num, model)  # refuse early what is wrong
-        new = WaitingRun(run, plan, self.driver.home, self.driver.make_blobs, self.driver.notify)
-        if model is not None:
-            kept = new.files.given_model
-            write_file(kept, kept.with_name(f".{kept.name}.new"), model.read_bytes())
-        return new
+        dry_run_for(plan, num, model)
 
     def ledger_lines(self, run: str) -> list[str]:
         """Return the ledger of a run, or that of the operator's actions by `chain.OPERATOR`."""
