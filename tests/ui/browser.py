@@ -13,10 +13,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from network.federation import until
+from ui.serving import served
+
+from atoll.network.server.access import Access
+from atoll.ui.runs import Status
+from atoll.ui.serving import local_link
 
 FRONTEND = Path(__file__).parents[2] / "frontend"
 AXE = FRONTEND / "node_modules" / "axe-core" / "axe.min.js"
@@ -78,18 +83,35 @@ class Server:
 
     def end(self, number: int = signal.SIGTERM) -> None:
         """End the process by a signal, and wait for its end."""
-        self._process.send_signal(number)
-        self._process.communicate()
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+            self._process.communicate()
 
 
 @contextmanager
-def served(directory: Path) -> Iterator[str]:
-    """Serve a directory of runs; yield the link."""
-    server = Server(directory)
+def process(directory: Path, port: int = 0) -> Iterator[Server]:
+    """Serve a directory of runs in a process of its own."""
+    server = Server(directory, port)
     try:
-        yield server.link
+        yield server
     finally:
         server.end()
+
+
+class Going(NamedTuple):
+    """Runs of this process that are going on; the locks of runs are seen by other processes only."""
+
+    runs: tuple[str, ...]
+
+    def states(self) -> dict[str, Status]:
+        return {run: Status("running") for run in self.runs}
+
+
+@contextmanager
+def link_to(directory: Path, *going: str) -> Iterator[str]:
+    """Serve runs in this process, which takes less time, some of them going on; yield a link that opens any browser."""
+    with served(directory, live=Going(going)) as url:
+        yield local_link(Access(directory), int(url.rpartition(":")[2]))
 
 
 class Problems(list[str]):

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ui.browser import launched, served, write_run
+from ui.browser import launched, link_to, write_run
 
 
 @pytest.fixture(scope="session")
@@ -32,5 +32,5 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def link(runs: Path, browser: Any) -> Iterator[str]:
     """The link of a page of these runs."""
-    with served(runs) as found:
+    with link_to(runs) as found:
         yield found

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from network.federation import free_port, until
-from ui.browser import Server, append_rows, go, opened, row_of, running, served, wait_for
+from ui.browser import append_rows, go, link_to, opened, process, row_of, running, wait_for, write_run
 
 ROUNDS = "Array.from(document.querySelectorAll('details[open] tbody tr'), row => +row.cells[0].textContent).reverse()"
 
@@ -31,7 +31,8 @@ def show_numbers(page: Any, run: str) -> None:
 
 
 def test_a_round_that_is_written_is_drawn(browser: Any, tmp_path: Path) -> None:
-    with running(tmp_path / "run", 5), served(tmp_path) as link, opened(browser, link) as page:
+    write_run(tmp_path / "run", 5, planned=60, ended=False)
+    with link_to(tmp_path, "run") as link, opened(browser, link) as page:
         show_numbers(page, "run")
         assert shown(page) == [1, 2, 3, 4, 5]
         append_rows(tmp_path / "run", row_of(6), row_of(7))
@@ -42,8 +43,8 @@ def test_a_round_that_is_written_is_drawn(browser: Any, tmp_path: Path) -> None:
 
 
 def test_rounds_that_are_repeated_replace_those_that_were_shown(browser: Any, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    with running(run, 9), served(tmp_path) as link, opened(browser, link) as page:
+    run = write_run(tmp_path / "run", 9, planned=60, ended=False)
+    with link_to(tmp_path, "run") as link, opened(browser, link) as page:
         show_numbers(page, "run")
         lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
         other = [json.dumps(row_of(number, shift=-0.5)) + "\n" for number in (5, 6)]
@@ -59,21 +60,18 @@ def test_rounds_that_are_repeated_replace_those_that_were_shown(browser: Any, tm
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_a_restart_of_the_server_neither_loses_nor_repeats_a_round(browser: Any, tmp_path: Path, end: int) -> None:
     port, path = free_port(), tmp_path / "run"
-    with running(path, 5):
-        server = Server(tmp_path, port)
-        with opened(browser, server.link) as page:
-            show_numbers(page, "run")
-            server.end(end)
-            page.wait_for_selector("text=Reconnecting")
-            append_rows(path, *map(row_of, (6, 7, 8)))
-            server = Server(tmp_path, port)
+    with running(path, 5), process(tmp_path, port) as first, opened(browser, first.link) as page:
+        show_numbers(page, "run")
+        first.end(end)
+        page.wait_for_selector("text=Reconnecting")
+        append_rows(path, *map(row_of, (6, 7, 8)))
+        with process(tmp_path, port):
             page.wait_for_selector("text=Reconnecting", state="detached")
             wait_for(page, f"{ROUNDS}.length === 8")
             assert shown(page) == list(range(1, 9))
             append_rows(path, row_of(9))
             wait_for(page, f"{ROUNDS}.length === 9")
             assert shown(page) == list(range(1, 10))
-        server.end()
 
 
 SIMULATION = """name = "live"

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ui.browser import append_rows, go, opened, row_of, running, served, wait_for, write_run
+from ui.browser import append_rows, go, opened, process, row_of, running, wait_for, write_run
 
 FRAMES = """() => {
   window.frames = []; window.tasks = [];
-  new PerformanceObserver(list => list.getEntries().forEach(e => window.tasks.push(e.duration))).observe({type: 'longtask'});
+  const note = list => list.getEntries().forEach(entry => window.tasks.push(entry.duration));
+  new PerformanceObserver(note).observe({type: 'longtask'});
   let last = performance.now();
   const tick = now => { window.frames.push(now - last); last = now; requestAnimationFrame(tick); };
   requestAnimationFrame(tick);
@@ -44,9 +45,9 @@ def write_rows(path: Path, first: int, num: int, chunk: int, stop: threading.Eve
 @pytest.mark.slow
 def test_10000_rounds_of_1000_clients_stay_fluid(browser: Any, tmp_path: Path) -> None:
     path = tmp_path / "run"
-    with running(path, 10, planned=30000, clients=1000), served(tmp_path) as link:
+    with running(path, 10, planned=30000, clients=1000), process(tmp_path) as server:
         append_rows(path, *(row_of(number, 30000) for number in range(11, 10001)))
-        with opened(browser, link, viewport={"width": 1400, "height": 1600}) as page:
+        with opened(browser, server.link, viewport={"width": 1400, "height": 1600}) as page:
             go(page, "#/run/run")
             wait_for(page, "document.body.textContent.includes('10,000')")
             page.wait_for_selector("canvas")
@@ -79,7 +80,7 @@ def test_10000_runs_stay_fluid(browser: Any, tmp_path: Path) -> None:
         path.mkdir(parents=True)
         for name, text in files.items():
             (path / name).write_text(text)
-    with served(tmp_path) as link, opened(browser, link) as page:
+    with process(tmp_path) as server, opened(browser, server.link) as page:
         page.wait_for_selector("text=10,001 of 10,001 runs shown", timeout=60_000)
         page.evaluate(FRAMES)
         box = page.get_by_placeholder("Filter by name")

@@ -304,15 +304,15 @@ def _part(value: Any) -> str:
 
 
 def flat(row: Mapping[str, Any], prefix: str = "") -> Json:
-    """Return the numbers of a row by dotted names.
+    """Return the numbers of a row by dotted names; tables of single clients would be thousands of curves.
 
-    >>> flat({"round": 1, "test": {"accuracy": 0.5, "loss": None}, "note": "x"})
+    >>> flat({"round": 1, "test": {"accuracy": 0.5, "loss": None}, "detection": {"clients": {"7": {"trust": 1.0}}}})
     {'round': 1, 'test.accuracy': 0.5}
     """
     found: Json = {}
     for name, value in row.items():
         if isinstance(value, dict):
-            found |= flat(value, f"{prefix}{name}.")
+            found |= {} if name == "clients" else flat(value, f"{prefix}{name}.")
         elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             found[f"{prefix}{name}"] = value
     return found
