@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from network.federation import certificates, federation
+from network.federation import certificates, federation, until
 from network.fork_server import ForkServer
 from ui.browser import go, opened, serious
 
@@ -39,13 +39,14 @@ def test_an_operator_works_from_the_page(browser: Any, processes: ForkServer, tm
         link = local_link(Access(made.home), made.admin_port)
         with opened(browser, link) as page:
             page.get_by_role("link", name="Clients", exact=True).click()
+            tokens: list[str] = [""]
             for number in range(2):
                 page.get_by_role("button", name="Make a token").click()
                 page.wait_for_selector("text=It is shown only once")
-                token = page.get_by_label("Enrolment token").input_value()
+                token = until(lambda: {page.get_by_label("Enrolment token").input_value()} - {*tokens}, 30).pop()
+                tokens.append(token)
                 with contextlib.redirect_stdout(io.StringIO()):
                     enrol(made.url, token, f"c{number}", made.root / f"c{number}", made.certs / "ca.pem")
-                page.get_by_label("Valid for hours").fill(str(number + 2))
                 page.wait_for_selector(f"tr:has-text('c{number}') >> text=pending")
                 page.get_by_label(f"Tick c{number}").check()
                 page.get_by_role("button", name="Approve 1").click()

@@ -13,6 +13,8 @@ import { savePng } from "./png";
 export interface ChartData {
   lines: Line[];
   xTitle: string;
+  /** x is a whole number, such as a round. */
+  whole: boolean;
   /** Shown in percent. */
   share: boolean;
   log: boolean;

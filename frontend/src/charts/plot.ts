@@ -9,6 +9,8 @@ import { Tip } from "./tip";
 
 const HEIGHT = 310;
 const FEW_POINTS = 40;
+/** Steps between ticks of rounds: 1, 2, 5, 10, 20, ... */
+const WHOLE = Array.from({ length: 30 }, (_, n) => [1, 2, 5][n % 3]! * 10 ** Math.floor(n / 3));
 const FONT = '12px system-ui, -apple-system, "Segoe UI", Roboto, "PingFang SC", "Noto Sans SC", sans-serif';
 
 export class Plot {
@@ -39,7 +41,7 @@ export class Plot {
   update(data: ChartData, title: string): void {
     this.current = data;
     this.title = title;
-    const shape = JSON.stringify([data.lines.map((line) => [line.index, line.thin, !!line.high, line.x.length <= FEW_POINTS]), data.xTitle, data.share, data.log]);
+    const shape = JSON.stringify([data.lines.map((line) => [line.index, line.thin, !!line.high, line.x.length <= FEW_POINTS]), data.xTitle, data.share, data.log, data.whole]);
     if (!data.lines.length) this.clear();
     else if (this.chart && shape === this.built) {
       this.chart.setData(aligned(data.lines) as uPlot.AlignedData, !this.zoomed);
@@ -166,7 +168,7 @@ export class Plot {
         y: data.log ? { distr: 3 } : { range: (_, low, high) => (low === null ? [0, 1] : range(low, high, data.share)) },
       },
       axes: [
-        { ...axis, grid: { show: false }, label: data.xTitle, labelSize: 22, size: 28, values: (_, splits) => splits.map((x) => (Number.isInteger(x) ? count(x) : short(x))) },
+        { ...axis, grid: { show: false }, label: data.xTitle, labelSize: 22, size: 28, ...(data.whole && { incrs: WHOLE }), values: (_, splits) => splits.map((x) => (Number.isInteger(x) ? count(x) : short(x))) },
         { ...axis, grid: { stroke: line, width: 1 }, size: 58, values: yValues, ...logarithmic },
       ],
       cursor: { y: false, points: { show: false }, drag: { x: true, y: false } },

@@ -54,6 +54,7 @@ export function ComparePage({ route }: { route: Route }) {
   const draw = (key: string, share: boolean, logarithmic: boolean) => (width: number): ChartData => ({
     lines: linesOf(visible, key, against, Math.min(Math.round(width), Math.floor(POINTS / (2 * ids.length))), logarithmic),
     xTitle: axis(against, all).title,
+    whole: against === "round",
     share,
     log: logarithmic,
   });

@@ -69,7 +69,7 @@ function Checked({ answer }: { answer: PlanCheck }) {
     <>
       <p class={answer.ok ? "verdict good" : "verdict bad"}>{answer.ok ? t("start.holds", { num: answer.rules.length }) : answer.problem}</p>
       {answer.rules.length > 0 && (
-        <ul class="rules">
+        <ul class="rules" tabIndex={0} aria-label={t("start.rules")}>
           {answer.rules.map((rule) => (
             <li key={rule.name}>
               <strong>{rule.name}</strong> {rule.reason}

@@ -1,4 +1,5 @@
 // The headline numbers of a run, its cohort as it fills, its curves and its budgets.
+import { useRef } from "preact/hooks";
 import { axis, axisOf, lineOf, movingAxes } from "../../charts/axes";
 import { Chart, type ChartData } from "../../charts/chart";
 import type { Line } from "../../charts/lines";
@@ -8,6 +9,7 @@ import { t, tOr } from "../../i18n";
 import { Card, Meter, Section, Switch } from "../../parts/basics";
 import { type Route, setQuery } from "../../router";
 import type { Rows } from "../../rows";
+import { currentSession } from "../../session";
 import { figuresTopic, isLive, rowsOf } from "../../store";
 import { useTopic } from "../../topic";
 import type { Live, RunDocuments, Summary } from "../../types";
@@ -30,17 +32,19 @@ export function Overview({ run, documents, route }: { run: Summary; documents: R
 }
 
 function Cohort({ run, live }: { run: Summary; live: Live }) {
-  const { clients: named, asked, arrived } = live;
+  const last = useRef(live);
+  if (live.asked) last.current = live;
+  const { clients: named, asked, arrived } = last.current; // between two rounds, those of the last one stay
   return (
     <Section title={t("cohort.title", { round: count(Math.min(run.round + 1, run.rounds)), rounds: count(run.rounds) })} aside={<Phase run={run} live={live} />}>
       {live.text && <p class="note">{live.text}</p>}
       {!!asked && <Meter value={arrived ?? 0} most={asked} label={t("cohort.arrived")} text={t("cohort.of", { arrived: count(arrived ?? 0), asked: count(asked) })} />}
       {named && named.length > 0 && (
         <details class="cohort" open={named.length <= MOST_NAMED}>
-          <summary>{t("cohort.clients", { num: count(asked ?? named.length) })}</summary>
+          <summary>{currentSession()?.kind === "federation" ? t("cohort.working") : t("cohort.clients", { num: count(asked ?? named.length) })}</summary>
           <ul class="chips">
             {named.slice(0, MOST_CHIPS).map((client) => <li key={client}>{client}</li>)}
-            {(asked ?? 0) > Math.min(named.length, MOST_CHIPS) && <li>…</li>}
+            {named.length > MOST_CHIPS && <li>…</li>}
           </ul>
         </details>
       )}
@@ -108,7 +112,7 @@ function Curves({ run, rows, route }: { run: Summary; rows: Rows | undefined; ro
       .filter((line): line is Line => line !== null);
     const first = lines[0];
     if (floor && first) lines.push({ label: t("budget.limit"), index: 1, thin: true, x: first.x, y: first.x.map(() => floor) });
-    return { lines, xTitle, share, log: logarithmic };
+    return { lines, xTitle, whole: against === "round", share, log: logarithmic };
   };
   const version = JSON.stringify([run.id, against, log, measure?.key, document.documentElement.lang]);
   const controls = (
