@@ -174,6 +174,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
         "this client allows 100,000",
     ),
     "embedding": ({"rank": 4096, "targets": ["embed_tokens", "lm_head"]}, "this client allows 100,000"),
+    "personal": ({"personal_rank": 2**16}, "this client allows 100,000"),
     "no-layer": ({"targets": [".*"]}, "name some of its layers"),
     "dropout": ({"dropout": 1.0}, "model.dropout"),
     "separator": ({"separator": -1}, "model.separator"),

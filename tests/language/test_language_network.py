@@ -32,8 +32,9 @@ PLANS: dict[str, dict[str, Any]] = {
     "fedit-in-secret": {"algorithm": {"name": "fedit", "ranks": [2, 4]}, "secagg": {}},
     "ffa-lora-in-secret": {"algorithm": "ffa_lora", "secagg": {}},
     "kept": {"keep": ["*lora_B*"]},
+    "several-agents": {"algorithm": "fedit", "model.personal_rank": 2, "keep": ["*.personal.*"]},
 }
-FAST = ("fedex-lora-of-ranks", "fedit-in-secret", "kept")
+FAST = ("fedex-lora-of-ranks", "fedit-in-secret", "several-agents")
 
 
 @pytest.fixture(scope="module")

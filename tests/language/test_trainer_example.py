@@ -12,6 +12,7 @@ pytest.importorskip("peft", reason="needs the extra llm: pip install 'atoll[llm]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "language" / "trainer.py"
 
 
+@pytest.mark.slow
 def test_trainer_as_client_work() -> None:
     example = runpy.run_path(str(EXAMPLE))
     losses = example["main"](rounds=3)
