@@ -32,6 +32,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "fedit-in-secret": {"algorithm": {"name": "fedit", "ranks": [2, 4]}, "secagg": {}},
     "ffa-lora-in-secret": {"algorithm": "ffa_lora", "secagg": {}},
     "kept": {"keep": ["*lora_B*"]},
+    "ia3": {"model.tune": "ia3", "local.lr": 0.1, "downlink": ["delta", "half"]},
     "several-agents": {"algorithm": "fedit", "model.personal_rank": 2, "keep": ["*.personal.*"]},
 }
 FAST = ("fedex-lora-of-ranks", "fedit-in-secret", "several-agents")
@@ -128,14 +129,33 @@ def test_a_network_ends_with_the_bits_of_a_simulation(
         assert shared.audited(name).head.hash in card
 
 
+def change(path: Path) -> None:
+    """Change one weight of a base."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(path)
+    with torch.no_grad():
+        next(model.parameters())[0, 0] += 1e-3
+    model.save_pretrained(path)
+
+
+def test_a_base_that_changes_under_a_run_is_noticed(
+    language_processes: ForkServer, certs: Path, plan: Plan, base: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(base, tmp_path / NAME)
+    with federation(
+        tmp_path / "f", language_processes, certs, plan.replace({"model.path": str(tmp_path / NAME)})
+    ) as made:
+        made.serve("--clients", "1").kill()
+        made.serve("--clients", "1").kill()  # it goes on
+        change(tmp_path / NAME)
+        server = made.serve("--clients", "1", ready=False)
+        assert server.wait(60) == 5 and "other weights in its model.path" in server.said
+
+
 def test_another_base_is_refused_and_the_others_go_on(
     language_processes: ForkServer, certs: Path, plan: Plan, base: Path, tmp_path: Path
 ) -> None:
-    other = transformers.AutoModelForCausalLM.from_pretrained(base)
-    with torch.no_grad():
-        next(other.parameters())[0, 0] += 1e-3
     shutil.copytree(base, tmp_path / "other")
-    other.save_pretrained(tmp_path / "other")
+    change(tmp_path / "other")
     with federation(tmp_path / "f", language_processes, certs, plan) as made:
         made.serve("--clients", str(NUM), "--once")
         made.enrol(NUM)

@@ -10,7 +10,7 @@ from pathlib import Path
 from atoll.core.coordinator import Phase, Policy
 from atoll.core.errors import PlanError, RunError
 from atoll.core.plan import Plan
-from atoll.network.protocol.bases import with_base_hash
+from atoll.network.protocol.bases import MODEL, with_base_hash
 from atoll.network.protocol.blobs import blobs_at, write_file
 from atoll.network.protocol.identity import load_key, make_key, public_bytes, token_hash
 from atoll.network.protocol.messages import is_run_name
@@ -154,7 +154,8 @@ class Operations:
         """Add a run before the server starts, unless it exists; it starts from `model`, or else from the plan's."""
         known, plan = self._runs.get(run), with_base_hash(plan)
         if known is not None and known.plan != plan:
-            raise RunError(f"there is a run {run} with another plan: choose another --name, or serve without a plan")
+            what = "another plan, or other weights in its model.path" if plan.model.name == MODEL else "another plan"
+            raise RunError(f"there is a run {run} with {what}: choose another --name, or serve without a plan")
         if known is None:
             new = self._new_run(run, plan, model)
             with self._store.write() as tables:
