@@ -24,6 +24,7 @@ from atoll.network.client.home import RunHome
 from atoll.network.client.task import AgreedRun, WorkRefused, _model_bytes, agree
 from atoll.network.protocol.agreement import Floors, plan_for_clients, read_plan
 from atoll.network.protocol.messages import RunInfo
+from atoll.network.server.parts import dry_run_for
 from atoll.train.build import build_job
 
 transformers = pytest.importorskip("transformers", reason="needs the extra llm: pip install 'atoll[llm]'")
@@ -86,6 +87,8 @@ def test_clients_are_told_a_name_and_a_hash(plan: Plan, tmp_path: Path) -> None:
         "alpha": 8.0,
     }
     assert str(tmp_path) not in str(told)
+    with pytest.raises(PlanError, match=r"model\.path is missing"):
+        dry_run_for(plan.replace({"model.path": None}), 3)
     assert plan_for_clients(plan.replace({"model.sha256": "f" * 64}))["model"]["sha256"] == "f" * 64
 
 
@@ -110,6 +113,7 @@ SOURCES: dict[str, dict[str, Any]] = {
     "another": {"base": "unknown"},
     "no-name": {},
     "a-number": {"base": 3},
+    "a-list": {"base": [NAME]},
     "no-hash": {"base": NAME, "sha256": ""},
     "no-text-as-hash": {"base": NAME, "sha256": 64},
 }

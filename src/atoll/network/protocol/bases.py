@@ -32,10 +32,10 @@ def with_base_hash(plan: Plan) -> Plan:
 
 def told_by_name(model: Part) -> Part:
     """Return the model as clients are told it: with the name of its base, the last part of the path, for the path."""
-    if model.name != MODEL:
+    if model.name != MODEL or "path" not in model.options:
         return model
     options = {key: value for key, value in model.options.items() if key != "path"}
-    return Part(MODEL, base=os.path.basename(os.path.abspath(model.options["path"])), **options)
+    return Part(MODEL, base=os.path.basename(os.path.abspath(str(model.options["path"]))), **options)
 
 
 def with_own_base(model: Part, bases: Bases) -> Part:
@@ -53,11 +53,11 @@ def with_own_base(model: Part, bases: Bases) -> Part:
             "alone: let the operator serve the plan with this version of Atoll, which tells a name"
         )
     base, sha256 = options.pop("base", ""), options.get("sha256")
-    if base not in bases:
+    if not isinstance(base, str) or base not in bases:
         known = f"it has {', '.join(sorted(bases))}" if bases else "it has none"
         raise PlanError(
             f"the plan is for the base {base!r:.80}, which is not among this client's own ({known}): copy the model's "
-            f"files here and join with --base {base if isinstance(base, str) else 'NAME'}=DIRECTORY".replace("\n", " ")
+            "files here, and join with --base NAME=DIR"
         )
     if not isinstance(sha256, str) or len(sha256) != 64:
         raise PlanError(
