@@ -47,6 +47,12 @@ class WithPersonal(nn.Module):
         own: Tensor = self.personal.B(self.personal.A(x.to(self.personal.gate.dtype)))
         return output + (self.personal.weight() * self.scaling * own).to(output.dtype)
 
+    def mixed(self, product_OI: Tensor, scaling: float) -> Tensor:
+        """Return both adapters as one product, times `scaling` as the shared one, B A, is; in float64."""
+        own, weight = self.personal, self.personal.weight().detach().double()
+        own_OI = own.B.weight.detach().double() @ own.A.weight.detach().double()
+        return (1 - weight) * product_OI + weight * (self.scaling / scaling) * own_OI
+
 
 class SharedPart:
     """Hook that scales what the shared adapter gives by 1 - w; a copy of the model gets one of its own."""
