@@ -37,6 +37,7 @@ After {last["round"]} rounds in {human_seconds(last["seconds"])}, with no client
 Look at the report:  {out / "report.html"}
 
 Try next:
+  .venv/bin/atoll run recipes/demo.toml --ui        the same with a live page in the browser
   .venv/bin/atoll run recipes/demo.toml --set algorithm=fedprox --set algorithm.mu=0.1
   .venv/bin/atoll run recipes/demo.toml --set partition=iid --set partition.num_clients=100
   .venv/bin/atoll report runs/*        compare them on one page

@@ -105,15 +105,17 @@ class Result:
         record = RunRecord(path=self.path or Path("run"), plan=self.plan, info={}, rows=tuple(self.history))
         return curves([record], against)
 
-    def save_adapter(self, path: str | Path, *, merged: bool = False) -> Path:
-        """Write the adapter of a language model (`hf_causal`) for peft to load, or the merged model, with a card."""
+    def save_adapter(self, path: str | Path, *, merged: bool = False, client: int | None = None) -> Path:
+        """Write the adapter of a language model (`hf_causal`) for peft to load, or the merged model, with a card.
+
+        It is of the model that all share, or of that of a `client` where each has one of its own.
+        """
         from atoll.language.export import save_adapter
         from atoll.report.reading import read_run
 
         info = read_run(self.path).info if self.path else {}
-        return save_adapter(
-            self.model, self.plan, Path(path), merged=merged, rows=self.history, info=info, run=self.path
-        )
+        model = self.model if client is None else self.models[client]
+        return save_adapter(model, self.plan, Path(path), merged=merged, rows=self.history, info=info, run=self.path)
 
     def __repr__(self) -> str:
         return f"<Result: {'; '.join(self._lines())}>"

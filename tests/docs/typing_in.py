@@ -28,8 +28,8 @@ SHORTER = {
 }
 """Options that are added to a command, so that it takes seconds; those of the text count where both say something."""
 HOST = "atoll.example"
-GOES_ON = ("serve", "join")
-"""Commands that do not end by themselves."""
+GOES_ON = {"serve": "serving", "join": "", "ui": "http://"}
+"""Commands that do not end by themselves, and what they print once they are ready."""
 AT_EACH_CLIENT = ("enrol", "join")
 SECONDS = 300.0
 
@@ -101,7 +101,7 @@ class Reader:
         child = self.fork_server.start(words, out, place)
         if name in GOES_ON:
             self.started.append(child)
-            until(lambda: name != "serve" or "serving" in child.said or child.code is not None, SECONDS, name)
+            until(lambda: GOES_ON[name] in child.said or child.code is not None, SECONDS, name)
             assert child.code is None, f"{command}\n{child.said}"
         else:
             assert child.wait(SECONDS) == 0, f"{command}\n{' '.join(words)}\n{child.said}"

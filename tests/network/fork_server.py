@@ -123,11 +123,14 @@ class ForkServer:
 
 
 @contextlib.contextmanager
-def fork_server() -> Iterator[ForkServer]:
-    """Start one; whatever it started ends with it, and it ends with the test, however that does."""
+def fork_server(*modules: str) -> Iterator[ForkServer]:
+    """Start one, which also imports `modules`.
+
+    Whatever it started ends with it, and it ends with the test, however that does.
+    """
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, __file__], env=env, **pipes) as process:
+    with subprocess.Popen([sys.executable, __file__, *modules], env=env, **pipes) as process:
         try:
             yield ForkServer(process)
         finally:
@@ -225,7 +228,7 @@ def _load() -> None:
     import atoll
 
     members = [module.name for module in pkgutil.walk_packages(atoll.__path__, "atoll.")]
-    for name in (*LAZY, *members):
+    for name in (*LAZY, *members, *sys.argv[1:]):
         importlib.import_module(name)
     for name, constants in PAUSES.items():
         vars(sys.modules[name]).update(constants)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
+
 from atoll.checks.rule import Changes, Rule
 from atoll.checks.views import Parts
+from atoll.core.personal_adapters import KEEP
 
 ADAPTED: Changes = {"model": {"name": "lora_mlp", "hidden": 8}}
 
@@ -26,5 +29,14 @@ RULES: tuple[Rule[Parts], ...] = (
         finding=lambda view: view.algorithm.multiplies and view.keeps,
         refused=[{**ADAPTED, "algorithm": "flora", "keep": ["*lora_B*"]}],
         mended={"algorithm": "fedavg"},
+    ),
+    Rule(
+        name="personal-adapters-stay",
+        parts=("model",),
+        reason="model.personal_rank gives clients adapters of their own, and without keep these would be averaged",
+        way_out='set keep = ["*.personal.*"], or leave model.personal_rank out',
+        finding=lambda view: any(fnmatchcase(slot.name, KEEP) for slot in view.spec.slots),
+        refused=[{"model": {"name": "lora_mlp", "hidden": 8, "personal_rank": 2}, "algorithm": "fedit"}],
+        mended={"keep": ["*.personal.*"]},
     ),
 )

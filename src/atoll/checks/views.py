@@ -13,6 +13,7 @@ from atoll.core.contribution import Contribution
 from atoll.core.coordinator import CoordinatorState, Policy
 from atoll.core.detection import Detector
 from atoll.core.downlink import Downlink
+from atoll.core.params import ParamSpec
 from atoll.core.plan import Plan
 from atoll.core.privacy import Exposure, Mechanism
 from atoll.core.sampler import Sampler
@@ -99,8 +100,13 @@ class Parts:
     """What is learnt, by the kind of its targets."""
     classes: bool
     """Whether each target is one of several classes, and the model has an output for each."""
-    keeps: bool
-    """Whether clients keep parameters of the model."""
+    spec: ParamSpec
+    """What travels of the model, and what clients keep."""
+
+    @property
+    def keeps(self) -> bool:
+        """Whether clients keep parameters of the model."""
+        return bool(self.spec.kept)
 
     @property
     def sends_models(self) -> bool:

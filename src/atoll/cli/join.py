@@ -69,6 +69,12 @@ def join(
     budget: Annotated[
         Path | None, typer.Option(help="File of what was spent of max_epsilon, to be shared by homes; the home's own.")
     ] = None,
+    base: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=DIR", help="Your directory of a base model, by the name that plans use; repeatable."
+        ),
+    ] = None,
     cert: CertOption = None,
     key: KeyOption = None,
     check: Annotated[
@@ -103,10 +109,10 @@ def join(
 
             with Connection(server.url, client_home.key, tls, server_key=server.server_key, keep_trying=False) as link:
                 ready = preflight(
-                    lambda: _app(app), client_home, link, asked, names, _say, keys_known=peers is not None
+                    lambda: _app(app, base or []), client_home, link, asked, names, _say, keys_known=peers is not None
                 )
             raise typer.Exit(0 if ready else RunError.exit_code)
-        own = _app(app)
+        own = _app(app, base or [])
         output = OwnerOutput((lambda text: None) if quiet else _say, _warn)
         with Connection(server.url, client_home.key, tls, server_key=server.server_key, say=_warn) as connection:
             keep = None if record is None else recorder(record, _warn)
@@ -142,7 +148,10 @@ def _printable(text: str) -> str:
     return line if line.isprintable() else "".join(letter if letter.isprintable() else " " for letter in line)
 
 
-def _app(path: str) -> ClientApp:
+def _app(path: str, bases: list[str]) -> ClientApp:
+    """Call the owner's function, and add bases that the command names to those of the app."""
+    from dataclasses import replace
+
     from atoll.core.parts import imported
     from atoll.network.client.app import ClientApp
 
@@ -151,7 +160,10 @@ def _app(path: str) -> ClientApp:
     own: Any = imported(path)()
     if not isinstance(own, ClientApp):
         raise PlanError(f"{path} gave {type(own).__name__}: it must return an atoll.ClientApp")
-    return own
+    unnamed = [each for each in bases if not all(each.partition("=")[::2])]
+    if unnamed:
+        raise PlanError(f"--base is a name and a directory, e.g. stories15m=models/stories15m, got {unnamed[0]!r}")
+    return replace(own, bases={**own.bases, **dict(each.split("=", 1) for each in bases)}) if bases else own
 
 
 def _floors(path: Path | None) -> Floors | None:

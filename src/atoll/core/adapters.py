@@ -77,12 +77,21 @@ def factor(layer: nn.Module, which: str) -> nn.Parameter:
     return weight
 
 
+def factor_layer(layer: nn.Module, which: str) -> nn.Module:
+    """Return the linear layer that multiplies by factor "A" or "B"."""
+    found = _factor_layer(layer, which)
+    assert isinstance(found, nn.Module)
+    return found
+
+
 def _weight(layer: nn.Module, which: str) -> nn.Parameter | None:
-    found = getattr(layer, f"lora_{which}", None)
-    if isinstance(found, nn.ModuleDict):
-        found = next(iter(found.values()), None)
-    weight = getattr(found, "weight", None)
+    weight = getattr(_factor_layer(layer, which), "weight", None)
     return weight if isinstance(weight, nn.Parameter) else None
+
+
+def _factor_layer(layer: nn.Module, which: str) -> object:
+    found = getattr(layer, f"lora_{which}", None)
+    return next(iter(found.values()), None) if isinstance(found, nn.ModuleDict) else found
 
 
 def scaling_of(layer: nn.Module) -> float:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from atoll.core.adapters import WithRest, adapted_layers, factor, scaling_of
 from atoll.core.algorithm import Algorithm
 from atoll.core.errors import RunError
+from atoll.core.personal_adapters import WithPersonal
 from atoll.core.plan import Plan
 from atoll.language.card import card
 from atoll.models.hf_causal import TARGETS, CausalLM
@@ -48,8 +49,18 @@ def export_run(path: Path, out: Path, *, merged: bool = False) -> Path:
     algorithm: Algorithm = record.plan.algorithm.build("algorithms")
     if algorithm.prepare is not None:
         algorithm.prepare(model)
-    model.load_state_dict(load_file(weights))
+    _load(model, weights)
     return save_adapter(model, record.plan, out, merged=merged, rows=record.rows, info=record.info, run=path)
+
+
+def _load(model: nn.Module, weights: Path) -> None:
+    try:
+        model.load_state_dict(load_file(weights))
+    except RuntimeError as error:
+        raise RunError(
+            f"{weights} does not hold one whole model, since clients keep parts of it: write that of one client, in "
+            'Python by result.save_adapter("adapters/0", client=0)'
+        ) from error
 
 
 def save_adapter(
@@ -115,7 +126,7 @@ def _adapter(model: CausalLM, base: str, options: Mapping[str, Any]) -> Adapter:
 def _factors(model: nn.Module) -> dict[str, tuple[Tensor, Tensor, float]]:
     """Return A, B and s of each adapted layer, all of one rank."""
     layers = adapted_layers(model, "an adapter")
-    if not any(isinstance(layer.base_layer, WithRest) for layer in layers.values()):
+    if not any(isinstance(layer.base_layer, WithRest | WithPersonal) for layer in layers.values()):
         pairs = {name: (factor(layer, "A"), factor(layer, "B")) for name, layer in layers.items()}
         return {n: (a.detach(), b.detach(), scaling_of(layers[n])) for n, (a, b) in pairs.items()}
     split = {name: torch.linalg.svd(_product(layer), full_matrices=False) for name, layer in layers.items()}
@@ -131,9 +142,11 @@ def _factors(model: nn.Module) -> dict[str, tuple[Tensor, Tensor, float]]:
 
 
 def _product(layer: nn.Module) -> Tensor:
-    """Return P + B A of a layer, (O, I), in float64."""
+    """Return P + B A of a layer, or both adapters of an agent in one, (O, I), in float64."""
     product_OI = factor(layer, "B").detach().double() @ factor(layer, "A").detach().double()
     base = layer.base_layer
+    if isinstance(base, WithPersonal):
+        return base.mixed(product_OI, scaling_of(layer))
     return product_OI + base.get_buffer("rest").double() if isinstance(base, WithRest) else product_OI
 
 

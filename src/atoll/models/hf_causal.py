@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from atoll.core.adapters import FACTOR
 from atoll.core.errors import PlanError
 from atoll.core.options import Positive, ShareBelowOne, at_least
+from atoll.core.personal_adapters import add_personal
 from atoll.models.hf_files import base_hash, extra, loaded_base
-from atoll.models.sizes import Width
+from atoll.models.sizes import MaybeWidth, Width
 
 TARGETS = {"lora": ("q_proj", "v_proj"), "ia3": ("k_proj", "v_proj", "down_proj"), "head": ()}
 """Layers that are tuned where a plan does not say, by their names in Llama and its relatives."""
@@ -75,6 +76,7 @@ def hf_causal(
     checkpointing: bool = False,
     separator: Annotated[int, at_least(0)] | None = None,
     sha256: str = "",
+    personal_rank: MaybeWidth = 0,
 ) -> nn.Module:
     """Load a causal language model from a directory or by its name on the hub, and tune a small part of it.
 
@@ -82,10 +84,17 @@ def hf_causal(
     arXiv:2106.09685); `ia3` a factor for each output of `targets` (Liu et al. 2022, arXiv:2205.05638); `head` the last
     layer. `dtype` is that of the frozen weights. `checkpointing` computes activations twice to save memory. Rows may
     hold several texts: with a `separator`, the token that each begins with, none sees those before it. `sha256` is the
-    hash of the base (`atoll.models.hf_files.base_hash`): another base is refused. Code of a model's own is never run.
+    hash of the base (`atoll.models.hf_files.base_hash`): another base is refused. With a `personal_rank` each client
+    has adapters of its own beside the shared ones (`core/personal_adapters.py`). Code of a model's own is never run.
     """
+    if personal_rank and tune != "lora":
+        raise PlanError(
+            f"model.personal_rank = {personal_rank} adds adapters to those of lora, but model.tune is {tune!r}: set "
+            'model.tune = "lora", or leave model.personal_rank out'
+        )
     transformers, peft = extra()
-    if sha256 and (own := base_hash(path)) != sha256.lower():
+    sized = torch.get_default_device().type == "meta"  # no weights are read then
+    if sha256 and not sized and (own := base_hash(path)) != sha256.lower():
         raise PlanError(
             f"model.path {path!r} holds other weights than the plan is for: their hash is {own}, and model.sha256 says "
             f"{sha256}; get the same base as all others"
@@ -96,6 +105,8 @@ def hf_causal(
     else:
         layers = targets or TARGETS[tune]
         _inject(peft, model, _config(peft, tune, layers, rank, alpha, dropout), layers)
+    if personal_rank:
+        add_personal(model, personal_rank, alpha)
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return CausalLM(model, separator)

@@ -6,7 +6,8 @@ import math
 
 from torch import Tensor, nn
 
-from atoll.models.sizes import Classes, Shape, Width
+from atoll.core.personal_adapters import add_personal
+from atoll.models.sizes import Classes, MaybeWidth, Shape, Width
 
 
 class LowRankLinear(nn.Module):
@@ -32,14 +33,19 @@ def lora_mlp(
     hidden: Width = 64,
     rank: Width = 4,
     alpha: float = 8.0,
+    personal_rank: MaybeWidth = 0,
 ) -> nn.Module:
     """Build a frozen random hidden layer of ReLU units and a frozen random output, each with an adapter.
 
     The smallest model that algorithms for adapters can be tried on (Hu et al. 2022, arXiv:2106.09685, section 4.1).
+    With a `personal_rank` each client has adapters of its own beside the shared ones (`core/personal_adapters.py`).
     """
-    return nn.Sequential(
+    model = nn.Sequential(
         nn.Flatten(),
         LowRankLinear(nn.Linear(math.prod(input_shape), hidden), rank, alpha),
         nn.ReLU(),
         LowRankLinear(nn.Linear(hidden, num_classes), rank, alpha),
     )
+    if personal_rank:
+        add_personal(model, personal_rank, alpha)
+    return model

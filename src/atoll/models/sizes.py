@@ -8,6 +8,8 @@ from atoll.core.options import Range
 
 Width = Annotated[int, Range(1, 2**16)]
 """Number of units of a layer, or length of one side of an image."""
+MaybeWidth = Annotated[int, Range(0, 2**16)]
+"""Number of units of a layer that may be missing: 0 leaves it out."""
 Shape = tuple[Width, ...]
 """Shape of one sample."""
 Image = tuple[Width, Width, Width]

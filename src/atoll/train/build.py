@@ -156,7 +156,7 @@ def _parts(
         mixer=mixer_of(model),
         kind=federation.dataset.problem,
         classes=federation.dataset.has_classes,
-        keeps=bool(spec.kept),
+        spec=spec,
     )
 
 

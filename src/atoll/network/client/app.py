@@ -15,6 +15,7 @@ from atoll.data.dataset import Dataset
 from atoll.data.rows import Rows, is_lazy
 from atoll.data.targets import Array
 from atoll.network.protocol.agreement import ANY, NO_FUNCTIONS, Floors, Functions, OwnParts
+from atoll.network.protocol.bases import NO_BASES
 from atoll.train.array_work import Evaluate, Train, array_work
 
 IDLE_LOAD = 0.5
@@ -57,6 +58,8 @@ class ClientApp:
     """Own losses likewise: each is itself the function `(outputs, targets) -> one number a sample`."""
     works: Functions = field(default_factory=lambda: NO_FUNCTIONS)
     """Own client works likewise: functions that return a `ClientWork`, e.g. by `atoll.array_work`."""
+    bases: Mapping[str, str | Path] = field(default_factory=lambda: NO_BASES)
+    """Directories of base models on this machine, by the names that plans of language models use."""
     first: Callable[[Any], Mapping[str, Any]] | None = None
     """With `train` and `evaluate`: what this client does for plans whose work is in no catalogue, as `array_work`."""
     train: Train | None = None
@@ -72,8 +75,9 @@ class ClientApp:
         given = [name for name in ("first", "train", "evaluate") if getattr(self, name) is not None]
         if len(given) not in (0, 3):
             raise DataError(f"the app has {' and '.join(given)} only: give first, train and evaluate together")
-        for kind, functions in self.own_parts._asdict().items():
-            for name, function in functions.items():
+        object.__setattr__(self, "bases", {name: _base(name, path) for name, path in self.bases.items()})
+        for kind in ("models", "algorithms", "losses", "works"):
+            for name, function in getattr(self, kind).items():
                 if not callable(function):
                     raise DataError(f"{kind}['{name}'] of the app is {function!r}: give the function that makes it")
         self.dataset()
@@ -85,7 +89,8 @@ class ClientApp:
         if self.first is not None and self.train is not None and self.evaluate is not None:
             work = array_work(first=self.first, train=self.train, evaluate=self.evaluate)
             works = {**works, ANY: lambda **options: work}
-        return OwnParts(self.models, self.algorithms, self.losses, works)
+        bases = {name: str(path) for name, path in self.bases.items()}
+        return OwnParts(self.models, self.algorithms, self.losses, works, bases)
 
     def current_attributes(self) -> dict[str, bool | float]:
         """Return the current state of the device."""
@@ -112,6 +117,16 @@ class ClientApp:
             tokens=self.tokens,
             problem=self.problem,
         )
+
+
+def _base(name: str, path: str | Path) -> str:
+    """Return the full path of a base, which no hub and no change of directory turns into something else."""
+    if not (Path(path) / "config.json").is_file():
+        raise DataError(
+            f"the base {name!r} should lie in {str(path)!r}, where there is no config.json: give the directory of a "
+            "model on this machine; a name on the hub is not taken"
+        )
+    return str(Path(path).resolve())
 
 
 def _power(folder: Path) -> dict[str, bool | float]:

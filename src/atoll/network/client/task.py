@@ -35,6 +35,7 @@ from atoll.network.client.app import ClientApp
 from atoll.network.client.budget import cost_of
 from atoll.network.client.home import RunHome
 from atoll.network.protocol.agreement import Floors, read_plan, refusal_reason
+from atoll.network.protocol.bases import names_for_paths
 from atoll.network.protocol.messages import Delivery, EvaluationOrder, Order, Ref, RunInfo, update_text
 from atoll.network.protocol.objects import Manifest, ObjectError, manifest_of
 from atoll.privacy.accounting import spent
@@ -285,14 +286,16 @@ def agree(
     parts = app.own_parts
     plan = read_plan(info.plan, parts)
     dataset = with_problem(plan, app.dataset())
-    info = msgspec.structs.replace(info, num_bytes=max(info.num_bytes, _model_bytes(plan, dataset)))
+    with names_for_paths(parts.bases):
+        info = msgspec.structs.replace(info, num_bytes=max(info.num_bytes, _model_bytes(plan, dataset)))
     if info.num_bytes > floors.max_model_bytes:  # before it is built
         raise WorkRefused(refusal_reason(floors, info, plan, None, 0) or "the model is too large")
     indices = np.arange(dataset.num_train)
     partition = drawn(max(info.num_clients, number + 1), dataset.num_train, lambda client: indices)
     ask = plan.evaluation
     federation = Federation(dataset, partition, seed=plan.seed, holdout=ask.holdout, validation=ask.validation or 0.0)
-    job = build_job(plan, federation, secret=secret, loss=parts.loss(plan.loss))
+    with names_for_paths(parts.bases):
+        job = build_job(plan, federation, secret=secret, loss=parts.loss(plan.loss))
     if floors.max_change is not None and job.spec.num_held:
         raise WorkRefused(
             f"algorithm '{plan.algorithm.name}' sends values beside the parameters that floors.max_change does not "
@@ -346,7 +349,8 @@ class _WithoutValues(TorchFunctionMode):
 def _model_bytes(plan: Plan, dataset: Dataset) -> int:
     """Return the bytes of the models that travel without allocating them, as options could fill the memory.
 
-    A model of the client's own is not counted.
+    They include what the algorithm adds. A model of the client's own is not counted, nor is the base of a language
+    model, of which no weights are read.
     """
     if plan.model.call is not None:
         return 0
@@ -354,6 +358,12 @@ def _model_bytes(plan: Plan, dataset: Dataset) -> int:
     work: ClientWork = (plan.work or algorithm.work or Part("sgd")).build("train.works")
     with torch.device("meta"), _WithoutValues():
         model = plan.model.build("models", input_shape=dataset.input_shape, num_classes=dataset.num_outputs)
-    if not isinstance(model, nn.Module):
-        raise PlanError(f"model '{plan.model.name}' gave {type(model).__name__}: a factory must return an nn.Module")
-    return (work.copies or 1) * sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+        if not isinstance(model, nn.Module):
+            raise PlanError(
+                f"model '{plan.model.name}' gave {type(model).__name__}: a factory must return an nn.Module"
+            )
+        if algorithm.prepare is not None:
+            algorithm.prepare(model)
+    state = model.state_dict()
+    tensors = (each for each in (*model.named_parameters(), *model.named_buffers()) if each[0] in state)
+    return (work.copies or 1) * sum(tensor.nbytes for _, tensor in tensors)

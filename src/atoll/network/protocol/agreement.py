@@ -21,6 +21,7 @@ from atoll.core.privacy import Mechanism
 from atoll.core.secagg import MIN_SURVIVORS
 from atoll.core.section import Section
 from atoll.data.targets import CLASSIFICATION
+from atoll.network.protocol.bases import NO_BASES, Bases, told_by_name, with_base_hash, with_own_base
 from atoll.network.protocol.messages import RunInfo
 from atoll.secagg.scheme import Scheme
 
@@ -48,6 +49,8 @@ class OwnParts(NamedTuple):
     algorithms: Functions = NO_FUNCTIONS
     losses: Functions = NO_FUNCTIONS
     works: Functions = NO_FUNCTIONS
+    bases: Bases = NO_BASES
+    """Directories of base models, by the names that plans use."""
 
     def loss(self, part: Part | None) -> Callable[..., Any] | None:
         """Return the client's own loss of this name; None for one of the catalogue."""
@@ -114,6 +117,8 @@ def plan_for_clients(plan: Plan, kind: str = CLASSIFICATION) -> dict[str, Any]:
     """
     check(Networked(plan, plan.sampler.build("rounds.samplers")))
     plain = {key: value for key, value in plan.to_dict().items() if key not in NOT_SENT}
+    if "model" in plain:
+        plain["model"] = told_by_name(with_base_hash(plan).model).to_dict()
     set_apart = {"validation": plan.evaluation.validation} if plan.evaluation.validation else {}
     plain["evaluation"] = {"holdout": plan.evaluation.holdout, **set_apart, **_at_clients(plan)}
     if plan.problem is None and kind != CLASSIFICATION:
@@ -153,6 +158,8 @@ def read_plan(plain: dict[str, Any], own: OwnParts) -> Plan:
         if function is not None:
             plain[field] = Part(function, **part.options)
             plain[field].name = part.name
+        elif field == "model":
+            plain[field] = with_own_base(part, own.bases)
     plan = Plan.read(plain)
     check(Networked(plan, plan.sampler.build("rounds.samplers")))
     own.loss(plan.loss)

@@ -11,6 +11,7 @@ from atoll.core.coordinator import Phase, Policy
 from atoll.core.errors import PlanError, RunError
 from atoll.core.plan import Plan
 from atoll.ledger import chain
+from atoll.network.protocol.bases import MODEL, with_base_hash
 from atoll.network.protocol.blobs import blobs_at, write_file
 from atoll.network.protocol.identity import load_key, make_key, public_bytes, token_hash
 from atoll.network.protocol.messages import is_run_name
@@ -186,9 +187,10 @@ class Operations:
 
     def ensure_run(self, run: str, plan: Plan, model: Path | None = None) -> None:
         """Add a run before the server starts, unless it exists; it starts from `model`, or else from the plan's."""
-        known = self._runs.get(run)
+        known, plan = self._runs.get(run), with_base_hash(plan)
         if known is not None and known.plan != plan:
-            raise RunError(f"there is a run {run} with another plan: choose another --name, or serve without a plan")
+            what = "another plan, or other weights in its model.path" if plan.model.name == MODEL else "another plan"
+            raise RunError(f"there is a run {run} with {what}: choose another --name, or serve without a plan")
         if known is None:
             new = self._new_run(run, plan, model)
             with self._store.write() as tables:
@@ -200,6 +202,7 @@ class Operations:
         taken = f"there is a run {run} already: choose another name"
         if run in self._runs:
             raise RunError(taken)
+        plan = with_base_hash(plan)
         new = self._new_run(run, plan)
 
         def change(transaction: Transaction) -> None:
