@@ -8,7 +8,7 @@ COVERED := tests/core tests/ledger tests/secagg tests/laws/test_golden.py tests/
 	tests/cli/test_cli_ledger.py tests/cli/test_result_api.py tests/network/test_admin.py \
 	tests/network/test_network_ends.py tests/network/test_serving.py tests/network/test_web.py
 
-.PHONY: help install demo federation banks test test-all coverage check bench clean
+.PHONY: help install demo federation banks test test-all coverage check bench ui clean
 
 help:
 	@echo "make demo      train FedAvg on non-IID MNIST and write a report"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-all  the tests and the slow proofs: published results, kill -9, memory"
 	@echo "make coverage  which lines a fast part of the tests reaches, as a table and in htmlcov"
 	@echo "make check     formatting, lint, types and import rules"
+	@echo "make ui        build the live page from frontend/ (needs node 20); what it writes is committed"
 	@echo "make bench     speed, side by side with a plain PyTorch loop, pfl and Flower; codecs beside a copy of memory"
 
 install: .venv/installed
@@ -61,5 +62,8 @@ bench: install
 	$(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/codecs.py
 
+ui:
+	cd frontend && npm ci --ignore-scripts && npm run check && npm test && npm run build
+
 clean:
-	rm -rf .venv benchmarks/.venvs .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* htmlcov
+	rm -rf .venv benchmarks/.venvs .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* htmlcov frontend/node_modules frontend/build

@@ -17,7 +17,8 @@ export const figuresTopic = new Topic(500);
 export const clientsTopic = new Topic(1000);
 
 let received = false;
-const fileListeners = new Set<(id: string) => void>();
+type FileListener = (id: string, names: readonly string[]) => void;
+const fileListeners = new Set<FileListener>();
 const fetching = new Map<string, Promise<void>>();
 
 /** Return whether the server has listed its runs. */
@@ -81,14 +82,14 @@ export function pruneRows(wanted: readonly string[]): void {
   for (const id of idle.slice(0, Math.max(0, idle.length - MOST_IDLE))) rowsById.delete(id);
 }
 
-/** Call `listener` with the id of a run whose documents changed. */
-export function whenFilesChange(listener: (id: string) => void): () => void {
+/** Call `listener` with the id of a run and the names of its files that changed. */
+export function whenFilesChange(listener: FileListener): () => void {
   fileListeners.add(listener);
   return () => fileListeners.delete(listener);
 }
 
-export function filesChanged(id: string): void {
-  for (const listener of fileListeners) listener(id);
+export function filesChanged(id: string, names: readonly string[]): void {
+  for (const listener of fileListeners) listener(id, names);
 }
 
 export function forgetAll(): void {

@@ -71,7 +71,7 @@ function connect(): void {
   on<{ runs: Summary[] }>("runs", (data) => updateRuns(data.runs, followed));
   on<{ ids: string[] }>("gone", (data) => removeRuns(data.ids));
   on<RowsMessage>("rows", updateRows);
-  on<{ id: string }>("files", (data) => filesChanged(data.id));
+  on<{ id: string; names: string[] }>("files", (data) => filesChanged(data.id, data.names));
   on("clients", () => clientsTopic.notify());
   on<{ why: string }>("bye", (data) => {
     closeStream();

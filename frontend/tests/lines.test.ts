@@ -1,7 +1,7 @@
 // Thinning, alignment and means of lines.
 import assert from "node:assert/strict";
 import test from "node:test";
-import { aligned, logTicks, meanOf, nearest, range, thinned } from "../src/charts/lines";
+import { aligned, digitsOf, logTicks, meanOf, nearest, range, thinned } from "../src/charts/lines";
 
 test("thinning keeps the extremes and the last point", () => {
   const x = Array.from({ length: 10_000 }, (_, n) => n);
@@ -39,6 +39,7 @@ test("ranges, ticks and the nearest point", () => {
   assert.equal(range(0, 2, false)[0], 0);
   assert.ok(range(-1, 1, false)[0] < -1);
   assert.deepEqual(logTicks(0.1, 3), [0.1, 0.2, 0.5, 1, 2]);
+  assert.deepEqual([5, 2.5, 0.25, 1 / 3].map(digitsOf), [0, 1, 2, 3]);
   assert.equal(nearest([1, 4, 9], 6), 1);
   assert.equal(nearest([1, 4, 9], 7), 2);
 });

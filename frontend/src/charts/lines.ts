@@ -93,6 +93,13 @@ export function logTicks(low: number, high: number): number[] {
   return all.filter((value, n) => n % step === 0 && value >= low && value <= high);
 }
 
+/** Return how many digits after the point a step between ticks needs: 0 for 5, 1 for 2.5. */
+export function digitsOf(step: number): number {
+  let digits = 0;
+  while (digits < 3 && Math.abs(step * 10 ** digits - Math.round(step * 10 ** digits)) > 1e-6) digits++;
+  return digits;
+}
+
 /** Mean and sample standard deviation over lines, at every x that one of them has; linear between points. */
 export function meanOf(lines: readonly Line[]): { x: number[]; mean: number[]; deviation: number[]; num: number[] } {
   const xs = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);

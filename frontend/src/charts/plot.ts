@@ -4,7 +4,7 @@ import { count, percent, short } from "../format";
 import { t } from "../i18n";
 import { colour } from "../theme";
 import type { ChartData } from "./chart";
-import { type Line, aligned, colourName, dashOf, logTicks, nearest, range } from "./lines";
+import { type Line, aligned, colourName, dashOf, logTicks, digitsOf, nearest, range } from "./lines";
 import { Tip } from "./tip";
 
 const HEIGHT = 310;
@@ -138,10 +138,8 @@ export class Plot {
     const muted = colour("muted");
     const line = colour("line");
     const axis = { stroke: muted, font: FONT, labelFont: FONT, ticks: { show: false } };
-    const steps = (digits: number): number => Math.max(0, Math.min(3, digits));
     const yValues = (_: uPlot, splits: number[]): string[] => {
-      const gap = splits.length > 1 ? splits[1]! - splits[0]! : 1;
-      const digits = steps(Math.ceil(-Math.log10(100 * gap) - 1e-9));
+      const digits = digitsOf(100 * ((splits[1] ?? 1) - (splits[0] ?? 0)));
       return splits.map((value) => (value === null ? "" : data.share ? percent(value, digits) : short(value)));
     };
     const logarithmic = data.log && { splits: (_: uPlot, __: number, low: number, high: number) => logTicks(low, high), filter: (_: uPlot, splits: number[]) => splits };

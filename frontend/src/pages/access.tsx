@@ -12,8 +12,11 @@ import { LedgerView } from "./run/ledger";
 export function AccessPage() {
   const [tokens, setTokens] = useState<AccessToken[] | null>(null);
   const [problem, setProblem] = useState("");
-  const load = (): void =>
-    void get<{ tokens: AccessToken[] }>("access").then((answer) => setTokens(answer.tokens), (error: unknown) => setProblem(messageOf(error)));
+  const [version, setVersion] = useState(0);
+  const load = (): void => {
+    setVersion((number) => number + 1);
+    get<{ tokens: AccessToken[] }>("access").then((answer) => setTokens(answer.tokens), (error: unknown) => setProblem(messageOf(error)));
+  };
   useEffect(load, []);
   return (
     <>
@@ -25,7 +28,7 @@ export function AccessPage() {
         {tokens && !tokens.length && <Empty>{t("access.none")}</Empty>}
         {tokens && tokens.length > 0 && <Table label={t("access.all")} columns={columns(load)} rows={tokens} id={(token) => token.id} first="-created" />}
       </Section>
-      {currentSession()?.kind === "federation" && <LedgerView id="@operator" title={t("access.ledger")} />}
+      {currentSession()?.kind === "federation" && <LedgerView id="@operator" title={t("access.ledger")} version={version} />}
     </>
   );
 }

@@ -1,35 +1,19 @@
 // The ledger of a run: what each record says, and whether the chain holds.
-import { useEffect, useState } from "preact/hooks";
-import { get, messageOf, post } from "../../api";
+import { useState } from "preact/hooks";
+import { get, post } from "../../api";
 import { count, seconds } from "../../format";
 import { t } from "../../i18n";
 import { ActionButton, Empty, Pager, Problem, Section } from "../../parts/basics";
-import { figuresTopic } from "../../store";
-import type { LedgerPage, Verdict } from "../../types";
+import type { LedgerPage, LedgerRecord, Verdict } from "../../types";
+import { useFetched } from "./documents";
 
 const PER_PAGE = 200;
 
-export function LedgerView({ id, title }: { id: string; title?: string }) {
-  const [ledger, setLedger] = useState<LedgerPage | null>(null);
+/** `version` changes when the ledger is to be fetched again without a word of the server. */
+export function LedgerView({ id, title, version }: { id: string; title?: string; version?: number }) {
   const [page, setPage] = useState<number | null>(null);
   const [verdict, setVerdict] = useState<Verdict | null>(null);
-  const [problem, setProblem] = useState("");
-  useEffect(() => {
-    let gone = false;
-    const load = async (): Promise<void> => {
-      const known = await get<LedgerPage>("ledger", { id, from: (page ?? 0) * PER_PAGE });
-      const last = Math.max(0, Math.ceil(known.length / PER_PAGE) - 1);
-      const shown = page === null && last > 0 ? await get<LedgerPage>("ledger", { id, from: last * PER_PAGE }) : known;
-      if (!gone) setLedger(shown);
-    };
-    const report = (error: unknown): void => void (gone || setProblem(messageOf(error)));
-    load().catch(report);
-    const stop = page === null ? figuresTopic.listen(() => void load().catch(report)) : () => {};
-    return () => {
-      gone = true;
-      stop();
-    };
-  }, [id, page]);
+  const { data: ledger, problem } = useFetched(id, (file) => file === "ledger.jsonl", () => fetchPage(id, page), `${page} ${version}`);
   const verify = async (): Promise<void> => setVerdict(await post<Verdict>("ledger/verify", { id }));
   const pages = Math.ceil((ledger?.length ?? 0) / PER_PAGE);
   const aside = ledger && ledger.length > 0 && <ActionButton main action={verify}>{t("ledger.verify")}</ActionButton>;
@@ -47,15 +31,7 @@ export function LedgerView({ id, title }: { id: string; title?: string }) {
           <p class="note">{t("ledger.length", { length: count(ledger.length) })} {ledger.head && <code>{ledger.head.slice(0, 16)}…</code>}</p>
           <ol class="ledger" reversed>
             {[...ledger.records].reverse().map((record) => (
-              <li key={record.number} value={record.number}>
-                <details>
-                  <summary>
-                    <span class="number">{count(record.number)}</span> <span class="kind">{record.kind}</span> {record.says}
-                  </summary>
-                  <p class="note"><code>{record.hash}</code></p>
-                  <pre tabIndex={0}>{JSON.stringify(record.body, null, 1)}</pre>
-                </details>
-              </li>
+              <Record key={record.number} record={record} />
             ))}
           </ol>
           <Pager page={page ?? pages - 1} pages={pages} onPage={setPage} />
@@ -63,4 +39,31 @@ export function LedgerView({ id, title }: { id: string; title?: string }) {
       )}
     </Section>
   );
+}
+
+/** A record in words; its body, which may name a thousand clients, is drawn only once it is opened. */
+function Record({ record }: { record: LedgerRecord }) {
+  const [open, setOpen] = useState(false);
+  return (
+    <li value={record.number}>
+      <details onToggle={(event) => setOpen(event.currentTarget.open)}>
+        <summary>
+          <span class="number">{count(record.number)}</span> <span class="kind">{record.kind}</span> {record.says}
+        </summary>
+        {open && (
+          <>
+            <p class="note"><code>{record.hash}</code></p>
+            <pre tabIndex={0}>{JSON.stringify(record.body, null, 1)}</pre>
+          </>
+        )}
+      </details>
+    </li>
+  );
+}
+
+/** Fetch a page of a ledger; null is the newest, which is known once the length is. */
+async function fetchPage(id: string, page: number | null): Promise<LedgerPage> {
+  const known = await get<LedgerPage>("ledger", { id, from: (page ?? 0) * PER_PAGE });
+  const last = Math.max(0, Math.ceil(known.length / PER_PAGE) - 1);
+  return page === null && last > 0 ? get<LedgerPage>("ledger", { id, from: last * PER_PAGE }) : known;
 }

@@ -80,7 +80,7 @@ function Cards({ run, rows, documents }: { run: Summary; rows: Rows | undefined;
       {!!run.simulated_seconds && <Card title={t("card.simulated")} value={seconds(run.simulated_seconds)} small={t("card.virtual")} />}
       {run.bytes_up !== null && <Card title={t("card.uplink")} value={bytes(run.bytes_up)} small={t("card.allClients")} />}
       {run.bytes_down !== null && <Card title={t("card.downlink")} value={bytes(run.bytes_down)} small={t("card.allClients")} />}
-      {run.privacy && <Card main title={t("card.epsilon")} value={short(run.privacy.epsilon)} small={run.privacy.delta === null ? "" : `delta ${run.privacy.delta}`} />}
+      {run.privacy && <Card main title={t("card.epsilon")} value={short(run.privacy.epsilon)} small={run.privacy.delta === null ? "" : `delta ${run.privacy.delta.toExponential()}`} />}
       {run.num_clients !== null && <Card title={t("card.clients")} value={count(run.num_clients)} small={run.clients_test?.["worst_decile"] != null ? t("card.worst", { value: figure(run.main, run.clients_test["worst_decile"]) }) : ""} />}
       {params !== undefined && <Card title={t("card.parameters")} value={count(params)} small={run.model} />}
     </dl>

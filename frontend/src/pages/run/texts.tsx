@@ -1,13 +1,10 @@
 // The plan, the log and the files of a run.
-import { useEffect, useState } from "preact/hooks";
-import { fileAddress, get, messageOf } from "../../api";
+import { fileAddress, get } from "../../api";
 import { bytes } from "../../format";
 import { t } from "../../i18n";
 import { Empty, Problem, Section } from "../../parts/basics";
-import { isLive, whenFilesChange } from "../../store";
 import type { RunDocuments, Summary } from "../../types";
-
-const LOG_MS = 2000;
+import { useFetched } from "./documents";
 
 export function PlanView({ run, documents }: { run: Summary; documents: RunDocuments }) {
   return (
@@ -18,29 +15,11 @@ export function PlanView({ run, documents }: { run: Summary; documents: RunDocum
 }
 
 export function LogView({ run }: { run: Summary }) {
-  const [text, setText] = useState<string | null>(null);
-  const [problem, setProblem] = useState("");
-  const live = isLive(run);
-  useEffect(() => {
-    let gone = false;
-    const load = (): void =>
-      void get<{ text: string }>("log", { id: run.id }).then(
-        (answer) => gone || setText(answer.text),
-        (error: unknown) => gone || setProblem(messageOf(error)),
-      );
-    load();
-    const timer = live ? setInterval(load, LOG_MS) : undefined;
-    const stop = whenFilesChange((id) => id === run.id && load());
-    return () => {
-      gone = true;
-      clearInterval(timer);
-      stop();
-    };
-  }, [run.id, live]);
+  const { data, problem } = useFetched(run.id, (file) => file === "log.txt", () => get<{ text: string }>("log", { id: run.id }));
   return (
     <Section title={t("view.log")}>
       <Problem text={problem} />
-      {text === "" ? <Empty>{t("log.none")}</Empty> : <pre class="log" tabIndex={0} aria-label={t("view.log")}>{text ?? t("page.loading")}</pre>}
+      {data?.text === "" ? <Empty>{t("log.none")}</Empty> : <pre class="log" tabIndex={0} aria-label={t("view.log")}>{data?.text ?? t("page.loading")}</pre>}
     </Section>
   );
 }
