@@ -5,6 +5,8 @@ export const MOST_ROWS = 20_000;
 
 export class Rows {
   length = 0;
+  /** Changes with every change of the rows. */
+  version = 0;
   measures: Measure[] = [];
   /** The server sent every k-th round only, or rounds were left out here to bound memory. */
   thinned = false;
@@ -52,6 +54,7 @@ export class Rows {
 
   /** Drop the rounds after `keep`, then add rows. Applying a message twice is the same as once. */
   apply(keep: number, rows: Row[]): void {
+    this.version++;
     this.dropAfter(keep);
     for (const row of rows) this.append(row.round, Object.keys(row), (key) => row[key]);
   }

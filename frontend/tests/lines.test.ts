@@ -24,6 +24,13 @@ test("lines are put on one axis", () => {
   assert.deepEqual(aligned(lines), [[1, 2, 3], [10, null, 30], [null, 200, 300]]);
 });
 
+test("many lines share a grid that keeps the order and number of their points", () => {
+  const lines = Array.from({ length: 20 }, (_, index) => ({ label: "", index, x: Array.from({ length: 600 }, (_, n) => n + index / 21), y: Array.from({ length: 600 }, (_, n) => n) }));
+  const [x, ...columns] = aligned(lines);
+  assert.equal(x.length, 4000);
+  for (const column of columns) assert.deepEqual(column.filter((value) => value !== null), lines[0]!.y);
+});
+
 test("means and deviations are of the lines that got there", () => {
   const lines = [{ label: "a", index: 0, x: [0, 2], y: [0, 2] }, { label: "b", index: 0, x: [0, 1, 3], y: [2, 3, 3] }];
   const { x, mean, deviation, num } = meanOf(lines);

@@ -93,3 +93,22 @@ def test_10000_runs_stay_fluid(browser: Any, tmp_path: Path) -> None:
         _, tasks = slow_frames(page)
         assert all(task < 4 * MAX_FRAME for task in tasks)
         print(f"heap: {page.evaluate(HEAP) / 1e6:.1f} MB")
+
+
+@pytest.mark.slow
+def test_twenty_compared_runs_stay_fluid(browser: Any, tmp_path: Path) -> None:
+    for number in range(19):
+        write_run(tmp_path / f"run-{number}", 4000, seed=number)
+    path, chosen = tmp_path / "live", "".join(f"id=run-{number}&" for number in range(19))
+    with running(path, 4000, planned=30000), process(tmp_path) as server, opened(browser, server.link) as page:
+        go(page, f"#/compare?{chosen}id=live&x=seconds")
+        wait_for(page, "document.querySelectorAll('.legend button').length === 20")
+        wait_for(page, "[...document.querySelectorAll('tbody tr')].every(row => row.textContent.includes(' %'))")
+        page.evaluate(FRAMES)
+        write_rows(path, 4001, 300, 10, threading.Event())
+        wait_for(page, "document.body.textContent.includes('4,300')")
+        frames, _ = slow_frames(page)
+        assert sorted(frames)[int(0.99 * len(frames))] < 2 * MAX_FRAME
+        page.evaluate("setTimeout(() => { const end = performance.now() + 200; while (performance.now() < end); })")
+        wait_for(page, "window.tasks.some(task => task > 190)")
+        assert max(slow_frames(page)[0]) > 150, "frames that come late are not noticed"

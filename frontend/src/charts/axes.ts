@@ -38,14 +38,32 @@ export function axis(against: Against, all: readonly (Rows | undefined)[]): Axis
   return { title: t(against === "seconds" ? "axis.seconds" : "axis.simulated", { unit }), per: hours ? 3600 : 1 };
 }
 
+interface LineOptions {
+  label: string;
+  index: number;
+  per: number;
+  buckets: number;
+  positive?: boolean;
+  thin?: boolean;
+}
+
+/** Lines that were drawn last, so that of many runs only those that went on are thinned again. */
+const drawn = new WeakMap<Rows, Map<string, { asked: string; line: Line | null }>>();
+
 /** Return the line of a measure of a run; null if it has no number. */
-export function lineOf(
-  rows: Rows | undefined,
-  key: string,
-  against: Against,
-  options: { label: string; index: number; per: number; buckets: number; positive?: boolean; thin?: boolean },
-): Line | null {
+export function lineOf(rows: Rows | undefined, key: string, against: Against, options: LineOptions): Line | null {
   if (!rows?.has(key)) return null;
+  let known = drawn.get(rows);
+  if (!known) drawn.set(rows, (known = new Map<string, { asked: string; line: Line | null }>()));
+  const asked = JSON.stringify([rows.version, against, options]);
+  const last = known.get(key);
+  if (last?.asked === asked) return last.line;
+  const line = thinnedLine(rows, key, against, options);
+  known.set(key, { asked, line });
+  return line;
+}
+
+function thinnedLine(rows: Rows, key: string, against: Against, options: LineOptions): Line | null {
   const xs = rows.column(AXES[against]);
   const ys = rows.column(key);
   const rounds = rows.column("round");

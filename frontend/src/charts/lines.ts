@@ -16,6 +16,7 @@ export interface Line {
 }
 
 export const COLOURS = 7;
+const MOST_X = 4000;
 const DASHES: readonly number[][] = [[], [10, 4], [3, 3], [12, 3, 3, 3]];
 
 export const colourName = (index: number): string => `c${index % COLOURS}`;
@@ -59,16 +60,34 @@ export function nearest(xs: ArrayLike<number>, x: number): number {
   return Math.abs(xs[low]! - x) <= Math.abs(xs[high]! - x) ? low : high;
 }
 
-/** Put lines on one ascending x, as uPlot wants them: [x, y, y, ...] with null where a line has no point. */
+/** Return every x of some lines once, in order. */
+function ascending(lines: readonly Line[]): number[] {
+  const all = new Float64Array(lines.reduce((sum, line) => sum + line.x.length, 0));
+  let num = 0;
+  for (const line of lines) for (const x of line.x) all[num++] = x;
+  all.sort();
+  return [...all.filter((x, n) => !n || x !== all[n - 1])];
+}
+
+const spaced = (low: number, high: number, num: number): number[] =>
+  Array.from({ length: num }, (_, n) => low + (n / (num - 1)) * (high - low));
+
+/** Put lines on one ascending x, as uPlot wants them: [x, y, y, ...] with null where a line has no point.
+ *  Where they have too many different x, points move to the next place of a grid that is finer than pixels. */
 export function aligned(lines: readonly Line[]): [number[], ...(number | null)[][]] {
   const first = lines[0];
   const same = first && lines.every((line) => line.x.length === first.x.length && line.x.every((x, n) => x === first.x[n]));
-  const all = same ? first.x : [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);
-  const place = same ? null : new Map(all.map((x, n) => [x, n]));
+  const every = same ? first.x : ascending(lines);
+  const all = !same && every.length > MOST_X ? spaced(every[0]!, every[every.length - 1]!, MOST_X) : every;
   const on = (line: Line, values: number[]): (number | null)[] => {
-    if (!place) return values;
+    if (same) return values;
     const column: (number | null)[] = new Array<number | null>(all.length).fill(null);
-    line.x.forEach((x, n) => (column[place.get(x)!] = values[n]!));
+    let place = -1;
+    line.x.forEach((x, n) => {
+      place = Math.min(place + 1, all.length - 1);
+      while (place < all.length - 1 && all[place]! < x) place++; // both ascend
+      column[place] = values[n]!;
+    });
     return column;
   };
   const columns = lines.flatMap((line) =>
@@ -102,7 +121,7 @@ export function digitsOf(step: number): number {
 
 /** Mean and sample standard deviation over lines, at every x that one of them has; linear between points. */
 export function meanOf(lines: readonly Line[]): { x: number[]; mean: number[]; deviation: number[]; num: number[] } {
-  const xs = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);
+  const xs = ascending(lines);
   const places = lines.map(() => 0);
   const mean: number[] = [];
   const deviation: number[] = [];

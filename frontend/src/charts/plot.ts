@@ -169,7 +169,7 @@ export class Plot {
         { ...axis, grid: { show: false }, label: data.xTitle, labelSize: 22, size: 28, ...(data.whole && { incrs: WHOLE }), values: (_, splits) => splits.map((x) => (Number.isInteger(x) ? count(x) : short(x))) },
         { ...axis, grid: { stroke: line, width: 1 }, size: 58, values: yValues, ...logarithmic },
       ],
-      cursor: { y: false, points: { show: false }, drag: { x: true, y: false } },
+      cursor: { y: false, points: { size: 9, width: 2, stroke: colour("paper"), fill: (chart, n) => (chart.series[n]!.stroke as () => string)() }, drag: { x: true, y: false } },
       hooks: {
         setSelect: [(chart) => (this.zoomed = this.zoomed || chart.select.width > 0)],
         setCursor: [

@@ -5,16 +5,18 @@ import { Chart, type ChartData } from "../charts/chart";
 import { type Line, colourName, dashOf, meanOf } from "../charts/lines";
 import { NONE, bytes, count, measureTitle, seconds, shown } from "../format";
 import { t } from "../i18n";
-import { Empty, Mark, Scroll, Section, Switch } from "../parts/basics";
+import { Empty, Mark, Problem, Scroll, Section, Switch } from "../parts/basics";
 import { saveCsv } from "../parts/files";
 import { type Route, runLink, setQuery } from "../router";
+import { MOST_ROWS } from "../rows";
 import { figuresTopic, rowsOf, runs, runsTopic } from "../store";
 import { watch } from "../stream";
 import { useTopic } from "../topic";
 import type { Measure, Summary } from "../types";
 
 const MOST_RUNS = 60;
-const POINTS = 24_000;
+/** Points of all curves together that are drawn. */
+const POINTS = 12_000;
 
 interface Curve {
   label: string;
@@ -24,7 +26,8 @@ interface Curve {
 
 export function ComparePage({ route }: { route: Route }) {
   useTopic(runsTopic);
-  const ids = useMemo(() => [...new Set(route.query.getAll("id"))].slice(0, MOST_RUNS), [route]);
+  const chosen = [...new Set(route.query.getAll("id"))];
+  const ids = useMemo(() => chosen.slice(0, MOST_RUNS), [chosen.join("\n")]);
   useEffect(() => (watch(ids), () => watch([])), [ids.join("\n")]);
   const [hidden, setHidden] = useState<ReadonlySet<string>>(new Set());
   useTopic(figuresTopic);
@@ -80,6 +83,7 @@ export function ComparePage({ route }: { route: Route }) {
     <>
       <h1>{t("compare.title", { num: ids.length })}</h1>
       <p class="lead">{t("compare.lead")}</p>
+      {chosen.length > ids.length && <Problem text={t("compare.most", { num: chosen.length, most: MOST_RUNS })} />}
       <Section title={t("curves.title")} aside={controls}>
         <Legend curves={curves} hidden={hidden} onToggle={toggle} />
         <div class="charts">
@@ -234,7 +238,7 @@ function linesOf(curves: readonly Curve[], key: string, against: Against, bucket
 function saveShown(curves: readonly Curve[], measure: Measure, against: Against, grouped: boolean): void {
   const rows: (string | number | null)[][] = [["run", ...(grouped ? [] : ["round"]), AXES[against], measure.key, ...(grouped ? ["deviation"] : [])]];
   const per = axis(against, curves.flatMap((curve) => curve.ids.map(rowsOf))).per;
-  for (const line of linesOf(curves, measure.key, against, POINTS, false))
+  for (const line of linesOf(curves, measure.key, against, MOST_ROWS, false))
     line.x.forEach((x, n) => {
       const deviation = line.high ? line.high[n]! - line.y[n]! : null;
       rows.push([line.label, ...(grouped ? [] : [line.rounds?.[n] ?? null]), x * per, line.y[n]!, ...(grouped ? [deviation] : [])]);
