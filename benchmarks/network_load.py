@@ -1,11 +1,13 @@
 """A server under load: many connected clients over TLS, updates of mlp_2nn from all of them, and where the time goes.
 
-    python benchmarks/network_load.py [--clients 1000] [--rounds 5] [--profile]
+    python benchmarks/network_load.py [--clients 1000] [--rounds 5] [--profile] [--pages 50]
 
 The server is the real one, in a process of its own. Clients are light: one process speaks the protocol for all of them,
 each with a key and a TLS connection of its own, and sends a ready-made update instead of training. A round begins when
 all have their orders and updates, all send at once, and it is over when the updates are folded and all have their next
 orders.
+With --pages so many live pages are open in every second round, each with the clients and the rows of the run, and
+rounds with and without are compared.
 With --profile (Linux's perf must be installed) it is shown in what code the server spends its processor time.
 """
 
@@ -26,6 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import msgspec
 import numpy as np
 import torch
@@ -47,7 +50,10 @@ from atoll.network.protocol.messages import (
     update_text,
 )
 from atoll.network.protocol.objects import manifest_of
+from atoll.network.protocol.operator import address_of
+from atoll.network.server.access import Access
 from atoll.network.server.store import Store
+from atoll.ui.serving import local_link
 
 PLAN = """
 name = "load"
@@ -143,8 +149,63 @@ def cpu(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+class LivePages:
+    """Browsers that show a run and the clients of a federation."""
+
+    def __init__(self, home: Path, num: int) -> None:
+        self._num, self._tasks = num, list[asyncio.Task[None]]()
+        self.num_bytes = 0
+        if not num:
+            return
+        link = local_link(Access(home), int(address_of(home).url.rpartition(":")[2]))
+        self._host = link.removeprefix("http://").partition("/")[0]
+        self._cookies = []
+        with httpx2.Client(base_url=f"http://{self._host}", trust_env=False) as http:
+            for _ in range(num):  # a browser each
+                answer = http.post("/ui/api/session", json={"token": link.rpartition("=")[2]}).raise_for_status()
+                self._cookies.append(answer.headers["set-cookie"].partition(";")[0])
+
+    async def open(self) -> None:
+        """Open all, and wait until each has seen something."""
+        seen = [asyncio.Event() for _ in range(self._num)]
+        self._tasks = [asyncio.create_task(self._show(*each)) for each in zip(self._cookies, seen, strict=True)]
+        await asyncio.gather(*(each.wait() for each in seen))
+
+    async def close(self) -> None:
+        """Close all."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _show(self, cookie: str, seen: asyncio.Event) -> None:
+        source, out = await self._ask(cookie, "/ui/api/stream?follow=load")
+        try:
+            while line := await source.readline():
+                self.num_bytes += len(line)
+                if line.startswith(b"event: clients"):  # as the page does, it reads them again
+                    clients, other = await self._ask(cookie, "/ui/api/clients")
+                    self.num_bytes += len(await clients.read())
+                    other.close()
+                seen.set() if line.startswith(b"data: ") else None
+        finally:
+            out.close()
+
+    async def _ask(self, cookie: str, path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        host, port = self._host.split(":")
+        source, out = await asyncio.open_connection(host, int(port), limit=1 << 24)
+        head = f"GET {path} HTTP/1.1\r\nhost: {self._host}\r\ncookie: {cookie}\r\nconnection: close\r\n\r\n"
+        out.write(head.encode())
+        assert b" 200 " in await source.readline()
+        return source, out
+
+
 async def drive(
-    clients: list[RawClient], server: subprocess.Popen[bytes], rounds: int, watch: Callable[[], None]
+    clients: list[RawClient],
+    server: subprocess.Popen[bytes],
+    rounds: int,
+    watch: Callable[[], None],
+    pages: LivePages,
+    num_pages: int,
 ) -> dict[str, float]:
     """Connect everybody, wait, then let them deliver round after round; `watch` is called before the first."""
     found = {"MB before they come": memory(server.pid)}
@@ -173,14 +234,27 @@ async def drive(
         orders[client] = await client.poll(25.0)
 
     watch()
-    for _ in range(rounds - 1):  # after the last round there are no orders
+    for number in range(rounds - 1):  # after the last round there are no orders
         await asyncio.gather(*map(ordered, clients))
+        if num_pages and number % 2:
+            await pages.open()
         for client in clients:
             client.prepare(orders[client].orders[0])
         began, used = time.perf_counter(), cpu(server.pid)
         await asyncio.gather(*map(deliver, clients))
         await asyncio.gather(*map(ordered, clients))
         times.append((time.perf_counter() - began, cpu(server.pid) - used))
+        await pages.close()
+    if num_pages:
+        with_pages, without = (np.median(times[start::2], axis=0) for start in (1, 0))
+        found |= {
+            "ms a round, no page open": 1000 * without[0],
+            f"ms a round, {num_pages} pages open": 1000 * with_pages[0],
+            "ratio of rounds a minute": without[0] / with_pages[0],
+            "server's processor ms, no page": 1000 * without[1],
+            f"server's processor ms, {num_pages} pages": 1000 * with_pages[1],
+            "MB sent to pages": pages.num_bytes / 1e6,
+        }
     best, busy = min(times)
     return found | {
         "updates/s": len(clients) / best,
@@ -233,6 +307,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--pages", type=int, default=0, help="Live pages that are open in every second round.")
     parser.add_argument("--profile", action="store_true", help="Show where the server spends its time.")
     told = parser.parse_args()
     home = Path(tempfile.mkdtemp(prefix="atoll-load-"))
@@ -273,7 +348,8 @@ def main() -> None:
                 perf = ["perf", "record", "-q", "-F", "997", "-p", str(server.pid), "-o", str(home / "perf.data")]
                 watching.append(subprocess.Popen(perf))
 
-        found = asyncio.run(drive(clients, server, told.rounds, watch))
+        pages = LivePages(home, told.pages)
+        found = asyncio.run(drive(clients, server, told.rounds, watch, pages, told.pages))
         found["ms to hash and decrypt one"] = floor_ms(vector.nbytes)
         for each in watching:
             each.send_signal(signal.SIGINT)

@@ -28,8 +28,12 @@ SHORTER = {
 }
 """Options that are added to a command, so that it takes seconds; those of the text count where both say something."""
 HOST = "atoll.example"
-GOES_ON = {"serve": "serving", "join": "", "ui": "http://"}
+GOES_ON = {"serve": "serving", "join": ""}
 """Commands that do not end by themselves, and what they print once they are ready."""
+PAGES = {"ui": "http://", "run": "the live page stays"}
+"""Likewise of those that serve a page to the end of a reading; `run` with `--ui` only."""
+GROUPS = ("access", "clients", "runs", "data", "plan", "privacy", "ledger")
+"""Commands that have commands."""
 AT_EACH_CLIENT = ("enrol", "join")
 SECONDS = 300.0
 
@@ -39,7 +43,7 @@ class Reader:
 
     def __init__(self, directory: Path, fork_server: ForkServer, *, small: bool) -> None:
         self.directory, self.fork_server, self.small = directory, fork_server, small
-        self.port, self.started = free_port(), list[ForkedProcess]()
+        self.port, self.started, self.pages = free_port(), list[ForkedProcess](), list[ForkedProcess]()
         self.printed: dict[str, str] = {}
         """The last output of each command, such as `clients token`."""
         self._num = 0
@@ -65,7 +69,7 @@ class Reader:
     def type(self, command: Command) -> str:
         """Run a command as it stands in the text; what it printed."""
         words = shlex.split(command.text)[1:]
-        name = " ".join(words[: 2 if words[0] in ("clients", "runs", "data", "plan", "privacy", "ledger") else 1])
+        name = " ".join(words[: 2 if words[0] in GROUPS else 1])
         if name.startswith("ledger"):
             self.wait_for_the_end()
         for letter in "ab" if name in AT_EACH_CLIENT else "a":
@@ -86,7 +90,7 @@ class Reader:
 
     def stop(self) -> None:
         """End what still goes on."""
-        for child in self.started:
+        for child in (*self.started, *self.pages):
             child.kill()
 
     def said(self) -> str:
@@ -99,9 +103,10 @@ class Reader:
         self._num += 1
         out = self.directory / f"{self._num:02} {name}.out"
         child = self.fork_server.start(words, out, place)
-        if name in GOES_ON:
-            self.started.append(child)
-            until(lambda: GOES_ON[name] in child.said or child.code is not None, SECONDS, name)
+        ready = GOES_ON.get(name, PAGES.get(name) if name != "run" or "--ui" in words else None)
+        if ready is not None:
+            (self.started if name in GOES_ON else self.pages).append(child)
+            until(lambda: ready in child.said or child.code is not None, SECONDS, name)
             assert child.code is None, f"{command}\n{child.said}"
         else:
             assert child.wait(SECONDS) == 0, f"{command}\n{' '.join(words)}\n{child.said}"
@@ -115,6 +120,8 @@ class Reader:
             word = word.replace("TOKEN", self.type(Command("", "atoll clients token")).split()[-1])
         if "NAME" in word:
             word = word.replace("NAME", self.run_name())
+        if word == "ID":
+            word = self.printed["access list"].split()[0]
         if word == "HEX":
             word = re.findall(r"[0-9a-f]{64}", self.printed["status"])[0]
         if word == "ca.pem":

@@ -280,11 +280,11 @@ class Page:
         text = f"record {fault.number} {fault.what}" if isinstance(fault, Fault) else None
         return {"ok": text is None, "length": len(lines), "fault": text, "seconds": time.monotonic() - started}
 
-    def _clients(self, request: Request, session: Session) -> Json:
-        clients = self._served.clients()
+    def _clients(self, request: Request, session: Session) -> msgspec.Raw:
+        clients = self._feed.clients()
         if clients is None:
             raise Refused(HTTPStatus.NOT_FOUND, "there are no clients of a federation here")
-        return {"clients": clients}
+        return msgspec.Raw(clients)
 
     async def _file(self, request: Request) -> Response:
         await self._signed_in(request)
@@ -317,7 +317,10 @@ class Page:
 
     def _act(self, name: str, session: Session, body: Any) -> Any:
         session.require(Role.OPERATOR)
-        return self._actions[name].do(body, session.name)
+        try:
+            return self._actions[name].do(body, session.name)
+        finally:
+            self._feed.forget_clients()
 
     def _tokens(self, request: Request, session: Session) -> Json:
         session.require(Role.OPERATOR)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
+import threading
 import time
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -74,6 +76,8 @@ class Feed:
         self._summaries: dict[str, Json] = {}
         self._stamps: dict[str, dict[str, object]] = {}
         self._clients_seen: object = None
+        self._clients_read: tuple[float, bytes | None] = (-math.inf, None)
+        self._clients_lock = threading.Lock()
         self._next_scan = self._next_clients = 0.0
         self._task: asyncio.Task[None] | None = None
         self._closed = False
@@ -153,9 +157,22 @@ class Feed:
             return False
         self._next_clients = now + CLIENTS_SECONDS
         known = self._clients()
+        self._clients_read = now, None if known is None else _encoded({"clients": known})
         seen = known and [{key: value for key, value in each.items() if key != "seconds_since"} for each in known]
         changed, self._clients_seen = seen != self._clients_seen, seen
         return changed
+
+    def forget_clients(self) -> None:
+        """Read the clients anew when they are next asked for, since somebody has changed them."""
+        self._clients_read, self._next_clients = (-math.inf, None), 0.0
+
+    def clients(self) -> bytes | None:
+        """Return the clients as JSON, read at most once a second for all pages; None without a federation."""
+        with self._clients_lock:
+            if time.monotonic() - self._clients_read[0] > CLIENTS_SECONDS:
+                known = self._clients()
+                self._clients_read = time.monotonic(), None if known is None else _encoded({"clients": known})
+            return self._clients_read[1]
 
     def _tell(
         self, page: Subscription, changed: dict[str, Json], gone: list[str], files: dict[str, list[str]], clients: bool
