@@ -43,7 +43,7 @@ function App() {
         {state === "closed" && <SignInPage />}
         {state === "open" && <Page route={route} />}
       </main>
-      <footer>{t("page.footer", { version: currentSession()?.version ?? "" })}</footer>
+      <footer>{currentSession() && `Atoll ${currentSession()!.version} · `}{t("page.footer")}</footer>
     </>
   );
 }

@@ -73,6 +73,16 @@ def test_seeds_are_grouped_and_downloaded(browser: Any, link: str, tmp_path: Pat
         assert (tmp_path / "chart.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+def test_the_legend_hides_curves(browser: Any, link: str) -> None:
+    with opened(browser, link) as page:
+        go(page, COMPARED)
+        page.wait_for_selector("canvas[aria-label*='lr=0.1/seed1']")
+        page.locator(".legend").get_by_role("button", name="sweep/lr=0.1/seed1").click()
+        page.wait_for_selector("canvas:not([aria-label*='lr=0.1/seed1'])")
+        label = page.locator("canvas").first.get_attribute("aria-label")
+        assert "seed0" in label and "seed1" not in label and "seed2" in label
+
+
 def test_every_view_of_a_run_opens(browser: Any, link: str, runs: Path) -> None:
     with opened(browser, link) as page:
         expected = {
