@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,6 +79,23 @@ def test_only_files_for_people_are_handed_out(browser: Browser, runs: Path) -> N
     assert plan.headers["content-disposition"].startswith("attachment") and "fedavg" in plan.text
     table = browser.http.get("/ui/file", params={"id": "one", "name": "metrics.csv"})
     assert table.text.splitlines()[0].startswith("round,") and len(table.text.splitlines()) == 4
+
+
+def test_links_and_pipes_in_a_run_lead_nowhere(browser: Browser, runs: Path, tmp_path: Path) -> None:
+    """A run directory may come from somebody else."""
+    (tmp_path / "secret").write_text("secret = 1\n")
+    planted = write_run(runs / "planted", 1)
+    for name in ("report.html", "log.txt", "ledger.jsonl", "sites.json"):
+        (planted / name).symlink_to(tmp_path / "secret")
+    (planted / "metrics.jsonl").unlink()
+    os.mkfifo(planted / "metrics.jsonl")
+    os.mkfifo(planted / "confusion.json")
+    document = browser.get("run", id="planted")
+    assert document["pages"] == [] and "secret" not in json.dumps(document)
+    assert browser.get("log", id="planted")["text"] == "" and browser.get("ledger", id="planted")["length"] == 0
+    assert browser.get("rows", id="planted")["total"] == 0
+    for name in ("report.html", "log.txt"):
+        assert browser.http.get("/ui/file", params={"id": "planted", "name": name}).status_code == 400
 
 
 def test_pages_that_were_written_to_files_are_in_a_sandbox(browser: Browser, runs: Path) -> None:

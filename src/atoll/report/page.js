@@ -21,6 +21,7 @@
 
   const colour = (index) => `var(--c${index % COLOURS})`;
   const dash = (index) => DASHES[Math.floor(index / COLOURS) % DASHES.length];
+  const isWhole = (value) => Math.abs(value - Math.round(value)) < 1e-6;
   const percent = (share, digits = 2) => `${(100 * share).toFixed(digits)} %`;
   const short = (value) => (value === 0 ? "0" : Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3 ? value.toExponential(1) : String(+value.toPrecision(4)));
   const grouped = (value) => (Math.abs(value) >= 1e7 ? value.toExponential(1) : value.toLocaleString("en", { maximumFractionDigits: 4 }));
@@ -122,7 +123,7 @@
     const xAt = (pixel) => x0 + ((pixel - EDGE.left) / (right - EDGE.left)) * (x1 - x0);
 
     const yTicks = log ? logTicks(y0, y1) : ticks(y0, y1, 8);
-    const digits = yTicks.length > 1 ? Math.max(0, Math.min(3, Math.ceil(-Math.log10(100 * (yTicks[1] - yTicks[0])) - 1e-9))) : 1;
+    const digits = yTicks.length > 1 ? [0, 1, 2].find((d) => isWhole(100 * (yTicks[1] - yTicks[0]) * 10 ** d)) ?? 3 : 1;
     for (const y of yTicks) {
       make("line", { class: "grid", x1: EDGE.left, x2: right, y1: py(y), y2: py(y) }, svg);
       const label = isShare(keys[0]) ? percent(y, digits) : short(log ? 10 ** y : y);

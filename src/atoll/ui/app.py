@@ -293,7 +293,7 @@ class Page:
             log = await asyncio.to_thread(self._runs.rows, run)
             text = csv_text([msgspec.json.decode(line) for line in log.lines])
             return _download(text.encode(), f"{run.replace('/', '-')}.csv", "text/csv")
-        data = await asyncio.to_thread(lambda: self._runs.file(run, name).read_bytes())
+        data = await asyncio.to_thread(self._runs.file, run, name)
         if name.endswith(".html"):
             return Response(data, media_type="text/html", headers={"content-security-policy": SANDBOX})
         return _download(data, f"{run.replace('/', '-')}-{name}", "text/plain")

@@ -10,13 +10,14 @@ import io
 import json
 import math
 import os
+import stat
 import struct
 import sys
 import threading
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from atoll.core.errors import RunError
 from atoll.report.main_figure import SHARES, SMALLER_IS_BETTER, main_of, measure_title
@@ -76,14 +77,14 @@ class RowLog:
     def extend(self, path: Path) -> bool:
         """Read what was added to the file; False if it is another file, whose rows may differ."""
         try:
-            with path.open("rb") as file:
+            with _opened(path) as file:
                 status = os.fstat(file.fileno())
                 if self._file and (status.st_ino != self._file or status.st_size < self._offset):
                     return False
                 self._file = status.st_ino
                 file.seek(self._offset)
                 data = file.read()
-        except FileNotFoundError:
+        except OSError:
             return not self._file
         data = data[: data.rfind(b"\n") + 1]  # what is being written comes later
         self._offset += len(data)
@@ -159,7 +160,7 @@ class RunsDirectory:
                 (row["contribution"] for row in last if "contribution" in row), (result or {}).get("contribution")
             ),
             "files": [{"name": each.name, "bytes": each.stat().st_size} for each in sorted(_shown_files(path))],
-            "pages": sorted(each.name for each in path.glob("*.html")),
+            "pages": sorted(each.name for each in _shown_files(path) if each.suffix == ".html"),
         }
 
     def rows(self, run: str) -> RowLog:
@@ -191,12 +192,12 @@ class RunsDirectory:
         """Return the lines of a run's ledger; none if it has no ledger."""
         return _text(self.path(run) / LEDGER).splitlines()
 
-    def file(self, run: str, name: str) -> Path:
-        """Return a file that is handed out."""
+    def file(self, run: str, name: str) -> bytes:
+        """Return the contents of a file that is handed out."""
         found = next((each for each in _shown_files(self.path(run)) if each.name == name), None)
         if found is None:
             raise RunError(f"there is no file {name!r:.80} of this run that is shown: choose one of its list")
-        return found
+        return _read(found)
 
     def stamps(self, run: str) -> dict[str, object]:
         """Return what changes with the documents of a run, by the name of the file."""
@@ -370,7 +371,8 @@ def _is_run(path: Path) -> bool:
 
 
 def _shown_files(path: Path) -> list[Path]:
-    return [each for each in path.iterdir() if each.is_file() and (each.name in SHOWN or each.suffix == ".html")]
+    shown = (each for each in path.iterdir() if each.name in SHOWN or each.suffix == ".html")
+    return [each for each in shown if each.is_file() and not each.is_symlink()]
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
@@ -381,17 +383,31 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-def _text(path: Path) -> str:
+def _opened(path: Path) -> BinaryIO:
+    """Open a file of a run; not what a link leads to, which might be anything of this machine, and not a pipe."""
+    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise FileNotFoundError(f"{path} is no file")
+    return os.fdopen(number, "rb")
+
+
+def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes().decode(errors="replace")
-    except FileNotFoundError:
-        return ""
+        with _opened(path) as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _text(path: Path) -> str:
+    return _read(path).decode(errors="replace")
 
 
 def _json(path: Path) -> Json | None:
     try:
-        found = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
+        found = json.loads(_read(path))
+    except ValueError:
         return None
     return found if isinstance(found, dict) else None
 
@@ -399,11 +415,11 @@ def _json(path: Path) -> Json | None:
 def _tail(path: Path, num_bytes: int) -> str:
     """Return the last whole lines of a file."""
     try:
-        with path.open("rb") as file:
+        with _opened(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - num_bytes))
             text = file.read().decode(errors="replace")
-    except FileNotFoundError:
+    except OSError:
         return ""
     return text if size <= num_bytes else text.partition("\n")[2]
 
