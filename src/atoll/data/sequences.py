@@ -38,6 +38,8 @@ class Tokenizer(NamedTuple):
     num_tokens: int
     begin: int | None = None
     end: int | None = None
+    decode: Any = None
+    """List of token numbers -> text, without special ones; None where nothing is decoded."""
 
 
 def jsonl(
@@ -171,7 +173,10 @@ def hf_tokenizer(path: str) -> Tokenizer:
     def encode(text: str) -> list[int]:
         return list(made(text, add_special_tokens=False)["input_ids"])
 
-    return Tokenizer(encode, len(made), made.bos_token_id, made.eos_token_id)
+    def decode(ids: list[int]) -> str:
+        return str(made.decode(ids, skip_special_tokens=True))
+
+    return Tokenizer(encode, len(made), made.bos_token_id, made.eos_token_id, decode)
 
 
 def token_rows(
