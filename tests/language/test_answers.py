@@ -86,7 +86,7 @@ def test_a_trained_model_says_what_its_clients_say(llm_plan: Plan, texts: Path, 
 def test_the_report_shows_what_was_said_without_trusting_it(llm_plan: Plan, tmp_path: Path) -> None:
     run(llm_plan.replace({"rounds": 1, "evaluation.clients_every": 1}), out=tmp_path / "run")
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "perplexity" in page and "test loss" in page and "Spread over clients" in page
+    assert all(words in page for words in ("perplexity", "test loss", "Spread over clients", "clients&#x27; loss"))
     assert "What the model says" not in page
     questions = tmp_path / "questions.jsonl"
     questions.write_text(json.dumps({"prompt": "say it ", "answer": "a", "candidates": ["a", "b"]}) + "\n")

@@ -358,6 +358,7 @@ def _last_rounds(record: RunRecord) -> str:
         ("epsilon", "privacy.epsilon", lambda v: f"{v:.3f}"),
         (f"clients' {title_of(main)}", "clients_test.mean", partial(shown, main)),
         ("worst tenth", "clients_test.worst_decile", partial(shown, main)),
+        ("clients' loss", "clients_test.loss", lambda v: f"{v:.4g}"),
         ("round time", "round_seconds", human_seconds),
         ("total time", "seconds", human_seconds),
         ("simulated time", "simulated_seconds", human_seconds),
