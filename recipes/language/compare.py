@@ -33,7 +33,7 @@ from atoll.train.federation import Federation, build_federation
 Json = dict[str, Any]
 MODEL_BYTES = 60_766_720
 """Bytes of the base's weights in float32."""
-RATES = {"local": 0.002, "ffa_lora": 0.01, "flora": 0.01}
+RATES = {"local": 0.002, "ffa_lora": 0.01, "flora": 0.002}
 """Local rates other than 0.005."""
 CODECS: dict[str, list[Any]] = {
     "none": [],
@@ -54,7 +54,7 @@ OTHER_NOISE = (
 """Rows of other mechanisms: method, rank, cohort, epsilon."""
 CLIP = 0.5
 ROLES = Plan(
-    rounds=8,
+    rounds=16,
     data={"name": "atoll.data.sequences:shakespeare", "length": 32, "min_characters": 7000, "test": 0.01},
     partition={
         "name": "mixture",
@@ -67,7 +67,7 @@ ROLES = Plan(
     model={"name": "hf_causal", "path": "models/stories15m", "dtype": "bfloat16"},
     algorithm="fedit",
     local={"steps": 6, "batch_size": 4, "lr": 0.005, "optimizer": "adam"},
-    evaluation={"metrics": ["perplexity"], "every": 0, "clients_every": 8, "holdout": 1 / 3},
+    evaluation={"metrics": ["perplexity"], "every": 0, "clients_every": 16, "holdout": 1 / 3},
     engine="inline",
 )
 """Roles with little text each: 40 rows of 32 tokens to train on, 20 to be measured on."""
