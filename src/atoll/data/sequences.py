@@ -10,13 +10,14 @@ import importlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from atoll.core.errors import DataError, PlanError
 from atoll.core.options import Count, ShareBelowOne
 from atoll.data.catalog.shakespeare import speeches
+from atoll.data.corpora import ADDRESSES_ORIGIN, DIALOGUES_ORIGIN, addresses, exchanges
 from atoll.data.dataset import Dataset
 from atoll.data.targets import IGNORED, Array
 
@@ -37,6 +38,8 @@ class Tokenizer(NamedTuple):
     num_tokens: int
     begin: int | None = None
     end: int | None = None
+    decode: Any = None
+    """List of token numbers -> text, without special ones; None where nothing is decoded."""
 
 
 def jsonl(
@@ -87,8 +90,70 @@ def shakespeare(
     if not texts:
         names = sorted({role.partition(":")[0] for role in known})
         raise PlanError(f"no role of {list(plays)} has {min_characters} characters: lower it, or take {names}")
-    rows = token_rows("shakespeare", texts, hf_tokenizer(tokenizer), length=length, packed=True, test=test)
-    return rows
+    return token_rows("shakespeare", texts, hf_tokenizer(tokenizer), length=length, packed=True, test=test)
+
+
+def state_of_the_union(
+    tokenizer: str,
+    length: Count = 128,
+    presidents: tuple[str, ...] = (),
+    test: ShareBelowOne = 0.1,
+    quiet: bool = False,
+) -> Dataset:
+    """Load the State of the Union addresses as rows of a language model's tokens; each president is an owner.
+
+    `presidents` names some of them, such as "Abraham Lincoln"; all 43 if empty.
+    """
+    known = addresses(quiet=quiet)
+    names = sorted({each.president for each in known})
+    unknown = [name for name in presidents if name not in names]
+    if unknown:
+        raise PlanError(f"{unknown[0]!r} gave no State of the Union address: take some of {', '.join(names)}")
+    texts = [Text(each.president, each.text) for each in known if not presidents or each.president in presidents]
+    name = "state_of_the_union"
+    return token_rows(name, texts, hf_tokenizer(tokenizer), length=length, test=test, origin=ADDRESSES_ORIGIN)
+
+
+def dialogues(
+    tokenizer: str,
+    length: Count = 64,
+    languages: tuple[str, ...] = (),
+    owner: Literal["language", "topic"] = "language",
+    test: ShareBelowOne = 0.1,
+    quiet: bool = False,
+) -> Dataset:
+    """Load short dialogues as rows of a language model's tokens, each reply after what was said, which does not count.
+
+    An owner is a language, or a topic of a language such as "english: food". `languages` names some of the 28, such as
+    "chinese"; all if empty.
+    """
+    texts = [
+        Text(each.language if owner == "language" else f"{each.language}: {each.topic}", each.reply, f"{each.said}\n")
+        for each in exchanges(languages, quiet=quiet)
+    ]
+    encode = hf_tokenizer(tokenizer)
+    return token_rows("dialogues", texts, encode, length=length, packed=False, test=test, origin=DIALOGUES_ORIGIN)
+
+
+def huggingface(
+    dataset: Any,
+    tokenizer: str | Tokenizer,
+    owner: str = "owner",
+    text: str = "text",
+    prompt: str = "",
+    length: Count = 128,
+    packed: bool = True,
+    test: ShareBelowOne = 0.1,
+    name: str = "huggingface",
+) -> Dataset:
+    """Cut the texts of a data set of Hugging Face, or of any iterable of records, into rows; see `jsonl`.
+
+    `owner`, `text` and `prompt` name columns. For `Plan(data=...)` in Python: a file cannot name such an object.
+    """
+    entries = enumerate(dataset, start=1)
+    texts = [_text(entry, f"{name}, row {number}", owner, text, prompt) for number, entry in entries]
+    encode = hf_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
+    return token_rows(name, texts, encode, length=length, packed=packed, test=test)
 
 
 def hf_tokenizer(path: str) -> Tokenizer:
@@ -108,7 +173,10 @@ def hf_tokenizer(path: str) -> Tokenizer:
     def encode(text: str) -> list[int]:
         return list(made(text, add_special_tokens=False)["input_ids"])
 
-    return Tokenizer(encode, len(made), made.bos_token_id, made.eos_token_id)
+    def decode(ids: list[int]) -> str:
+        return str(made.decode(ids, skip_special_tokens=True))
+
+    return Tokenizer(encode, len(made), made.bos_token_id, made.eos_token_id, decode)
 
 
 def token_rows(
@@ -164,7 +232,6 @@ def _texts(path: Path, owner: str, text: str, prompt: str) -> Iterator[Text]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as text ({error}): give a file with a JSON object a line") from error
-    wanted = [field for field in (owner, text, prompt) if field]
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -172,13 +239,16 @@ def _texts(path: Path, owner: str, text: str, prompt: str) -> Iterator[Text]:
             entry = json.loads(line)
         except ValueError as error:
             raise DataError(f"{path}, line {number}: {error}; each line must be a JSON object") from error
-        missing = [field for field in wanted if not isinstance(entry, Mapping) or field not in entry]
-        if missing:
+        yield _text(entry, f"{path}, line {number}", owner, text, prompt)
+
+
+def _text(entry: Any, where: str, owner: str, text: str, prompt: str) -> Text:
+    """Read a record by the names of its fields."""
+    for field in filter(None, (owner, text, prompt)):
+        if not isinstance(entry, Mapping) or field not in entry:
             has = sorted(entry) if isinstance(entry, Mapping) else type(entry).__name__
-            raise DataError(
-                f"{path}, line {number}: no field {missing[0]!r}, it has {has}: name the fields of the file"
-            )
-        yield Text(str(entry[owner]), str(entry[text]), str(entry[prompt]) if prompt else "")
+            raise DataError(f"{where}: no field {field!r}, it has {has}: name the fields of the data")
+    return Text(str(entry[owner]), str(entry[text]), str(entry[prompt]) if prompt else "")
 
 
 def _tokens(text: Text, tokenizer: Tokenizer) -> tuple[Array, Array]:

@@ -7,6 +7,7 @@ whose rank may be larger; nothing is cut off.
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,16 +42,24 @@ class Adapter(NamedTuple):
 
 def export_run(path: Path, out: Path, *, merged: bool = False) -> Path:
     """Write what the run in a directory ended with as an adapter that peft loads, or as a merged model."""
-    record, weights = read_run(path), path / "model.safetensors"
+    record = read_run(path)
+    _, model = models_of(path)
+    return save_adapter(model, record.plan, out, merged=merged, rows=record.rows, info=record.info, run=path)
+
+
+def models_of(path: Path) -> tuple[nn.Module, nn.Module]:
+    """Return the model that the run in a directory began with, and the one that it ended with."""
+    plan, weights = read_run(path).plan, path / "model.safetensors"
     if not weights.is_file():
         raise RunError(f"{path} has no model.safetensors: let the run end, with atoll run --resume {path}")
-    _must_be_language(record.plan)
-    model = record.plan.model.build("models")
-    algorithm: Algorithm = record.plan.algorithm.build("algorithms")
+    _must_be_language(plan)
+    first = plan.model.build("models")
+    algorithm: Algorithm = plan.algorithm.build("algorithms")
     if algorithm.prepare is not None:
-        algorithm.prepare(model)
-    _load(model, weights)
-    return save_adapter(model, record.plan, out, merged=merged, rows=record.rows, info=record.info, run=path)
+        algorithm.prepare(first)
+    last = copy.deepcopy(first)
+    _load(last, weights)
+    return first.eval(), last.eval()
 
 
 def _load(model: nn.Module, weights: Path) -> None:

@@ -59,3 +59,15 @@ def clients_problem(table: Json) -> str:
     if metric == "accuracy" and not all(value is None or 0 <= value <= 1 for value in values):
         return '"accuracy" must be a list of shares in [0, 1], one a client'
     return ""
+
+
+def answers_problem(table: Json) -> str:
+    """Return what is wrong with the contents of answers.json."""
+    samples, asked = table.get("samples"), table.get("questions", {"num": 0})
+    keys = ("prompt", "before", "after")
+    if not (
+        isinstance(samples, list)
+        and all(isinstance(each, dict) and all(isinstance(each.get(key), str) for key in keys) for each in samples)
+    ):
+        return f'"samples" must be a list of tables with the texts {", ".join(keys)}'
+    return "" if isinstance(asked, dict) and isinstance(asked.get("num"), int) else '"questions" must have "num"'

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from atoll.report.reading import RunRecord
 
-SHARES = frozenset({"accuracy", "balanced_accuracy", "precision", "recall", "f1", "attack_success"})
+SHARES = frozenset(
+    {"accuracy", "balanced_accuracy", "precision", "recall", "f1", "attack_success", "exact_match", "multiple_choice"}
+)
 """Figures that are shown in percent."""
 SMALLER_IS_BETTER = frozenset({"rmse", "mae", "brier", "calibration_error", "perplexity", "loss"})
 TITLES = {

@@ -14,6 +14,7 @@ from atoll.core.errors import PlanError, RunError, nearest
 from atoll.core.parts import Part
 from atoll.core.plan import Plan
 from atoll.report.file_checks import (
+    answers_problem,
     clients_problem,
     confusion_problem,
     is_number,
@@ -59,6 +60,7 @@ class RunRecord:
     result: Json | None = None
     sites: Json | None = None
     """Contents of sites.json: what the clients of a federation measured at home."""
+    answers: Json | None = None
 
 
 def read_run(path: Path | str) -> RunRecord:
@@ -87,6 +89,7 @@ def read_run(path: Path | str) -> RunRecord:
         charts=_table(path / "charts.json"),
         result=_table(path / "result.json"),
         sites=_checked(path / "sites.json", sites_problem),
+        answers=_checked(path / "answers.json", answers_problem),
     )
 
 

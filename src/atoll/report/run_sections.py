@@ -16,6 +16,7 @@ import numpy as np
 
 from atoll.core.parts import Part
 from atoll.report import figures
+from atoll.report.answers import answers_section
 from atoll.report.contribution_picture import contribution_picture, gain_text
 from atoll.report.main_figure import best_of, main_figure, shown, title_of
 from atoll.report.new_clients import has_new_clients, new_clients_note, new_clients_picture, new_clients_table
@@ -187,6 +188,8 @@ def run_section(record: RunRecord, name: str, index: int, single: bool) -> str:
         parts.append((picture.title, f'{figure}{picture.table}<p class="note">{escape(picture.note)}</p>'))
     if record.sites is not None:
         parts.append(("Sites", _sites(record.sites)))
+    if record.answers is not None:
+        parts.append(("What the model says", answers_section(record.answers)))
     if record.rows:
         parts.append(("Last rounds", _last_rounds(record)))
     parts.append(("Plan", f"<pre>{escape(record.plan.to_toml())}</pre>"))
@@ -355,6 +358,7 @@ def _last_rounds(record: RunRecord) -> str:
         ("epsilon", "privacy.epsilon", lambda v: f"{v:.3f}"),
         (f"clients' {title_of(main)}", "clients_test.mean", partial(shown, main)),
         ("worst tenth", "clients_test.worst_decile", partial(shown, main)),
+        ("clients' loss", "clients_test.loss", lambda v: f"{v:.4g}"),
         ("round time", "round_seconds", human_seconds),
         ("total time", "seconds", human_seconds),
         ("simulated time", "simulated_seconds", human_seconds),

@@ -24,7 +24,7 @@ from atoll.report.main_figure import SHARES, SMALLER_IS_BETTER, main_of, measure
 
 Json = dict[str, Any]
 PLAN, INFO, ROWS, RESULT, LEDGER = "plan.toml", "run.json", "metrics.jsonl", "result.json", "ledger.jsonl"
-DOCUMENTS = ("sites", "clients", "confusion", "partition", "charts", "samples")
+DOCUMENTS = ("sites", "clients", "confusion", "partition", "charts", "answers")
 """Files of JSON that a run may have beside those above."""
 SHOWN = frozenset({PLAN, INFO, ROWS, RESULT, LEDGER, "log.txt", *(f"{name}.json" for name in DOCUMENTS)})
 """Files that are handed out, beside pages; not checkpoints, models and privacy ledgers, which hold secrets."""
