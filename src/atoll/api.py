@@ -33,6 +33,8 @@ from atoll.report.record import RunDirectory, written_plan
 from atoll.report.writer import Checkpoints, RunWriter, run_info
 from atoll.simulation.devices import build_devices
 from atoll.simulation.driver import Simulation
+from atoll.split.driver import SplitEngine
+from atoll.split.rehearsal import rehearse_split
 from atoll.train.build import build_model, final_model
 from atoll.train.federation import Federation, build_federation
 from atoll.train.job import Job
@@ -238,7 +240,10 @@ def _run(plan: Plan, directory: RunDirectory | None, read: Reader, checkpoint_se
         nonlocal setup_seconds
         rehearse_training(job)
         started = time.perf_counter()
-        made = build_engine(engine_part, job, coordinator, version, tell)
+        if plan.split is not None:
+            made: Engine = SplitEngine(rehearse_split(plan, job))
+        else:
+            made = build_engine(engine_part, job, coordinator, version, tell)
         setup_seconds = time.perf_counter() - started
         return made
 

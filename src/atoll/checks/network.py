@@ -15,6 +15,7 @@ def _simulated(view: Networked) -> Values | None:
         "secagg.scheme is pairwise over a network": secagg and secagg.scheme.name != "pairwise",
         "models is for simulations so far": plan.models,
         "public is for simulations so far": plan.public,
+        "split is for simulations so far": plan.split,
         "hf_causal is for simulations so far, since its path would let a server choose what clients read or fetch": (
             plan.model.name == "hf_causal"
         ),
@@ -37,8 +38,8 @@ RULES: tuple[Rule[Networked], ...] = (
     Rule(
         name="network-simulates-nothing",
         parts=(NETWORK,),
-        reason="{use|attack, devices, secagg.lost, schemes other than pairwise, models, public and hf_causal are for "
-        "simulations}",
+        reason="{use|attack, devices, secagg.lost, schemes other than pairwise, models, public, split and hf_causal are "
+        "for simulations}",
         way_out="leave it out",
         finding=_simulated,
         refused=[
@@ -47,9 +48,10 @@ RULES: tuple[Rule[Networked], ...] = (
             {"secagg.lost": 0.1},
             {"secagg.scheme": "additive"},
             {"public": {"name": "held_out", "fraction": 0.1}},
+            {"model": "mlp_2nn", "split": {"cut": "2"}},
             {"model": {"name": "hf_causal", "path": "base"}},
         ],
-        mended={"attack": None, "devices": None, "secagg": None, "public": None, "model": "logistic"},
+        mended={"attack": None, "devices": None, "secagg": None, "public": None, "split": None, "model": "logistic"},
     ),
     Rule(
         name="network-equal-shares",
