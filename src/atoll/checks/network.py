@@ -38,8 +38,8 @@ RULES: tuple[Rule[Networked], ...] = (
     Rule(
         name="network-simulates-nothing",
         parts=(NETWORK,),
-        reason="{use|attack, devices, secagg.lost, schemes other than pairwise, models, public, split and hf_causal are "
-        "for simulations}",
+        reason="{use|attack, devices, secagg.lost, schemes other than pairwise, models, public, split and hf_causal "
+        "are for simulations}",
         way_out="leave it out",
         finding=_simulated,
         refused=[
