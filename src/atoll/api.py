@@ -251,9 +251,10 @@ def _run(plan: Plan, directory: RunDirectory | None, read: Reader, checkpoint_se
     try:
         writer = RunWriter(directory, history)
         if described is None:
-            info = run_info(
-                parts, name=plan.name, setup_seconds=setup_seconds, num_train=federation.dataset.num_train
-            )  # who holds what is what privacy hides
+            info = run_info(parts, name=plan.name, setup_seconds=setup_seconds, num_train=federation.dataset.num_train)
+            if isinstance(parts.engine, SplitEngine):
+                info["split"] = parts.engine.parties.cut.describe()
+            # who holds what is what privacy hides
             writer.describe(info, partition_counts(federation) if plan.privacy is None else None)
         simulation = Simulation(parts, state, devices, history[-1] if history else None)
         checkpoints = Checkpoints(writer, identity, simulation.state, checkpoint_seconds)

@@ -10,7 +10,7 @@ import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,6 @@ from atoll.train.job import Job
 from atoll.train.seeded import seeded
 
 CLIENT, SERVER = "client", "server"
-SideName = Literal["client", "server"]
 PROBED = 4
 """Samples on which the parts of a model are compared with the whole."""
 CLOSE = 1e-6
@@ -83,7 +82,7 @@ class Cut(NamedTuple):
     @property
     def width(self) -> int:
         """Values of one sample that cross the cut, or both cuts, one way: q."""
-        return math.prod(self.shape) + (math.prod(self.tail_shape) if self.tail is not None else 0)
+        return sum(math.prod(shape) for shape in self.shapes)
 
     @property
     def num_params(self) -> int:
@@ -97,6 +96,26 @@ class Cut(NamedTuple):
         With fewer samples split learning takes fewer bytes; layers that are handed on or averaged are not counted.
         """
         return self.num_params / self.width
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of what crosses each cut, for one sample."""
+        return (self.shape,) if self.tail is None else (self.shape, self.tail_shape)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a run directory and a command say of the cut."""
+        return {
+            "after": self.after,
+            "tail": self.tail,
+            "shapes": [list(shape) for shape in self.shapes],
+            "width": self.width,
+            "sample_bytes": self.cost(1, 1).epoch,
+            "client_params": self.client.num_params,
+            "client_bytes": self.client.num_bytes,
+            "server_params": self.server.num_params,
+            "server_bytes": self.server.num_bytes,
+            "break_even": self.break_even,
+        }
 
     def cost(self, num_samples: int, batch: int) -> Traffic:
         """Return the bytes of a batch and of an epoch of so many samples, activations up and gradients down."""

@@ -172,12 +172,12 @@ class Exchange:
 
     def _up(self, message: Message, ready: Moment, free: Moment) -> Moment:
         message, num_bytes = self._encoded("up", message)
-        arrived = self._link.send("up", num_bytes, ready)
-        self.now = self.now.later(arrived)
         if message.kind == Kind.WEIGHTS:
             self.weights = message.values
         if message.kind == Kind.WEIGHTS and not self._server.takes_weights:
-            return arrived  # the next client gets them
+            return ready  # it is the message that the next client gets, which counts its time
+        arrived = self._link.send("up", num_bytes, ready)
+        self.now = self.now.later(arrived)
         taken = arrived.later(free)
         state, answers = self._server.handle(self._states[1], message)
         self._states = self._states[0], state

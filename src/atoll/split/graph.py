@@ -6,6 +6,7 @@ at which a single tensor is still needed, and nothing else, a model can be cut.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -26,6 +27,11 @@ class Place(NamedTuple):
     """Number of the last step before the cut."""
     shape: tuple[int, ...]
     """Shape of the value that crosses the cut, for one sample."""
+
+    @property
+    def width(self) -> int:
+        """The number of values that cross the cut for one sample."""
+        return math.prod(self.shape)
 
 
 class Traced(NamedTuple):

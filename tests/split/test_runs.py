@@ -1,0 +1,103 @@
+"""Runs of split learning: directories, rows, events, and going on after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import assert_same_end, rows
+from split.models import plan_of
+
+from atoll import Plan, resume, run
+from atoll.core.errors import PlanError
+from atoll.core.events import Event, RoundCommitted, TasksSent
+from atoll.simulation.dry_run import dry_run
+
+WAYS = ("in_turn", "splitfed_v1", "splitfed_v2")
+FIELDS: dict[str, Any] = {
+    "partition": {"name": "dirichlet", "num_clients": 6, "alpha": 1.0},
+    "policy": {"size": 3},
+    "rounds": 4,
+    "local": {"steps": 2, "batch_size": 10, "lr": 0.05},
+    "evaluation": {"every": 2, "clients_every": 2},
+}
+
+
+def plan_for(way: str, **more: Any) -> Plan:
+    split = {"cut": "2", "way": way, "latency": 0.02, "bandwidth": 1e6, "micro_batches": 2, **more}
+    return plan_of(split, **FIELDS)
+
+
+def killed_after(round_number: int, plan: Plan, path: Path) -> None:
+    def kill(event: Event) -> None:
+        if isinstance(event, RoundCommitted) and event.row["round"] == round_number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    run(plan, out=path, watch=[kill], checkpoint_seconds=0.0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_killed_run_goes_on_to_the_same_bits(way: str, tmp_path: Path) -> None:
+    plan = plan_for(way, codecs=[{"name": "quantise", "bits": 8}])
+    run(plan, out=tmp_path / "whole")
+    child = get_context("fork").Process(target=killed_after, args=(2, plan, tmp_path / "killed"))
+    child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
+    assert [row["round"] for row in rows(tmp_path / "killed")] == [1, 2]
+    resume(tmp_path / "killed")
+    assert_same_end(tmp_path / "killed", tmp_path / "whole")
+
+
+def test_what_a_run_writes(tmp_path: Path) -> None:
+    seen: list[Event] = []
+    result = run(plan_for("splitfed_v2"), out=tmp_path / "run", watch=[seen.append])
+    found = rows(tmp_path / "run")
+    for key in ("bytes_up", "bytes_down", "messages", "round_trips", "simulated_seconds", "cut_bytes"):
+        values = [row[key] for row in found]
+        assert values == sorted(values) and values[0] > 0 and values[1] == pytest.approx(2 * values[0], rel=0.05)
+    assert found[0]["messages"] == 3 * (2 * 2 * 2 + 2)  # clients, steps, pieces, both ways; and the layers
+    assert found[0]["round_trips"] == 2 + 1
+    assert sum(isinstance(event, TasksSent) for event in seen) == 4
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["engine"] == {"name": "inline"}
+    assert result.model(result.model[1].weight.new_zeros(2, 1, 8, 8)).shape == (2, 10)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "The cut" in page and "after layer 2" in page and "13,000" in page and "42,210" in page
+
+
+def test_without_links_a_run_takes_no_simulated_time() -> None:
+    row = run(plan_of({"cut": "2"}, rounds=1)).history[-1]
+    assert "simulated_seconds" not in row and row["round_trips"] == 4
+
+
+def test_a_run_stops_after_simulated_seconds_or_bytes() -> None:
+    whole = run(plan_for("splitfed_v1"))
+    first = whole.history[0]
+    by_time = run(plan_for("splitfed_v1").replace({"stop.simulated_seconds": first["simulated_seconds"]}))
+    assert by_time.history[-1]["round"] == 1 and "simulated" in by_time.reason
+    enough = int(1.5 * (first["bytes_up"] + first["bytes_down"]))
+    by_bytes = run(plan_for("splitfed_v1").replace({"stop.bytes": enough}))
+    assert by_bytes.history[-1]["round"] == 1 and "byte budget" in by_bytes.reason
+
+
+def test_a_server_momentum_goes_with_splitfed() -> None:
+    """The server's step is that of FedAvg with the same algorithm."""
+    fields = {**FIELDS, "algorithm": "fedavgm"}
+    whole, parts = run(plan_of(**fields)), run(plan_of({"cut": "2"}, **fields))
+    assert bool((whole.params_D == parts.params_D).all())
+
+
+def test_plans_without_a_cut_keep_their_text_and_identity() -> None:
+    assert "split" not in Plan().to_toml()
+    plan = plan_for("in_turn")
+    assert Plan.from_toml(plan.to_toml()) == plan and plan.identity() != plan.replace({"split": None}).identity()
+
+
+def test_a_dry_run_refuses_a_cut(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="cut after one of"):
+        dry_run(plan_of({"cut": "5"}))
