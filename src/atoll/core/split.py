@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
 from atoll.core.errors import PlanError
@@ -17,8 +17,8 @@ class Split(Section, key="split"):
 
     way: Literal["in_turn", "splitfed_v1", "splitfed_v2"] = "splitfed_v1"
     """Who trains when: clients one after another, or all of a cohort at once; see `split/ways`."""
-    cut: str | Annotated[int, at_least(0, "the first layer is 0")]
-    """The last layer of the clients: a module's name such as "features.3", or its place in a sequential model."""
+    cut: str | Annotated[int, at_least(0, "the first layer is 0")] = ""
+    """Required: the last layer of the clients: a module's name such as "features.3", or its place in a sequential model."""
     tail: str | Annotated[int, at_least(1, "the first layer is 0")] | None = None
     """From this layer on the model is the clients' again, so that labels stay with them; the server has the labels if
     left out."""
@@ -36,7 +36,13 @@ class Split(Section, key="split"):
     """Seconds of a round trip between a client and the server, for simulated seconds."""
 
     def check(self) -> None:
-        """Refuse a handover that nobody makes, and a window that is no limit."""
+        """Refuse a cut that is missing, a handover that nobody makes, and a window that is no limit."""
+        if self.cut == "":
+            values = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
+            given = {name: value for name, (value, default) in values.items() if value != default}
+            raise PlanError(
+                f"split.cut is missing, got {given}: set it to the last layer of the clients, e.g. --set split.cut=2"
+            )
         if self.handover == "peer" and self.way != "in_turn":
             raise PlanError(
                 f'split.handover is "peer", but clients of {self.way} do not hand their layers on: set split.way = '
