@@ -13,10 +13,11 @@ import pytest
 from helpers import assert_same_end, rows
 from split.models import plan_of
 
-from atoll import Plan, resume, run
+from atoll import Plan, compare_personal, resume, run, sweep
 from atoll.core.errors import PlanError
 from atoll.core.events import Event, RoundCommitted, TasksSent
 from atoll.simulation.dry_run import dry_run
+from atoll.simulation.seat import watch
 
 WAYS = ("in_turn", "splitfed_v1", "splitfed_v2")
 FIELDS: dict[str, Any] = {
@@ -90,6 +91,20 @@ def test_a_server_momentum_goes_with_splitfed() -> None:
     fields = {**FIELDS, "algorithm": "fedavgm"}
     whole, parts = run(plan_of(**fields)), run(plan_of({"cut": "2"}, **fields))
     assert bool((whole.params_D == parts.params_D).all())
+
+
+def test_a_sweep_of_a_plan_that_is_cut(tmp_path: Path) -> None:
+    plan = plan_of({"cut": "2"}, num_clients=2, engine="auto")
+    table = sweep(plan, out=tmp_path, grid={"split.cut": ["2", "4"]}, seeds=1, workers=1)
+    assert not table.problems and len(table.ranked()) == 2
+
+
+def test_the_red_team_and_personal_methods_refuse_a_cut(tmp_path: Path) -> None:
+    plan = plan_of({"cut": "2"}, num_clients=2)
+    with pytest.raises(PlanError, match="leave split out"):
+        watch(plan, 1)
+    with pytest.raises(PlanError, match="leave split out"):
+        compare_personal(plan.replace({"evaluation.holdout": 0.2}), out=tmp_path)
 
 
 def test_plans_without_a_cut_keep_their_text_and_identity() -> None:
