@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from helpers import phrases
 from torch import Tensor, nn
 
 from atoll import Plan
@@ -83,6 +85,14 @@ def images(shape: tuple[int, ...] = (1, 28, 28), num: int = 60) -> Dataset:
     rng = np.random.default_rng(0)
     x, y = rng.random((num, *shape), dtype=np.float32), rng.integers(0, 10, num)
     return Dataset(name="noise", train_x=x, train_y=y, test_x=x[:20], test_y=y[:20], num_classes=10)
+
+
+def padded() -> Dataset:
+    """Short texts whose first places count for nothing."""
+    whole = phrases()
+    y, test_y = whole.train_y.copy(), whole.test_y.copy()
+    y[:, :2] = test_y[:, :2] = -100
+    return replace(whole, name="padded", train_y=y, test_y=test_y, problem="tokens")
 
 
 def plan_of(split: dict[str, Any] | None = None, num_clients: int = 1, **fields: Any) -> Plan:

@@ -27,6 +27,7 @@ MODELS: dict[str, tuple[dict[str, Any], str, str]] = {
     "named layers": ({"model": "split.models:named_sequence"}, "act", "head"),
     "batch norm": ({"model": "split.models:normed_sequence"}, "3", "6"),
     "dropout": ({"model": "split.models:dropped_sequence", "local": ADAM}, "3", "6"),
+    "padding": ({"model": "char_lstm", "data": "split.models:padded"}, "embedding", "output"),
     "a language model": ({"model": "char_lstm", "data": "helpers:phrases"}, "embedding", "output"),
 }
 

@@ -88,7 +88,7 @@ HOSTILE: dict[str, tuple[Callable[[Message], Message], str]] = {
     "no labels": (lambda m: m._replace(arrays={VALUES: m.values}), "without labels"),
     "too few labels": (with_targets(lambda y: y[:-1]), "one for each sample"),
     "labels of another type": (with_targets(lambda y: y.double()), "one for each sample"),
-    "a class too many": (with_targets(lambda y: y + 10), "10 classes"),
+    "a class too many": (with_targets(lambda y: y + 10), "classes are 0 to 9"),
     "no values": (lambda m: m._replace(arrays={TARGETS: m.arrays[TARGETS]}), "no array 'values'"),
 }
 BROKEN = {"NaN": float("nan"), "Inf": float("inf")}

@@ -18,7 +18,8 @@ class Split(Section, key="split"):
     way: Literal["in_turn", "splitfed_v1", "splitfed_v2"] = "splitfed_v1"
     """Who trains when: clients one after another, or all of a cohort at once; see `split/ways`."""
     cut: str | Annotated[int, at_least(0, "the first layer is 0")] = ""
-    """Required: the last layer of the clients: a module's name such as "features.3", or its place in a sequential model."""
+    """Required: the last layer of the clients, a module's name such as "features.3" or its place in a sequential
+    model."""
     tail: str | Annotated[int, at_least(1, "the first layer is 0")] | None = None
     """From this layer on the model is the clients' again, so that labels stay with them; the server has the labels if
     left out."""

@@ -212,7 +212,7 @@ class SplitEngine(InProcess):
         job = parties.job
         super().__init__(job, Trainer(job))
         self.parties = parties
-        self._servers = [Half(job, self.parties.cut.server)]
+        self._server = Half(job, parties.cut.server)
         self._clients: list[Half] = []
         self._delivered: Mapping[Task, tuple[Update, Told]] = {}
         """What the cohort that was trained last sends."""
@@ -252,7 +252,7 @@ class SplitEngine(InProcess):
 
         A client whose session fails hands on what it began with.
         """
-        cut, way, [server] = self.parties.cut, self.parties.way, self._servers
+        cut, way, server = self.parties.cut, self.parties.way, self._server
         [client] = self._halves(1)
         exchanges, ends = list[Exchange](), list[Tensor]()
         model_M, now = start_M, Moment()
@@ -262,7 +262,7 @@ class SplitEngine(InProcess):
             exchange.start(cut.client.take(model_M))
             while not exchange.is_done:
                 exchange.advance(Moment())
-            end_M = self._joined(model_M, exchange.weights, server)
+            end_M = self._joined(model_M, exchange.weights)
             if way.hands_on:
                 now = exchange.now
                 model_M = end_M if exchange.weights is not None else model_M
@@ -275,7 +275,7 @@ class SplitEngine(InProcess):
         self, tasks: Sequence[Task], start_M: Tensor, progress: Progress
     ) -> tuple[list[Exchange], list[Tensor]]:
         """Train clients at once on one set of the server's layers; return the models that they end with."""
-        cut, [server] = self.parties.cut, self._servers
+        cut, server = self.parties.cut, self._server
         server.restore(cut.server.take(start_M))
         halves = self._halves(len(tasks))
         exchanges = [
@@ -291,7 +291,7 @@ class SplitEngine(InProcess):
                     free = exchanges[place].advance(free)
             step += 1
             progress(sum(exchange.is_done for exchange in exchanges))
-        return exchanges, [self._joined(start_M, exchange.weights, server) for exchange in exchanges]
+        return exchanges, [self._joined(start_M, exchange.weights) for exchange in exchanges]
 
     def _halves(self, num: int) -> list[Half]:
         """Return working models of the clients' layers, of which there are as many as train at once."""
@@ -299,12 +299,12 @@ class SplitEngine(InProcess):
             self._clients.append(Half(self.job, self.parties.cut.client))
         return self._clients[:num]
 
-    def _joined(self, like_M: Tensor, weights: Tensor | None, server: Half) -> Tensor:
+    def _joined(self, like_M: Tensor, weights: Tensor | None) -> Tensor:
         """Return a whole model of both sides' layers; of a client that failed, NaN, so that it does not count."""
         cut, model_M = self.parties.cut, torch.full_like(like_M, torch.nan)
         if weights is not None:
             cut.client.put(model_M, weights)
-            cut.server.put(model_M, server.vector)
+            cut.server.put(model_M, self._server.vector)
         return model_M
 
     def _updates(

@@ -5,18 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from atoll.split.messages import TARGETS, Message, SplitError
+from atoll.core.problem import IGNORED
+from atoll.data.targets import TOKENS
+from atoll.split.messages import TARGETS, Message, NotFinite, SplitError
 from atoll.train.job import Job
 
 
 def sent_targets(job: Job, targets: Tensor) -> Tensor:
-    """Return targets as they travel: classes in one or two bytes."""
+    """Return targets as they travel: classes in one or two bytes, where no label stands for none."""
     dataset = job.federation.dataset
-    if not dataset.has_classes or targets.is_floating_point():
+    if not dataset.has_classes or dataset.num_classes > 1 << 15:
         return targets
-    if dataset.num_classes <= 1 << 8:
-        return targets.to(torch.uint8)
-    return targets.to(torch.int16) if dataset.num_classes <= 1 << 15 else targets
+    small = dataset.num_classes <= 1 << 8 and dataset.problem != TOKENS
+    return targets.to(torch.uint8 if small else torch.int16)
 
 
 def read_targets(job: Job, message: Message) -> Tensor:
@@ -33,9 +34,15 @@ def read_targets(job: Job, message: Message) -> Tensor:
             f"got labels of shape {tuple(found.shape)} and type {found.dtype}, {shape} of {expected.dtype} are due: "
             "send one for each sample"
         )
-    dataset = job.federation.dataset
-    if dataset.has_classes and not found.is_floating_point() and found.numel():
-        low, high = int(found.min()), int(found.max())
-        if low < -1 or high >= dataset.num_classes:
-            raise SplitError(f"got labels from {low} to {high}, but there are {dataset.num_classes} classes")
-    return found.to(like.dtype)
+    dataset, labels = job.federation.dataset, found.to(like.dtype)
+    if dataset.has_classes:
+        wrong = (labels < 0) | (labels >= dataset.num_classes)
+        wrong &= (labels != IGNORED) | (dataset.problem != TOKENS)
+        if bool(wrong.any()):
+            raise SplitError(
+                f"got the label {int(labels[wrong][0])}, but classes are 0 to {dataset.num_classes - 1}: send those of "
+                "the data"
+            )
+    elif labels.is_floating_point() and not bool(labels.isfinite().all()):
+        raise NotFinite(f"got targets of client {message.holder} that hold NaN or Inf: check the data")
+    return labels
