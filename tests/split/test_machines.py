@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from atoll import run
 from atoll.core.errors import PlanError, TrainingError
 from atoll.core.messages import Task
-from atoll.split.driver import Parties, build_parties
 from atoll.split.half import Half
 from atoll.split.machines import ClientMachine, ClientState, ServerMachine, ServerState
 from atoll.split.messages import TARGETS, VALUES, Kind, Message, NotFinite, SplitError
+from atoll.split.parties import Parties, build_parties
 from atoll.split.session import Phase, session_of
 from atoll.train.batches import client_batches
 from atoll.train.build import build_job

@@ -9,6 +9,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers import assert_same_end, rows
 from split.models import plan_of
@@ -16,6 +17,7 @@ from split.models import plan_of
 from atoll import Plan, compare_personal, resume, run, sweep
 from atoll.core.errors import PlanError
 from atoll.core.events import Event, RoundCommitted, TasksSent
+from atoll.data.dataset import Dataset
 from atoll.simulation.dry_run import dry_run
 from atoll.simulation.seat import watch
 
@@ -91,6 +93,24 @@ def test_a_server_momentum_goes_with_splitfed() -> None:
     fields = {**FIELDS, "algorithm": "fedavgm"}
     whole, parts = run(plan_of(**fields)), run(plan_of({"cut": "2"}, **fields))
     assert bool((whole.params_D == parts.params_D).all())
+
+
+def overflowing() -> Dataset:
+    """Three clients, of which the second has features that overflow behind the first layer."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((90, 64), dtype=np.float32), rng.integers(0, 10, 90)
+    owners = np.repeat(np.arange(3), 30)
+    x[owners == 1] *= 3e38
+    return Dataset(name="large", train_x=x, train_y=y, test_x=x[:9], test_y=y[:9], num_classes=10, owners=owners)
+
+
+@pytest.mark.parametrize(("way", "handover"), [*((way, "server") for way in WAYS), ("in_turn", "peer")])
+def test_a_client_that_diverges_does_not_count(way: str, handover: str) -> None:
+    """Its layers are not averaged; in turn the next client begins with those of the one before."""
+    fields: dict[str, Any] = {"data": overflowing, "partition": "natural", "num_clients": 3}
+    result = run(plan_of({"cut": "2", "way": way, "handover": handover}, **fields))
+    assert result.history[-1]["clients"] == 2 and result.history[-1]["rejected"] == 1
+    assert bool(result.params_D.isfinite().all())
 
 
 def test_a_sweep_of_a_plan_that_is_cut(tmp_path: Path) -> None:

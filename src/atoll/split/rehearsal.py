@@ -13,8 +13,9 @@ from atoll.core.plan import Plan
 from atoll.core.transform import chain
 from atoll.split.clock import Moment
 from atoll.split.cut import is_close
-from atoll.split.driver import Exchange, Parties, build_parties
+from atoll.split.exchange import Exchange
 from atoll.split.half import Half
+from atoll.split.parties import Parties, build_parties
 from atoll.train.job import Job, broadcast_of, first_server
 from atoll.train.trainer import Trainer
 
