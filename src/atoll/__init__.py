@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from atoll import events, trackers
     from atoll.api import Result, resume, run
+    from atoll.compare import compare_ways
     from atoll.core.errors import AtollError
     from atoll.core.parts import Part
     from atoll.core.plan import Plan
@@ -28,6 +29,7 @@ __all__ = [
     "Result",
     "array_work",
     "compare_personal",
+    "compare_ways",
     "events",
     "resume",
     "run",
@@ -46,6 +48,7 @@ _HOMES = {
     "Result": "atoll.api",
     "array_work": "atoll.train.array_work",
     "compare_personal": "atoll.personal.compare",
+    "compare_ways": "atoll.compare",
     "resume": "atoll.api",
     "run": "atoll.api",
     "sweep": "atoll.sweeps.run",

@@ -33,6 +33,8 @@ from atoll.report.record import RunDirectory, written_plan
 from atoll.report.writer import Checkpoints, RunWriter, run_info
 from atoll.simulation.devices import build_devices
 from atoll.simulation.driver import Simulation
+from atoll.split.driver import SplitEngine
+from atoll.split.rehearsal import rehearse_split
 from atoll.train.build import build_model, final_model
 from atoll.train.federation import Federation, build_federation
 from atoll.train.job import Job
@@ -240,7 +242,10 @@ def _run(plan: Plan, directory: RunDirectory | None, read: Reader, checkpoint_se
         nonlocal setup_seconds
         rehearse_training(job)
         started = time.perf_counter()
-        made = build_engine(engine_part, job, coordinator, version, tell)
+        if plan.split is not None:
+            made: Engine = SplitEngine(rehearse_split(plan, job))
+        else:
+            made = build_engine(engine_part, job, coordinator, version, tell)
         setup_seconds = time.perf_counter() - started
         return made
 
@@ -248,9 +253,10 @@ def _run(plan: Plan, directory: RunDirectory | None, read: Reader, checkpoint_se
     try:
         writer = RunWriter(directory, history)
         if described is None:
-            info = run_info(
-                parts, name=plan.name, setup_seconds=setup_seconds, num_train=federation.dataset.num_train
-            )  # who holds what is what privacy hides
+            info = run_info(parts, name=plan.name, setup_seconds=setup_seconds, num_train=federation.dataset.num_train)
+            if isinstance(parts.engine, SplitEngine):
+                info["split"] = parts.engine.parties.cut.describe()
+            # who holds what is what privacy hides
             writer.describe(info, partition_counts(federation) if plan.privacy is None else None)
         simulation = Simulation(parts, state, devices, history[-1] if history else None)
         checkpoints = Checkpoints(writer, identity, simulation.state, checkpoint_seconds)

@@ -150,6 +150,8 @@ def with_engine(plan: Plan, checked: Plan, file: Path) -> Plan:
     federation = build_federation(checked)
     job = build_job(checked, federation)
     name, options = plan.engine.name, plan.engine.options
+    if plan.split is not None:
+        return plan.replace({"engine": "inline"})
     if name == "processes":
         kept_options = {key: value for key, value in options.items() if key != "workers"}
         return plan.replace({"engine": {"name": "vectorised", **kept_options}})

@@ -15,6 +15,7 @@ def _simulated(view: Networked) -> Values | None:
         "secagg.scheme is pairwise over a network": secagg and secagg.scheme.name != "pairwise",
         "models is for simulations so far": plan.models,
         "public is for simulations so far": plan.public,
+        "split is for simulations so far": plan.split,
     }
     return first(uses)
 
@@ -34,7 +35,8 @@ RULES: tuple[Rule[Networked], ...] = (
     Rule(
         name="network-simulates-nothing",
         parts=(NETWORK,),
-        reason="{use|attack, devices, secagg.lost, schemes other than pairwise, models and public are for simulations}",
+        reason="{use|attack, devices, secagg.lost, schemes other than pairwise, models, public and split are for "
+        "simulations}",
         way_out="leave it out",
         finding=_simulated,
         refused=[
@@ -43,8 +45,9 @@ RULES: tuple[Rule[Networked], ...] = (
             {"secagg.lost": 0.1},
             {"secagg.scheme": "additive"},
             {"public": {"name": "held_out", "fraction": 0.1}},
+            {"model": "mlp_2nn", "split": {"cut": "2"}},
         ],
-        mended={"attack": None, "devices": None, "secagg": None, "public": None},
+        mended={"attack": None, "devices": None, "secagg": None, "public": None, "split": None},
     ),
     Rule(
         name="network-equal-shares",

@@ -79,9 +79,9 @@ RULES: tuple[Rule[Parts], ...] = (
     Rule(
         name="simulated-seconds-need-devices",
         parts=("stop.simulated_seconds",),
-        reason="stop.simulated_seconds needs devices that take time",
-        way_out="set devices, e.g. to fleet",
-        finding=lambda view: view.plan.devices is None,
+        reason="stop.simulated_seconds needs devices or links that take time",
+        way_out="set devices, e.g. to fleet, or split.latency where the model is cut",
+        finding=lambda view: view.plan.devices is None and not (view.plan.split and view.plan.split.takes_time),
         refused=[{"stop.simulated_seconds": 60.0}],
         mended={"devices": "fleet"},
     ),

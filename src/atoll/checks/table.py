@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from atoll.checks import adapters, network, personal, privacy, problems, public, robust, rounds, secret
+from atoll.checks import adapters, network, personal, privacy, problems, public, robust, rounds, secret, split
 from atoll.checks.rule import Rule
 from atoll.checks.views import Budget, Networked, NewClients, Parts, Round, Served, ServerSamples, Simulated
 from atoll.core.errors import PlanError
@@ -16,6 +16,7 @@ TABLE: Mapping[type, tuple[Rule[Any], ...]] = {
     ServerSamples: robust.SAMPLES,
     Simulated: (*rounds.SIMULATED, *secret.SIMULATED),
     Parts: (
+        *split.RULES,
         *problems.RULES,
         *rounds.RULES,
         *personal.RULES,

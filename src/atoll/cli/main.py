@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from atoll.cli.compare import compare
 from atoll.cli.export import answers, export
 from atoll.cli.join import enrol, join
 from atoll.cli.ledger import ledger_app
@@ -365,7 +366,7 @@ def _resumed(directory: Path, source: str | None, settings: dict[str, object]) -
     return plan.replace(settings) if settings else plan
 
 
-for _command in (export, answers, personal, sweep, redteam, ui, serve, enrol, join, status, stop, certs):
+for _command in (export, answers, compare, personal, sweep, redteam, ui, serve, enrol, join, status, stop, certs):
     app.command()(_command)
 data_app.command()(summarise)
 data_app.command()(encode)

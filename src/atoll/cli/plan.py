@@ -25,6 +25,8 @@ def travels(plan: PlanArgument = None, settings: SetOption = None, as_json: Json
     from atoll.commit.travels import travels as travels_of
     from atoll.train.build import build_job
 
+    if chosen.split is not None:
+        return _travels_over_cut(chosen, as_json)
     found = travels_of(build_job(chosen))
     if as_json:
         rows = [each._asdict() for each in found.values]
@@ -43,6 +45,35 @@ def travels(plan: PlanArgument = None, settings: SetOption = None, as_json: Json
         print(f"{frozen} values are never trained")
     sent = "what masks make of it" if found.bytes_up is None else f"{found.bytes_up:,} bytes"
     print(f"a client and round: {found.bytes_down:,} bytes down and {sent} up, packed")
+
+
+def _travels_over_cut(plan: Plan, as_json: bool) -> None:
+    """List what crosses the cut of a plan, where the model could be cut, and what that would cost."""
+    from atoll.split.cut import places
+    from atoll.split.rehearsal import rehearse_split
+    from atoll.train.build import build_job
+
+    job = build_job(plan)
+    cut, found = rehearse_split(plan, job).cut, places(job)
+    if as_json:
+        named = [{"name": place.name, "shape": place.shape, "width": place.width} for place in found]
+        print(json.dumps({"cut": cut.describe(), "places": named}, indent=1))
+        return
+    table = [("cut after", "shape", "values a sample", "bytes an epoch of a client")]
+    size = 2 * job.spec.dtype.itemsize * int(job.federation.partition.sizes().mean())
+    table += [(p.name, "x".join(map(str, p.shape)), f"{p.width:,}", f"{size * p.width:,}") for p in found]
+    width = [max(len(row[column]) for row in table) for column in range(4)]
+    for name, shape, num, num_bytes in table:
+        print(f"{name:{width[0]}}  {shape:{width[1]}}  {num:>{width[2]}}  {num_bytes:>{width[3]}}")
+    labels = "with the labels" if cut.tail is None else f"and back before '{cut.tail}'; labels stay with clients"
+    print(f"cut after '{cut.after}': activations up {labels}, gradients down; {cut.width:,} values a sample each way")
+    print(f"a client has {cut.client.num_params:,} parameters, the server {cut.server.num_params:,}")
+    federated = 2 * job.spec.num_params * job.spec.dtype.itemsize
+    print(
+        f"a client and epoch: {cut.cost(int(job.federation.partition.sizes().mean()), 1).epoch:,} bytes over the cut; "
+        f"a client and round: {2 * cut.client.num_bytes:,} bytes of its layers, federated learning {federated:,} bytes"
+    )
+    print(f"with fewer than {cut.break_even:,.0f} samples an epoch over the cut takes less than federated learning")
 
 
 @plan_app.command()

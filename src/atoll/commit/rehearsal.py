@@ -128,7 +128,7 @@ def _smallest_batch(job: Job, new_steps: int) -> tuple[int, int]:
 
 def _least_bytes(plan: Plan, job: Job, coordinator: Coordinator, bytes_up: int) -> int:
     """Return how many bytes a round takes at least, of clients that send so many up; 0 where that is not known."""
-    if job.secure is not None:
+    if job.secure is not None or plan.split is not None:
         return 0
     sure = plan.devices is None and not coordinator.sampler.draws_size
     num = coordinator.policy.goal(coordinator.num_clients) if sure else max(1, coordinator.policy.min_reports)

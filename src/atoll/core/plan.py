@@ -16,6 +16,7 @@ from atoll.core.options import Count, Positive, Range, Seed, Share, ShareBelowOn
 from atoll.core.parts import Part
 from atoll.core.secagg import Secagg
 from atoll.core.section import Section
+from atoll.core.split import Split
 
 MAX_NORM = 1e9
 """The largest L2 norm of an update that counts, unless a plan says otherwise.
@@ -200,6 +201,9 @@ class Plan(Section):
     aggregator: Part = field(default_factory=lambda: Part("mean"))
     secagg: Secagg | None = None
     """How the server learns the sum of updates and nothing else; it sees each update if left out."""
+    split: Split | None = None
+    """Where the model is cut between clients and server, which then exchange activations; every client trains all of
+    it if left out."""
     privacy: Part | None = None
     """What protects clients or their samples by noise, such as `central` or `sample`."""
     attack: Part | None = None

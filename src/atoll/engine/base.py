@@ -43,6 +43,8 @@ class Engine(ABC):
 
     holds_clients = True
     """Whether the clients' samples are here, so that clients can be evaluated."""
+    counts_traffic = False
+    """Whether its work says what was sent down, in place of one broadcast for each client."""
 
     def __init__(self, job: Job, trainer: Trainer) -> None:
         self.job, self.trainer = job, trainer

@@ -151,6 +151,8 @@ def _check(plan: Plan) -> None:
         raise PlanError(
             f"work {plan.work.name} takes the place of the steps that personal methods change: leave work out"
         )
+    if plan.split is not None:
+        raise PlanError("personal methods train whole models, and the plan's is cut: leave split out")
     if not plan.rounds:
         raise PlanError("the plan has no rounds (rounds = 0), so that nobody trains: set rounds, e.g. to 20")
 

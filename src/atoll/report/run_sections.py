@@ -18,6 +18,7 @@ from atoll.core.parts import Part
 from atoll.report import figures
 from atoll.report.answers import answers_section
 from atoll.report.contribution_picture import contribution_picture, gain_text
+from atoll.report.cut_section import cut_section
 from atoll.report.main_figure import best_of, main_figure, shown, title_of
 from atoll.report.new_clients import has_new_clients, new_clients_note, new_clients_picture, new_clients_table
 from atoll.report.privacy_picture import spending_picture
@@ -186,6 +187,8 @@ def run_section(record: RunRecord, name: str, index: int, single: bool) -> str:
         kind = "square" if picture.title == "Confusion" else ""
         figure = image(picture.draw(), picture.title, kind)
         parts.append((picture.title, f'{figure}{picture.table}<p class="note">{escape(picture.note)}</p>'))
+    if record.plan.split is not None and (cut := record.info.get("split")):
+        parts.append(("The cut", cut_section(record, cut)))
     if record.sites is not None:
         parts.append(("Sites", _sites(record.sites)))
     if record.answers is not None:

@@ -167,7 +167,9 @@ class Simulation:
             read(event)
         if machine.version not in state.sent:
             state, _ = self.versions.broadcast(state)
-        state, costs = self.versions.count_down(state, [task.client for task in tasks])
+        costs = [0] * len(tasks)
+        if not self.engine.counts_traffic:
+            state, costs = self.versions.count_down(state, [task.client for task in tasks])
         pairs = list(zip(tasks, self._trips(state, tasks, costs), strict=True))
         journeys = list(state.journeys)
         for task, trip in pairs:
@@ -249,8 +251,19 @@ class Simulation:
             some = [each for each in done if each.client in clients]
             return self.engine.train(some, state.sent, state.clients).folded
 
-        extras = {} if self.devices is INSTANT else {"simulated_seconds": round(state.clock, 6)}
+        state, extras = self._counted(state, work)
         return commit_round(self.parts, state, RoundWork(done, work, own, added, fold, extras), elapsed)
+
+    def _counted(self, state: RunState, work: Work) -> tuple[RunState, dict[str, Any]]:
+        """Count what the engine says was sent, and return what the metrics row says of time and messages."""
+        traffic, extras = work.traffic, dict[str, Any]()
+        if traffic is not None:
+            clock = state.clock + (traffic.seconds or 0.0)
+            state = state._replace(bytes_down=state.bytes_down + traffic.bytes_down, clock=clock)
+            extras = {name: (self.last_row or {}).get(name, 0) + num for name, num in traffic.counts.items()}
+        if self.devices is not INSTANT or (traffic is not None and traffic.seconds is not None):
+            extras["simulated_seconds"] = round(state.clock, 6)
+        return state, extras
 
     def _must_be_an_attack(self, state: RunState, tasks: tuple[Task, ...]) -> None:
         """Bad clients must not end a run; honest ones who all send NaN should."""

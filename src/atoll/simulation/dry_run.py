@@ -9,6 +9,7 @@ from atoll.core.coordinator import Coordinator
 from atoll.core.plan import Plan
 from atoll.privacy.ledger import Ledger
 from atoll.simulation.devices import build_devices
+from atoll.split.rehearsal import rehearse_split
 from atoll.train.build import build_job
 from atoll.train.federation import Federation, build_federation
 from atoll.train.job import Job
@@ -26,4 +27,6 @@ def dry_run(plan: Plan, federation: Federation | None = None) -> tuple[Job, Coor
         job, coordinator, _ = guarded(plan, job, coordinator, Ledger(job.secret))
     rehearse_round(plan, job, coordinator)
     rehearse_training(job)
+    if plan.split is not None:
+        rehearse_split(plan, job)
     return job, coordinator

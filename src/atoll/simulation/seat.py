@@ -170,6 +170,10 @@ def watch(
     `elsewhere` is how many test samples an attacker has of its own. Where clients train while versions are committed,
     a round gives a sight for each version that its updates began with. No other round begins once time `is_over`.
     """
+    if plan.split is not None:
+        raise PlanError(
+            "probes attack updates, and the server of split learning sees activations instead: leave split out"
+        )
     federation, devices = build_federation(plan), build_devices(plan)
 
     def engine(job: Job, coordinator: Coordinator) -> SeeingEngine:

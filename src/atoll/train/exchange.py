@@ -5,7 +5,7 @@ A simulation does both sides here, one after the other; over a network each side
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -38,12 +38,24 @@ class Report(NamedTuple):
     """Whether the update was `acceptable`; others are left out."""
 
 
+class Traffic(NamedTuple):
+    """What was sent for some tasks, where clients and server exchange more than a broadcast and an update each."""
+
+    bytes_down: int
+    seconds: float | None
+    """Simulated seconds that it took; None if it takes none."""
+    counts: Mapping[str, int]
+    """Further counts for the metrics row, which add up over rounds."""
+
+
 class Work(NamedTuple):
     """What came of some tasks: their updates folded, a report each, and what clients remember."""
 
     folded: State
     reports: list[Report]
     states: dict[int, State]
+    traffic: Traffic | None = None
+    """What was sent, where an engine counts it."""
 
 
 class Told(NamedTuple):

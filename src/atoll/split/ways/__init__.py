@@ -1,0 +1,1 @@
+"""Ways of split learning: who trains when, one file for each."""
