@@ -176,6 +176,45 @@ def personal_plan(seed: int) -> Options:
     return plan
 
 
+CUT: list[tuple[Options, list[int | str], list[int | str]]] = [
+    ({"name": "mlp_2nn", "hidden": 8}, [1, 2, 3], [3, 4, 5]),
+    ({"name": "helpers:normed"}, ["conv", "norm", "drop"], ["out"]),
+    ({"name": "helpers:normalised"}, [0, 2, 4, 6], [6, 7]),
+    ({"name": "helpers:dropped"}, [1, 3], [4]),
+]
+"""Models that are cut, after which layers, and where a tail may begin."""
+
+
+def split_plan(seed: int) -> Options:
+    """Draw a plan whose model is cut, and up to two parts that go with it or not."""
+    rng = np.random.default_rng([10, seed])
+    model, cuts, tails = CUT[int(rng.integers(len(CUT)))]
+    split: Options = {"way": str(rng.choice(members("split.ways"))), "cut": cuts[int(rng.integers(len(cuts)))]}
+    if rng.random() < 0.3:
+        split["tail"] = tails[int(rng.integers(len(tails)))]
+    if rng.random() < 0.3:
+        split |= {"micro_batches": int(rng.integers(2, 4)), "latency": 0.02, "bandwidth": 1e6}
+    if rng.random() < 0.3:
+        split["codecs"] = [part(rng, "transforms")]
+    if split["way"] == "in_turn" and rng.random() < 0.5:
+        split["handover"] = "peer"
+    plan: Options = {
+        "seed": seed,
+        "rounds": 2,
+        "partition": {"name": "iid", "num_clients": 9},
+        "model": model,
+        "split": split,
+        "local": {"lr": 0.05, "batch_size": 8, "steps": 3, "optimizer": part(rng, "train.optimizers")},
+        "policy": {"name": "cohort", "size": 4},
+        "evaluation": {"every": 1},
+    }
+    if rng.random() < 0.2:
+        plan["algorithm"] = part(rng, "algorithms")
+    if rng.random() < 0.3:
+        BESIDE[str(rng.choice(list(BESIDE)))](rng, plan)
+    return plan
+
+
 def _private(rng: np.random.Generator, plan: Options) -> None:
     name = str(rng.choice(list(PRIVATE)))
     plan |= {"privacy": {"name": name, **NOISE}, "sampler": {"name": PRIVATE[name]}}

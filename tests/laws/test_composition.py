@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import timeless
-from laws.random_plans import OPTIONS, calm, personal_plan, random_plan
+from laws.random_plans import OPTIONS, calm, personal_plan, random_plan, split_plan
 
 from atoll.api import Result, run
 from atoll.commit.finish import without_nan
@@ -60,6 +60,13 @@ def test_own_models_beside_other_parts_hold_all_laws(
     seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     hold_for(personal_plan(seed), LAWS, monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize("seed", [*range(15), *(pytest.param(n, marks=pytest.mark.slow) for n in range(15, 300))])
+def test_a_model_that_is_cut_holds_its_laws_beside_other_parts(
+    seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hold_for(split_plan(seed), ["resume"], monkeypatch, tmp_path)
 
 
 def hold(seed: int, laws: Iterable[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
