@@ -43,13 +43,14 @@ CODECS: dict[str, list[Any]] = {
 RANKS = {"all 16": [], "4, 8, 16": [4, 8, 16]}
 DELTA = 1e-4
 EPSILONS = (2.0, 8.0, None)
-COHORTS = (40, 120)
+SIZES = ((4, 40), (8, 40), (4, 120))
+"""Ranks and expected cohorts."""
 PRIVATE_METHODS = ("fedit", "ffa_lora")
 OTHER_NOISE = (
-    ("distributed", "ffa_lora", 4, max(COHORTS), 8.0),
-    ("local", "ffa_lora", 4, max(COHORTS), 8.0),
-    ("local", "fedit", 4, max(COHORTS), 8.0),
-    ("local", "ffa_lora", 4, max(COHORTS), 100.0),
+    ("distributed", "ffa_lora", 4, 120, 8.0),
+    ("local", "ffa_lora", 4, 120, 8.0),
+    ("local", "fedit", 4, 120, 8.0),
+    ("local", "ffa_lora", 4, 120, 100.0),
 )
 """Rows of other mechanisms: method, rank, cohort, epsilon."""
 CLIP = 0.5
@@ -72,7 +73,7 @@ ROLES = Plan(
 )
 """Roles with little text each: 40 rows of 32 tokens to train on, 20 to be measured on."""
 PRIVATE = Plan(
-    rounds=10,
+    rounds=20,
     data={"name": "atoll.data.sequences:shakespeare", "length": 16, "test": 0.01},
     partition="natural",
     policy={"size": 100},
@@ -80,7 +81,7 @@ PRIVATE = Plan(
     model={"name": "hf_causal", "path": "models/stories15m", "dtype": "bfloat16"},
     algorithm="fedit",
     local={"steps": 1, "batch_size": 1, "lr": 1.0},
-    server={"lr": 1.5},
+    server={"lr": 0.5},
     evaluation={"metrics": ["perplexity"], "every": 0},
     engine="inline",
 )
@@ -207,7 +208,7 @@ def methods(runs: Runs, seeds: Sequence[int]) -> Json:
         for name in METHODS:
             path = runs.done(f"{name}-{seed}", _federated(runs, name, seed))
             row[name] = last_nats(path)
-            row[f"{name} error"] = (read_run(path).rows[-1].get("algorithm") or {}).get("aggregation_error", 0.0)
+            row[f"{name} error"] = (read_run(path).rows[-1].get("algorithm") or {}).get("aggregation_error")
         by_seed[str(seed)] = row
     return by_seed
 
@@ -255,8 +256,9 @@ def ranks(runs: Runs, seeds: Sequence[int]) -> Json:
 def privacy(runs: Runs, seeds: Sequence[int]) -> Json:
     """Measure what privacy of clients leaves of the gain on the test set, by method, rank, cohort and epsilon."""
     seed, rows = seeds[0], []
-    grid = itertools.product(["central"], PRIVATE_METHODS, (4, 8), COHORTS, EPSILONS)
-    for mechanism, method, rank, cohort, epsilon in [*grid, *OTHER_NOISE]:
+    grid = itertools.product(SIZES, PRIVATE_METHODS, EPSILONS)
+    central = [("central", method, rank, cohort, epsilon) for (rank, cohort), method, epsilon in grid]
+    for mechanism, method, rank, cohort, epsilon in [*central, *OTHER_NOISE]:
         plan = _private(runs, seed, mechanism, method, rank, cohort, epsilon)
         name = f"private-{mechanism}-{method}-{rank}-{cohort}-{'none' if epsilon is None else f'{epsilon:g}'}-{seed}"
         row = read_run(runs.done(name, plan)).rows[-1]

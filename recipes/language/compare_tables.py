@@ -19,8 +19,8 @@ def methods_table(found: Json) -> list[str]:
             [each[other] - each[name] for each in found.values()] if name in METHODS else []
             for other in ("local", "unigram")
         ]
-        errors = [each[f"{name} error"] for each in found.values()] if name in METHODS else []
-        error = f"{statistics.fmean(errors):.2g}" if errors else ""
+        errors = [error for each in found.values() if (error := each.get(f"{name} error")) is not None]
+        error = f"{statistics.fmean(errors):.2g}" if errors else "not measured" * (name in METHODS)
         lines.append(line(name, *(f"{each[name]:.3f}" for each in found.values()), *map(span, gaps), error))
     return lines
 
