@@ -5,7 +5,7 @@ import type { Measure } from "./types";
 export const NONE = "–";
 
 /** Figures that are shown in percent, and figures that are better when they are smaller. */
-export const SHARES = new Set(["accuracy", "balanced_accuracy", "precision", "recall", "f1", "attack_success"]);
+export const SHARES = new Set(["accuracy", "balanced_accuracy", "precision", "recall", "f1", "attack_success", "exact_match", "multiple_choice"]);
 export const SMALLER_IS_BETTER = new Set(["rmse", "mae", "brier", "calibration_error", "perplexity", "loss"]);
 
 type Maybe = number | null | undefined;
