@@ -27,7 +27,9 @@ from atoll.network.server.auth import Refused
 from atoll.network.server.web import CONNECTION, TooLarge, content_length, read_body
 from atoll.ui.feed import Feed, Subscription, read_marker
 from atoll.ui.ledgers import ledger_page, verified
-from atoll.ui.runs import MAX_ROWS, Json, RunsDirectory, csv_text
+from atoll.ui.rows import MAX_ROWS, csv_text
+from atoll.ui.run_files import Json
+from atoll.ui.runs import RunsDirectory
 
 MAX_BODY, MAX_FOLLOWED = 1 << 20, 64
 HTTPS_PORT = 443

@@ -21,7 +21,8 @@ from atoll.network.server.access import AccessToken, Role
 from atoll.network.server.operations import Operations
 from atoll.network.server.runs import RUNNING
 from atoll.ui.app import Action, Named, Page
-from atoll.ui.runs import Json, RunsDirectory, Status
+from atoll.ui.run_files import Json
+from atoll.ui.runs import RunsDirectory, Status
 
 
 class PlanText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -13,7 +13,9 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from atoll.ui.runs import MAX_ROWS, Json, RowLog, RunsDirectory, measures_of
+from atoll.ui.rows import MAX_ROWS, RowLog, measures_of
+from atoll.ui.run_files import Json
+from atoll.ui.runs import RunsDirectory
 
 POLL_SECONDS = 0.3
 """Seconds between two looks at the followed runs."""

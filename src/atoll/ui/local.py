@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from atoll.core.errors import RunError
 from atoll.network.server.access import Access, AccessToken, Role
 from atoll.ui.app import Action, Named
-from atoll.ui.runs import Json, Status
+from atoll.ui.run_files import Json
+from atoll.ui.runs import Status
 
 
 class LocalRuns:

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import fcntl
 import hashlib
-import io
 import json
-import math
 import os
-import stat
-import struct
-import sys
 import threading
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from atoll.core.errors import RunError
-from atoll.report.main_figure import SHARES, SMALLER_IS_BETTER, main_of, measure_title
+from atoll.report.main_figure import main_of
+from atoll.ui.rows import RowLog, last_rows
+from atoll.ui.run_files import Json, is_locked, read_bytes, read_json, read_tail, read_text, stamp_of
 
-Json = dict[str, Any]
 PLAN, INFO, ROWS, RESULT, LEDGER = "plan.toml", "run.json", "metrics.jsonl", "result.json", "ledger.jsonl"
 DOCUMENTS = ("sites", "clients", "confusion", "partition", "charts", "answers")
 """Files of JSON that a run may have beside those above."""
@@ -30,12 +24,8 @@ SHOWN = frozenset({PLAN, INFO, ROWS, RESULT, LEDGER, "log.txt", *(f"{name}.json"
 """Files that are handed out, beside pages; not checkpoints, models and privacy ledgers, which hold secrets."""
 DEPTH = 5
 """How deep below the directory runs are looked for."""
-TAIL_BYTES, LOG_BYTES = 1 << 18, 200_000
-"""Bytes at the end of the metrics that a summary looks at, and of the log that are shown."""
-AXES = frozenset({"round", "seconds", "simulated_seconds"})
-"""Numbers of rows that curves are drawn against only."""
-MAX_ROWS = 4000
-"""Rows of a run that are sent at once."""
+LOG_BYTES = 200_000
+"""Bytes at the end of a log that are shown."""
 
 
 class Status(NamedTuple):
@@ -61,59 +51,6 @@ class NoLive:
     def states(self) -> Mapping[str, Status]:
         """Return nothing."""
         return {}
-
-
-class RowLog:
-    """The rows of a run, flat and encoded, which takes a tenth of the memory of tables."""
-
-    def __init__(self) -> None:
-        self.lines: list[bytes] = []
-        self.rounds: list[int] = []
-        self.names: dict[str, None] = {}
-        """Names of all numbers."""
-        self._tested: list[bool] = []
-        self._file, self._offset = 0, 0
-
-    def extend(self, path: Path) -> bool:
-        """Read what was added to the file; False if it is another file, whose rows may differ."""
-        try:
-            with _opened(path) as file:
-                status = os.fstat(file.fileno())
-                if self._file and (status.st_ino != self._file or status.st_size < self._offset):
-                    return False
-                self._file = status.st_ino
-                file.seek(self._offset)
-                data = file.read()
-        except OSError:
-            return not self._file
-        data = data[: data.rfind(b"\n") + 1]  # what is being written comes later
-        self._offset += len(data)
-        for row in _rows(data.decode(errors="replace").splitlines()):
-            numbers = flat(row)
-            self.names |= dict.fromkeys(numbers)
-            self.rounds.append(row["round"])
-            self._tested.append("test" in row)
-            self.lines.append(json.dumps(numbers, separators=(",", ":")).encode())  # last: others read up to here
-        return True
-
-    def chosen(self, most: int, start: int = 0) -> tuple[list[int], int]:
-        """Return places of rows from `start` on, every k-th, and k: about `most`, and as many that hold a test."""
-        end = len(self.lines)
-        every = max(1, math.ceil((end - start) / max(1, most)))
-        tests = max(1, math.ceil(sum(self._tested[start:end]) / max(1, most)))
-        places, seen = list[int](), 0
-        for place in range(start, end):
-            seen += self._tested[place]
-            if (place - start) % every == 0 or (self._tested[place] and seen % tests == 0) or place == end - 1:
-                places.append(place)
-        return places, every
-
-    def table(self, most: int) -> Json:
-        """Return the rows as columns, thinned; a number that a row lacks is None."""
-        places, every = self.chosen(most)
-        rows = [json.loads(self.lines[place]) for place in places]
-        columns = {name: [row.get(name) for row in rows] for name in self.names}
-        return {"columns": columns, "total": len(self.lines), "every": every, "measures": measures_of(self.names)}
 
 
 class RunsDirectory:
@@ -147,14 +84,14 @@ class RunsDirectory:
     def document(self, run: str, summary: Json) -> Json:
         """Return all that is shown of a run but its curves, ledger and log."""
         path = self.path(run)
-        last = _last_rows(path / ROWS)
-        result = _json(path / RESULT)
+        last = last_rows(path / ROWS)
+        result = read_json(path / RESULT)
         return {
             "summary": summary,
-            "plan": _text(path / PLAN),
-            "info": _json(path / INFO),
+            "plan": read_text(path / PLAN),
+            "info": read_json(path / INFO),
             "result": result,
-            **{name: _json(path / f"{name}.json") for name in DOCUMENTS},
+            **{name: read_json(path / f"{name}.json") for name in DOCUMENTS},
             "detection": next((row["detection"] for row in last if "detection" in row), None),
             "contribution": next(
                 (row["contribution"] for row in last if "contribution" in row), (result or {}).get("contribution")
@@ -186,27 +123,27 @@ class RunsDirectory:
 
     def log(self, run: str) -> str:
         """Return the end of a run's log."""
-        return _tail(self.path(run) / "log.txt", LOG_BYTES)
+        return read_tail(self.path(run) / "log.txt", LOG_BYTES)
 
     def ledger(self, run: str) -> list[str]:
         """Return the lines of a run's ledger; none if it has no ledger."""
-        return _text(self.path(run) / LEDGER).splitlines()
+        return read_text(self.path(run) / LEDGER).splitlines()
 
     def file(self, run: str, name: str) -> bytes:
         """Return the contents of a file that is handed out."""
         found = next((each for each in _shown_files(self.path(run)) if each.name == name), None)
         if found is None:
             raise RunError(f"there is no file {name!r:.80} of this run that is shown: choose one of its list")
-        return _read(found)
+        return read_bytes(found)
 
     def stamps(self, run: str) -> dict[str, object]:
         """Return what changes with the documents of a run, by the name of the file."""
         path = self.path(run)
         names = [INFO, RESULT, LEDGER, "log.txt", *(f"{name}.json" for name in DOCUMENTS)]
-        return {name: stamp for name in names if (stamp := _stamp(path / name)) is not None}
+        return {name: stamp for name in names if (stamp := stamp_of(path / name)) is not None}
 
     def _summary(self, run: str, path: Path, state: Status | None) -> Json:
-        stamp = tuple(_stamp(path / name) for name in (PLAN, INFO, ROWS, RESULT))
+        stamp = tuple(stamp_of(path / name) for name in (PLAN, INFO, ROWS, RESULT))
         known = self._facts.get(run)
         if known is None or known[0] != stamp:
             try:
@@ -217,7 +154,7 @@ class RunsDirectory:
         facts = known[1]
         if state is not None:
             return {**facts, "status": state.status, "live": state.live}
-        status = "ended" if facts["reason"] else "running" if _is_locked(path / ".lock") else "stopped"
+        status = "ended" if facts["reason"] else "running" if is_locked(path / ".lock") else "stopped"
         return {**facts, "status": status}
 
 
@@ -253,14 +190,14 @@ EMPTY: Json = {
 
 def _facts(run: str, path: Path) -> Json:
     """Read the summary of a run from its files."""
-    rows, info, result = _last_rows(path / ROWS), _json(path / INFO) or {}, _json(path / RESULT)
+    rows, info, result = last_rows(path / ROWS), read_json(path / INFO) or {}, read_json(path / RESULT)
     last = rows[0] if rows else {}
     test: Json = next((row["test"] for row in rows if row.get("test")), {})
     budget = (info.get("privacy") or {}).get("budget")
     spent = next((row["privacy"] for row in rows if "privacy" in row), None)
     privacy = {"epsilon": spent["epsilon"], "delta": spent.get("delta"), "budget": budget} if spent else None
     return {
-        **_planned(run, _text(path / PLAN)),
+        **_planned(run, read_text(path / PLAN)),
         "reason": result["reason"] if result else None,
         "round": last.get("round", 0),
         "started": info.get("started"),
@@ -304,51 +241,6 @@ def _part(value: Any) -> str:
     return str(value.get("name", "")) if isinstance(value, dict) else str(value)
 
 
-def flat(row: Mapping[str, Any], prefix: str = "") -> Json:
-    """Return the numbers of a row by dotted names; tables of single clients would be thousands of curves.
-
-    >>> flat({"round": 1, "test": {"accuracy": 0.5, "loss": None}, "detection": {"clients": {"7": {"trust": 1.0}}}})
-    {'round': 1, 'test.accuracy': 0.5}
-    """
-    found: Json = {}
-    for name, value in row.items():
-        if isinstance(value, dict):
-            found |= {} if name == "clients" else flat(value, f"{prefix}{name}.")
-        elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-            found[f"{prefix}{name}"] = value
-    return found
-
-
-def measures_of(names: Iterable[str]) -> list[Json]:
-    """Return the curves of numbers beside the axes, with titles; the test's first."""
-    names = [name for name in names if name not in AXES]
-    main = main_of({name.removeprefix("test."): None for name in names if name.startswith("test.")})
-
-    def figure(name: str) -> str:
-        group, _, leaf = name.rpartition(".")
-        return main if group.endswith("_test") and leaf not in ("loss", "num_clients") else leaf
-
-    return [
-        {
-            "key": name,
-            "title": measure_title(name),
-            "share": figure(name) in SHARES,
-            "smaller": figure(name) in SMALLER_IS_BETTER or name.endswith("loss"),
-        }
-        for name in sorted(names, key=lambda name: (not name.startswith("test."), "_test." not in name))
-    ]
-
-
-def csv_text(rows: Sequence[Json]) -> str:
-    """Return rows as CSV, with a column for every number."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows([row.get(name, "") for name in names] for row in rows)
-    return out.getvalue()
-
-
 def _runs_below(root: Path, prefix: str = "", depth: int = DEPTH) -> Iterator[tuple[str, Path]]:
     """Yield ids and directories of runs; a directory of a run holds no others."""
     if not prefix and _is_run(root):
@@ -373,79 +265,3 @@ def _is_run(path: Path) -> bool:
 def _shown_files(path: Path) -> list[Path]:
     shown = (each for each in path.iterdir() if each.name in SHOWN or each.suffix == ".html")
     return [each for each in shown if each.is_file() and not each.is_symlink()]
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-def _opened(path: Path) -> BinaryIO:
-    """Open a file of a run; not what a link leads to, which might be anything of this machine, and not a pipe."""
-    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(number).st_mode):
-        os.close(number)
-        raise FileNotFoundError(f"{path} is no file")
-    return os.fdopen(number, "rb")
-
-
-def _read(path: Path) -> bytes:
-    try:
-        with _opened(path) as file:
-            return file.read()
-    except OSError:
-        return b""
-
-
-def _text(path: Path) -> str:
-    return _read(path).decode(errors="replace")
-
-
-def _json(path: Path) -> Json | None:
-    try:
-        found = json.loads(_read(path))
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _tail(path: Path, num_bytes: int) -> str:
-    """Return the last whole lines of a file."""
-    try:
-        with _opened(path) as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - num_bytes))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return ""
-    return text if size <= num_bytes else text.partition("\n")[2]
-
-
-def _last_rows(path: Path) -> list[Json]:
-    """Return the newest rows, newest first."""
-    return list(_rows(reversed(_tail(path, TAIL_BYTES).splitlines())))
-
-
-def _rows(lines: Iterable[str]) -> Iterator[Json]:
-    """Yield the rows of lines; one that is being written is none yet."""
-    for line in lines:
-        with contextlib.suppress(ValueError):
-            row = json.loads(line)
-            if isinstance(row, dict) and isinstance(row.get("round"), int):
-                yield row
-
-
-def _is_locked(path: Path) -> bool:
-    """Return whether a process holds the lock of a run, without taking it."""
-    form, kind = ("@qqihh", 3) if sys.platform == "darwin" else ("@hhqqi", 0)  # struct flock
-    fields = [0] * 5
-    fields[kind] = fcntl.F_WRLCK
-    try:
-        with path.open("rb") as file:
-            answer = struct.unpack(form, fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(form, *fields)))
-    except OSError:
-        return False
-    return bool(answer[kind] != fcntl.F_UNLCK)
