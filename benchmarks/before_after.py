@@ -74,6 +74,34 @@ WORKS = {
 }
 
 
+KERNELS = {
+    "mlp_2nn, 10 clients a round": {"rounds": (2, 8)},
+    "logistic, 100 clients a round": {**MANY, "rounds": (5, 25)},
+    "logistic, asynchronous fleet": {**WORKS["asynchronous fleet"], "rounds": (50, 350)},
+    "cnn_mcmahan, 2 clients a round": {
+        "model": "cnn_mcmahan",
+        "policy": {"size": 2},
+        "local": {"steps": 20, "batch_size": 10, "lr": 0.1},
+        "rounds": (1, 4),
+    },
+    "mlp_2nn, asynchronous": {
+        "policy": {"name": "asynchronous", "concurrency": 20},
+        "devices": "fleet",
+        "rounds": (20, 120),
+    },
+    "mlp_2nn, clients of many sizes": {
+        "partition": {"name": "dirichlet", "num_clients": 100, "alpha": 0.3},
+        "rounds": (2, 8),
+    },
+    "mlp_2nn, measured every round": {
+        "evaluation": {"every": 1},
+        "local": {"steps": 1, "batch_size": 10, "lr": 0.1},
+        "rounds": (2, 22),
+    },
+}
+"""What `benchmarks/kernels.py` measures; of each two numbers of rounds."""
+
+
 class Took(NamedTuple):
     """What one repetition took, in seconds."""
 
@@ -109,14 +137,16 @@ class Ratio(NamedTuple):
 
 
 def simulated(name):
-    """Run a plan once."""
+    """Run a plan once; "name @ 5" is one of WORKS or KERNELS for so many rounds."""
     import atoll
 
+    name, _, rounds = name.partition(" @ ")
+    settings = {**MNIST, **{**WORKS, **KERNELS}[name], **({"rounds": int(rounds)} if rounds else {})}
     start, busy = time.perf_counter(), os.times()
-    history = atoll.run(atoll.Plan(**{**MNIST, **WORKS[name]})).history
+    history = atoll.run(atoll.Plan(**settings)).history
     took, done = time.perf_counter() - start, os.times()
     cpu = sum(done[:4]) - sum(busy[:4])  # user and system, its own and that of children that have ended
-    return Took(took, statistics.median(row["round_seconds"] for row in history[1:-1]), cpu)
+    return Took(took, statistics.median(row["round_seconds"] for row in history[1:-1] or history), cpu)
 
 
 def client():

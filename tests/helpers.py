@@ -18,6 +18,7 @@ from atoll.core.attack import Attack, Knowledge
 from atoll.core.messages import Aggregate, State, Update
 from atoll.data.catalog.digits import digits
 from atoll.data.dataset import Dataset
+from atoll.train.kernels.build import Unavailable, library
 
 
 class Normed(nn.Module):
@@ -228,3 +229,12 @@ def overflowing(after: int) -> Algorithm:
         return params_D + aggregate.delta_D * (1e39 if task.round >= after else 1.0), server
 
     return Algorithm(server_step=server_step)
+
+
+def with_kernels() -> dict[str, bool]:
+    """Return the setting of an engine that trains by kernels, or none where they cannot be compiled."""
+    try:
+        library()
+    except Unavailable:
+        return {}
+    return {"kernels": True}

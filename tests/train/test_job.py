@@ -232,7 +232,11 @@ def failing_model() -> nn.Module:
         ({"model": Part(few_outputs, depth=3)}, PlanError, "few_outputs has no option 'depth'"),
         ({"model": {"name": "mlp_2nn", "hiden": 3}}, PlanError, "no option 'hiden': did you mean 'hidden'"),
         ({"loss": "cross_entropi"}, PlanError, "did you mean 'cross_entropy'"),
-        ({"engine": "base"}, PlanError, "there is no 'base' in engine: Known: auto, inline, processes, vectorised"),
+        (
+            {"engine": "base"},
+            PlanError,
+            "there is no 'base' in engine: Known: auto, inline, processes, ray",
+        ),
         ({"policy": "samplers"}, PlanError, "there is no 'samplers' in rounds"),
         ({"policy": {"size": 11}}, PlanError, "policy.size is 11 but the federation has 10 clients"),
         ({"policy": {"fraction": 1.01}}, PlanError, r"policy.fraction must be in \[0, 1\], got 1.01"),

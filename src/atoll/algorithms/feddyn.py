@@ -7,7 +7,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from atoll.core.algorithm import Algorithm, LocalTask, ServerTask, at_most
+from atoll.core.algorithm import Algorithm, Drift, LocalTask, ServerTask, at_most
 from atoll.core.messages import Aggregate, State, Update
 from atoll.core.options import above
 
@@ -38,6 +38,7 @@ def feddyn(alpha: Annotated[float, above(0, "for alpha = 0 use fedavg")] = 0.1) 
         init_server=init,
         init_client=init,
         local_grad=local_grad,
+        drift=lambda task: Drift(pull=alpha, shift_D=-task.state["dual"]),
         finish=finish,
         server_step=server_step,
         max_weight=at_most(1.0),

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from torch import Tensor
 
-from atoll.core.algorithm import Algorithm, LocalTask
+from atoll.core.algorithm import Algorithm, Drift, LocalTask
 from atoll.core.options import at_least
 
 
@@ -19,4 +19,4 @@ def fedprox(mu: Annotated[float, at_least(0, "0 is fedavg")] = 0.01) -> Algorith
     def local_grad(grad_D: Tensor, params_D: Tensor, task: LocalTask) -> Tensor:
         return grad_D + mu * (params_D - task.broadcast.params_D)
 
-    return Algorithm(local_grad=local_grad)
+    return Algorithm(local_grad=local_grad, drift=lambda task: Drift(pull=mu))

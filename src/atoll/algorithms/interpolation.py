@@ -33,7 +33,7 @@ def interpolation(grid: Annotated[int, Range(1, 1001)] = 11) -> Algorithm:
         return Update(delta_D, task.num_samples, {}), {OWN: task.state[OWN]}
 
     def personal(params_D: Tensor, state: State) -> Tensor:
-        weights = torch.linspace(0, 1, grid, dtype=params_D.dtype)
+        weights = torch.linspace(0, 1, grid, dtype=params_D.dtype, device=params_D.device)
         return torch.stack([params_D.lerp(state[OWN], weight) for weight in weights])
 
     return Algorithm(

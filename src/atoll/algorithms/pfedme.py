@@ -26,7 +26,10 @@ def pfedme(lam: NotNegative = 1.0, steps: Annotated[int, Range(1, 1000)] = 5, lr
         return {OWN: params_D.clone()}
 
     def local_memory(params_D: Tensor, task: LocalTask) -> State:
-        own_D, size = task.state[OWN], task.lr if lr is None else torch.tensor(lr, dtype=task.lr.dtype)
+        own_D, size = (
+            task.state[OWN],
+            task.lr if lr is None else torch.tensor(lr, dtype=task.lr.dtype, device=task.lr.device),
+        )
         for _ in range(steps):
             slope_D = task.grad_at(own_D)
             slope_D = slope_D + lam * (own_D - params_D) if lam else slope_D

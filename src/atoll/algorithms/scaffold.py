@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from atoll.core.algorithm import Algorithm, Expected, LocalTask, ServerTask, at_most
+from atoll.core.algorithm import Algorithm, Drift, Expected, LocalTask, ServerTask, at_most
 from atoll.core.messages import Aggregate, State, Update
 
 MAX_CHANGE = 1e3
@@ -28,6 +28,9 @@ def scaffold() -> Algorithm:
     def local_grad(grad_D: Tensor, params_D: Tensor, task: LocalTask) -> Tensor:
         return grad_D + (task.broadcast.aux["control"] - task.state["control"])
 
+    def drift(task: LocalTask) -> Drift:
+        return Drift(shift_D=task.broadcast.aux["control"] - task.state["control"])
+
     def finish(delta_D: Tensor, task: LocalTask) -> tuple[Update, State]:
         change_D = -task.broadcast.aux["control"] - delta_D / (task.num_steps * task.lr)
         update = Update(delta_D, torch.ones_like(task.num_samples), {"control": change_D})
@@ -49,6 +52,7 @@ def scaffold() -> Algorithm:
         init_client=init,
         broadcast=broadcast,
         local_grad=local_grad,
+        drift=drift,
         finish=finish,
         server_step=server_step,
         plausible=plausible,

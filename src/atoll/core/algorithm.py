@@ -119,6 +119,13 @@ def at_most(largest: float) -> Callable[[float], float]:
     return lambda num_samples: largest
 
 
+class Drift(NamedTuple):
+    """What an algorithm adds to every gradient of a task: pull * (w - w_t) + shift, with w_t the broadcast model."""
+
+    pull: float = 0.0
+    shift_D: Tensor | None = None
+
+
 class Adapt(NamedTuple):
     """Steps of gradient descent on a client's own samples, in batches as the plan's."""
 
@@ -182,6 +189,10 @@ class Algorithm(NamedTuple):
     measure: Callable[[Tensor, Tensor, Aggregate, ServerTask], Mapping[str, float]] | None = None
     """(model before, model after, aggregate, task) -> figures for the metrics row. It sees each update, and is left out
     where nobody may: under secure aggregation and privacy, and where updates are late by different amounts."""
+    drift: Callable[[LocalTask], Drift] | None = None
+    """What `local_grad` adds, where it adds the same in every step of a task: kernels then need not call it.
+
+    Of the task it may look at the broadcast, the state and the learning rate."""
     multiplies: bool = False
     """Whether the server's step multiplies what single clients sent, so that no rule can stand in for their mean."""
 
