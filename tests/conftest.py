@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 
 import hypothesis
@@ -15,6 +17,15 @@ from atoll.core.errors import PlanError
 from atoll.core.parts import find
 from atoll.core.plan import Plan
 
+APART = (
+    "pretend_device.py",
+    "pretend_models.py",
+    "engine/test_places.py",
+    "engine/test_pretend_device.py",
+    "network/device_apps.py",
+)
+"""Tests on a device that torch keeps for the rest of a process: tests/engine/test_apart.py runs them in another one."""
+collect_ignore = [] if "ATOLL_PRETEND" in os.environ else list(APART)
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("any machine", deadline=None)  # a slow example is no failure: others use it too
 hypothesis.settings.load_profile("any machine")
@@ -46,6 +57,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         concerned = [concerns(getattr(item, "callspec", None)) for item in items]
         config.hook.pytest_deselected(items=[item for item, chosen in zip(items, concerned, strict=True) if not chosen])
         items[:] = [item for item, chosen in zip(items, concerned, strict=True) if chosen]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if "pretend_device" in sys.modules and "ATOLL_PRETEND" not in os.environ:
+        raise pytest.UsageError(
+            "a collected file imports pretend_device, which changes torch for all: list it in APART"
+        )
 
 
 @pytest.fixture(scope="session")

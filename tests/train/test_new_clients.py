@@ -163,7 +163,9 @@ LOOPING = [
 ]
 
 
-@pytest.mark.parametrize("name", LOOPING)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (place % 3 > 0)) for place, name in enumerate(LOOPING)]
+)
 def test_every_algorithm_serves_them_here_and_in_processes(new_plan: Plan, name: str) -> None:
     plan = new_plan.replace(
         {"algorithm": name, "rounds": 1, "evaluation.validation": 0.1, "evaluation.adapt_steps": [0, 3]}

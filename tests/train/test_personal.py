@@ -281,7 +281,10 @@ def test_clusters_are_averaged_apart(digits_plan: Plan) -> None:
 PERSONAL = ["fedper", "fedrep", "ditto", "apfl", "pfedme", "mean_regularised", "ifca", "interpolation", "fine_tuning"]
 
 
-@pytest.mark.parametrize("algorithm", PERSONAL)
+@pytest.mark.parametrize(
+    "algorithm",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("fedrep", "ditto", "ifca"))) for name in PERSONAL],
+)
 def test_own_models_are_measured_and_resumed(digits_plan: Plan, tmp_path: Path, algorithm: str) -> None:
     """Rows and own models after a resumed run, and with workers, are those of the whole one."""
     settings = {"holdout": 0.2, "validation": 0.1, "clients_every": 1}

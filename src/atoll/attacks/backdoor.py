@@ -32,7 +32,7 @@ def backdoor(
                 "backdoor needs numeric features and one label per sample, which token data do not have: use sign_flip"
             )
         ends = torch.floor(torch.arange(len(y) + 1, dtype=torch.float64) * share + 1e-9)
-        chosen = ends[1:] > ends[:-1]  # spread evenly over a batch of any length
+        chosen = (ends[1:] > ends[:-1]).to(x.device)  # spread evenly over a batch of any length
         mask = chosen.view(-1, *[1] * (x.dim() - 1))
         return torch.where(mask, with_trigger(x, size, value), x), torch.where(chosen, target, y)
 

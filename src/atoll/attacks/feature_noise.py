@@ -20,6 +20,6 @@ def feature_noise(sigma: NotNegative = 1.0) -> Attack:
                 "feature_noise needs numeric features, which token data do not have: use gaussian, which alters updates"
             )
         noise = torch.from_numpy(known.rng.standard_normal(x.shape, dtype=np.float32))
-        return x + sigma * noise, y
+        return x + sigma * noise.to(x.device), y
 
     return Attack(data=data, knows="its own data")

@@ -40,13 +40,17 @@ class Downlink(NamedTuple):
         return any(step.against_known for step in self.chain.transforms)
 
     def send(
-        self, broadcast: Broadcast, memory: Mapping[str, Tensor], encoding: Encoding
+        self, broadcast: Broadcast, memory: Mapping[str, Tensor], encoding: Encoding | None
     ) -> tuple[DecodedBroadcast, State]:
-        """Encode a broadcast, and decode it as clients do; `memory["known"]` is the last decoded broadcast."""
+        """Encode a broadcast, and decode it as clients do; `memory["known"]` is the last decoded broadcast.
+
+        A chain without transforms needs no `encoding`.
+        """
         vector_V, exact = broadcast.vector(), broadcast.exact()
         whole_bytes = packed_size(broadcast.plain())
         if not self.chain.transforms:
             return DecodedBroadcast(broadcast, whole_bytes, whole_bytes), {}
+        assert encoding is not None
         known_V = memory.get("known")
         if self.by_difference and known_V is None:
             return DecodedBroadcast(broadcast, whole_bytes, whole_bytes), {"known": vector_V}

@@ -282,7 +282,8 @@ def is_plain(hint: Any) -> bool:
     base, _ = split(hint)
     if get_origin(base) in (Union, UnionType, *LIST_TYPES):
         return all(map(is_plain, _plain_args(base)))
-    return base is Any or base in TYPE_NAMES or get_origin(base) is Literal or hasattr(base, "from_plain")
+    readable = hasattr(base, "from_plain") and not getattr(base, "is_whole", False)
+    return base is Any or base in TYPE_NAMES or get_origin(base) is Literal or readable
 
 
 def _resolved_hint(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:

@@ -80,8 +80,11 @@ class Chain(NamedTuple):
         return l2_in
 
     def encode(self, vector_V: Tensor, memory: State, encoding: Encoding) -> tuple[Payload, State]:
-        """Apply every step; the names of its memory start with the number of the step."""
-        carrier, sides = vector_V, []
+        """Apply every step; the names of its memory start with the number of the step.
+
+        A vector of another device is brought to the processor, where codecs work and payloads are packed.
+        """
+        carrier, sides = vector_V.cpu(), []
         new_memory: State = {}
         for number, transform in enumerate(self.transforms):
             prefix = f"{number}."

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -13,13 +15,25 @@ import torch
 from torch import Tensor
 
 from atoll.core.aggregator import concatenate_rows, merge_rows
+from atoll.core.errors import PlanError, TrainingError
 from atoll.core.messages import Broadcast, State, Task
 from atoll.core.options import Range
+from atoll.train.devices import (
+    PLAIN,
+    Place,
+    Precision,
+    TorchSettings,
+    free_memory,
+    give_back_memory,
+    peak_memory,
+    settled,
+)
 from atoll.train.evaluate import SLICE
 from atoll.train.exchange import Work
 from atoll.train.job import Job, broadcast_of, first_server
+from atoll.train.kernels.build import Unavailable, is_built
 from atoll.train.metrics import Metrics
-from atoll.train.trainer import Trainer, explained
+from atoll.train.trainer import Trainer, explained, failed
 
 Charts = dict[str, Any]
 """What the report draws of an evaluation, by metric."""
@@ -31,6 +45,10 @@ def silent(num_clients: int) -> None:
     """Show nothing."""
 
 
+FILLED = 0.8
+"""The share of a device's free memory that a stack may take."""
+MOST_STACKED = 256
+BUILDING = "building kernels, once: this may take some seconds"
 COMPILING = "compiling the training step, once: this may take a minute"
 
 
@@ -165,14 +183,16 @@ def _attack_success(parts: list[State]) -> Metrics:
 class InProcess(Engine):
     """Does everything here, one group after another."""
 
-    def __init__(self, job: Job, trainer: Trainer) -> None:
+    def __init__(self, job: Job, trainer: Trainer, settings: TorchSettings | None = None) -> None:
         super().__init__(job, trainer)
-        self._threads = torch.get_num_threads()
+        self._threads, self._settings = torch.get_num_threads(), settings
         torch.set_num_threads(1)  # sums then never depend on the number of cores
 
     def describe(self) -> dict[str, object]:
         """Name and settings."""
-        return settings_of("vectorised", self.trainer) if self.trainer.stack else {"name": "inline"}
+        if self.trainer.stack:
+            return settings_of("vectorised", self.trainer)
+        return {"name": "inline", **self.trainer.place.described()}
 
     def works(
         self, groups: list[list[Task]], sent: Mapping[int, Broadcast], states: Mapping[int, State]
@@ -214,18 +234,97 @@ class InProcess(Engine):
             yield found
 
     def close(self) -> None:
-        """Give torch its threads back."""
+        """Give torch its threads and settings back."""
         torch.set_num_threads(self._threads)
+        if self._settings is not None:
+            self._settings.restore()
 
 
-def stack_size(job: Job, num_tasks: int) -> int:
+@contextmanager
+def single_threaded() -> Iterator[None]:
+    """Let torch use one thread, as engines do: a step that was compiled for more would be compiled again."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def place_of(job: Job, device: str, precision: Precision, tf32: bool) -> Place:
+    """Return where an engine computes, and how exactly; PlanError if that is not there."""
+    double = job.spec.dtype == torch.float64 or job.private is not None
+    return settled(Place(device, precision, tf32), double=double)
+
+
+def in_process(job: Job, place: Place, trainer: Callable[[], Trainer]) -> Engine:
+    """Return the engine of a trainer, which is made when torch is set for its place.
+
+    On a device a step is rehearsed first, so that what stays on the processor is refused before training.
+    """
+    settings = TorchSettings(place)
+    try:
+        return InProcess(job, tried_there(place, trainer), settings)
+    except BaseException:
+        settings.restore()
+        raise
+
+
+def tried_there(place: Place, make: Callable[[], Trainer]) -> Trainer:
+    """Make a trainer; on a device let it train one group for a step and evaluate a few samples, or raise PlanError."""
+    if place.is_plain:
+        return make()
+    try:
+        trainer = make()
+        rehearse(trainer, 1)
+        if trainer.job.shares_model and trainer.job.federation.dataset.num_test:
+            trainer.worker.evaluate(trainer.placed.first_D, {}, trainer.placed.federation.test_samples(0, 2))
+    except PlanError:
+        raise
+    except Exception as error:
+        why = error if isinstance(error, TrainingError) else failed(error)
+        raise PlanError(f"the plan does not run on {place.device}: {why}") from error
+    return trainer
+
+
+def stack_size(job: Job, num_tasks: int, place: Place = PLAIN) -> int:
     """How many clients to stack: a matter of the model's size and the cohort, never of the number of workers.
 
-    Stacked parameters should stay within a few megabytes of cache, and there should be enough groups to share out.
+    Stacked parameters should stay within a few megabytes of cache, and there should be enough groups to share out. An
+    accelerator is filled instead, as far as its memory goes, which is measured.
     """
+    if not place.on_cpu:
+        return measured_stack(job, num_tasks, place)
     by_memory = max(1, 4_000_000 // (job.spec.num_params * job.spec.dtype.itemsize))
     groups = 2 if num_tasks < 32 else 4 if num_tasks < 256 else 8
     return max(1, min(by_memory, 64, -(-num_tasks // groups)))
+
+
+def measured_stack(job: Job, num_tasks: int, place: Place) -> int:
+    """How many clients fit into the memory of a device, from the peaks of a step of one and of two clients.
+
+    It is a power of two, so that a little more or less free memory does not change it.
+    """
+    device, peaks = place.torch_device, list[int]()
+    for size in (1, min(2, num_tasks)):
+        tried: list[int] = []
+        peak = peak_memory(device, partial(_try_stack, job, size, place, tried))
+        if tried == [0]:
+            return 1
+        peaks += [] if peak is None else [peak]
+        give_back_memory(device)
+    free, most = free_memory(device), min(MOST_STACKED, num_tasks)
+    if free is not None and len(peaks) == 2:  # where nobody measures, a stack is halved until it fits
+        each = max(1, peaks[1] - peaks[0])
+        most = min(most, int((FILLED * free - peaks[0]) // each) + 1)
+    return 1 << (max(1, most).bit_length() - 1)
+
+
+def _try_stack(job: Job, size: int, place: Place, tried: list[int]) -> None:
+    """Train so many clients as one for a step, and forget it; note how many there were, 0 if they cannot be stacked."""
+    trainer = Trainer(job, stack=size, place=place)
+    tried.append(trainer.stack)
+    rehearse(trainer, 1)
 
 
 Workers = Annotated[int, Range(1, 1024)]
@@ -240,7 +339,35 @@ def worker_count(workers: int | None) -> int:
 
 def settings_of(name: str, trainer: Trainer) -> dict[str, object]:
     """An engine's name and how its trainer works."""
-    return {"name": name, "stack": trainer.stack, "compile": trainer.compile}
+    settings: dict[str, object] = {"name": name, "stack": trainer.stack, "compile": trainer.compile}
+    return {**settings, **({"kernels": True} if trainer.kernels else {}), **trainer.place.described()}
+
+
+def trainer_of(
+    job: Job,
+    stack: int,
+    compile: bool,
+    kernels: bool,
+    tell: Callable[[str], None] = unheard,
+    place: Place = PLAIN,
+) -> Trainer:
+    """Return a trainer with settings of a plan or of a run directory, and say what takes long.
+
+    Kernels that do not know the model leave it to recorded steps; where they cannot be compiled, PlanError is raised,
+    since a run that was begun with them has other roundings without.
+    """
+    if kernels and stack and not is_built():
+        tell(BUILDING)
+    try:
+        trainer = Trainer(job, stack=stack, compile=compile, kernels=kernels, place=place)
+    except Unavailable as error:
+        raise PlanError(
+            f"engine.kernels is true, but {error}; mend that, or set engine.kernels = false in a new run, whose "
+            "results differ in their last bits"
+        ) from error
+    if trainer.stack and trainer.compile:
+        tell(COMPILING)
+    return trainer
 
 
 def rehearse(trainer: Trainer, steps: int) -> int:

@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from atoll.core.errors import AtollError, PlanError, RunError, TrainingError
-from atoll.core.messages import Broadcast, State, Task
+from atoll.core.messages import Broadcast, State
 from atoll.core.options import Count
+from atoll.core.plan import Plan
 from atoll.engine.base import (
-    COMPILING,
     Engine,
     Stack,
     Workers,
+    place_of,
     rehearse,
     settings_of,
+    single_threaded,
     stack_size,
+    trainer_of,
     unheard,
     worker_count,
 )
-from atoll.engine.pipes import grouped, joined, receive, send
-from atoll.train.exchange import Report, Work
+from atoll.engine.pipes import grouped, receive, send
+from atoll.engine.pooled import Pooled, answered
+from atoll.engine.rebuild import blueprint
+from atoll.train.devices import CPU, Place, Precision, num_devices, parsed
 from atoll.train.job import Job
 from atoll.train.trainer import Trainer, explained
 
@@ -42,26 +44,81 @@ def processes(
     workers: Workers | None = None,
     stack: Stack | None = None,
     compile: bool = False,
+    kernels: bool = False,
+    spawn: bool = False,
+    device: str = CPU,
+    precision: Precision = "float32",
+    tf32: bool = False,
     tell: Callable[[str], None] = unheard,
+    plan: Plan | None = None,
 ) -> Engine:
     """Share groups of clients out to worker processes, one a core unless `workers` says otherwise.
 
-    `stack` is how many clients a worker trains as one; 0 is a plain loop, one after another. The result is the same to
-    the bit for any number of workers: groups and the order of folding depend on the cohort alone.
+    `stack` is how many clients a worker trains as one; 0 is a plain loop, one after another. `kernels` trains chains of
+    linear and convolutional layers by kernels in C. The result is the same to the bit for any number of workers: groups
+    and the order of folding depend on the cohort alone.
+
+    Workers are forked; with `spawn`, and on a device, they begin anew and build the plan themselves, one a device.
+    `device`, `precision` and `tf32` are as of the engine `inline`; "cuda" stands for all that are there.
     """
+    place = place_of(job, device, precision, tf32)
+    if spawn or not place.on_cpu or not hasattr(os, "fork"):
+        from atoll.engine.spawned import Spawned
+
+        if plan is None:
+            raise PlanError(
+                f"workers on {place.device} build the plan themselves, and there is none here: "
+                'set engine = "vectorised", or run the plan by itself'
+            )
+        return Spawned(
+            job,
+            blueprint(plan, job),
+            place,
+            workers=workers,
+            cohort=cohort,
+            stack=stack,
+            compile=compile,
+            kernels=kernels,
+        )
     num_workers = worker_count(workers)
-    if not hasattr(os, "fork"):
-        raise PlanError('engine "processes" needs fork, which this system lacks: use engine = "vectorised"')
-    trainer = Trainer(job, stack=stack_size(job, cohort) if stack is None else stack, compile=compile)
-    if trainer.stack > 1:
-        if trainer.compile:
-            tell(COMPILING)
-        with explained():
-            rehearse(trainer, 1)
+    with single_threaded():
+        size = stack_size(job, cohort) if stack is None else stack
+        trainer = trainer_of(job, size, compile, kernels, tell, place)
+        if trainer.stack > 1 and not trainer.kernels:
+            with explained():
+                rehearse(trainer, 1)
     return Processes(job, trainer, num_workers)
 
 
-class Processes(Engine):
+def devices_of(place: Place, workers: int | None) -> list[Place]:
+    """Return the place of each worker: one a device of the kind, in turn if there are more workers."""
+    kind, index = parsed(place.device)
+    if place.on_cpu:
+        return [place] * worker_count(workers)
+    if index is not None or num_devices(kind) == 1:
+        return [place] * (workers or 1)
+    num = num_devices(kind)
+    return [place.numbered(worker % num) for worker in range(workers or num)]
+
+
+class WorkerProcess(Protocol):
+    """A process that answers requests."""
+
+    @property
+    def exitcode(self) -> int | None:
+        """How it ended; None while it lives."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end."""
+
+    def is_alive(self) -> bool:
+        """Return whether it has not ended."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+
+class Processes(Pooled):
     """A farm of forked workers; requests go out in order, a few ahead of the answers."""
 
     def __init__(self, job: Job, trainer: Trainer, num_workers: int) -> None:
@@ -69,9 +126,11 @@ class Processes(Engine):
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
         self._pipes: list[Connection] = []
-        self._workers: list[BaseProcess] = []
-        self._kept: dict[int, Broadcast] = {}  # what the workers have been sent
-        context = get_context("fork")
+        self._workers: list[WorkerProcess] = []
+        self._start(num_workers)
+
+    def _start(self, num_workers: int) -> None:
+        context, trainer = get_context("fork"), self.trainer
         for _ in range(num_workers):
             here, there = context.Pipe()
             worker = context.Process(target=_serve, args=(there, [*self._pipes, here], trainer), daemon=True)
@@ -88,60 +147,6 @@ class Processes(Engine):
     def describe(self) -> dict[str, object]:
         """Name and settings."""
         return settings_of("processes", self.trainer)
-
-    def works(
-        self, groups: list[list[Task]], sent: Mapping[int, Broadcast], states: Mapping[int, State]
-    ) -> Iterable[Work]:
-        """Share groups out; what comes back is folded already."""
-        needed = {task.version: sent[task.version] for group in groups for task in group}
-        fresh = {version: each for version, each in needed.items() if self._kept.get(version) is not each}
-        self._kept = {version: each for version, each in self._kept.items() if sent.get(version) is each} | fresh
-        news = {str(version): {"params": each.params_D, **each.aux} for version, each in fresh.items()}
-        self._tell({"do": "keep", "versions": list(self._kept)}, joined(news))
-        requests = (
-            (
-                {"do": "train", "tasks": [list(task) for task in group]},
-                joined({str(task.client): states[task.client] for task in group if task.client in states}),
-            )
-            for group in groups
-        )
-        for header, tensors in self._farm(requests):
-            found = grouped(tensors)
-            folded = found.pop("folded", {})
-            reports = [_report(each) for each in header["reports"]]
-            yield Work(folded, reports, {int(client): state for client, state in found.items()})
-
-    def slices(self, params_D: Tensor, starts: list[int]) -> Iterable[State]:
-        """Share slices of the test set out."""
-        self._tell({"do": "look at"}, {"params": params_D})
-        for _, tensors in self._farm(({"do": "slice", "start": start}, {}) for start in starts):
-            yield tensors
-
-    def client_scores(
-        self, params_D: Tensor, groups: list[list[int]], states: Mapping[int, State] | None
-    ) -> Iterable[Tensor]:
-        """Share groups of clients out."""
-        self._tell({"do": "look at"}, {"params": params_D})
-        known, own = states or {}, states is not None
-        requests = (
-            ({"do": "clients", "clients": group, "own": own}, joined({str(c): known[c] for c in group if c in known}))
-            for group in groups
-        )
-        for _, tensors in self._farm(requests):
-            yield tensors["scores"]
-
-    def own_tests(self, params_D: Tensor, states: Mapping[int, State]) -> Iterable[State]:
-        """Share clients out."""
-        self._tell({"do": "look at"}, {"params": params_D})
-        requests = (({"do": "own test", "client": client}, state) for client, state in states.items())
-        for _, tensors in self._farm(requests):
-            yield tensors
-
-    def new_scores(self, sent: Broadcast, clients: Sequence[int], steps: Sequence[int]) -> Iterable[Tensor]:
-        """Share clients out."""
-        self._tell({"do": "look at"}, {"params": sent.params_D, **sent.aux})
-        for _, tensors in self._farm(({"do": "new", "client": each, "steps": list(steps)}, {}) for each in clients):
-            yield tensors["scores"]
 
     def close(self) -> None:
         """End the workers and give torch its threads back."""
@@ -210,12 +215,6 @@ class Processes(Engine):
                 answers[busy.pop(pipe)] = (header, tensors)
 
 
-def _report(values: list[Any]) -> Report:
-    """Read a report; JSON has no word for what is not a number."""
-    numbers: list[Any] = [math.nan if value is None else value for value in values]
-    return Report(*numbers)
-
-
 def _serve(pipe: Connection, others: list[Connection], trainer: Trainer) -> None:
     """A worker's life: answer requests until the pipe closes, which it does when the parent ends for any reason."""
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -223,7 +222,17 @@ def _serve(pipe: Connection, others: list[Connection], trainer: Trainer) -> None
     threading.Thread(target=end_with_parent, daemon=True).start()
     for other in others:
         other.close()
+    serve(pipe, trainer)
+    os._exit(0)
+
+
+def serve(pipe: Connection, trainer: Trainer) -> None:
+    """Answer requests until the pipe closes."""
     torch.set_num_threads(1)
+    if trainer.compile:
+        from torch._inductor import config as inductor
+
+        inductor.compile_threads = 1  # the threads that compile were not forked: waiting for them would never end
     kept: dict[int, Broadcast] = {}
     evaluated: State = {}
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
@@ -240,11 +249,10 @@ def _serve(pipe: Connection, others: list[Connection], trainer: Trainer) -> None
                 continue
             try:
                 with explained():
-                    answer = _answer(trainer, kept, evaluated, header, tensors)
+                    answer = answered(trainer, kept, evaluated, header, tensors)
             except AtollError as error:
                 answer = ({"error": str(error)}, {})
             send(pipe, *answer)
-    os._exit(0)
 
 
 def end_with_parent() -> None:
@@ -253,27 +261,3 @@ def end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
-
-
-def _answer(
-    trainer: Trainer, kept: dict[int, Broadcast], evaluated: State, header: dict[str, Any], tensors: State
-) -> tuple[dict[str, Any], State]:
-    match header["do"]:
-        case "train":
-            tasks = [Task(*task) for task in header["tasks"]]
-            states = {int(client): state for client, state in grouped(tensors).items()}
-            work = trainer.train(tasks, kept, states)
-            groups = {"folded": work.folded} | {str(client): state for client, state in work.states.items()}
-            return {"reports": [list(report) for report in work.reports]}, joined(groups)
-        case "slice":
-            return {}, trainer.evaluate(evaluated["params"], header["start"])
-        case "own test":
-            return {}, trainer.evaluate_own(evaluated["params"], header["client"], tensors)
-        case "new":
-            aux = {name: value for name, value in evaluated.items() if name != "params"}
-            sent = Broadcast(evaluated["params"], aux)
-            return {}, {"scores": trainer.evaluate_new(sent, header["client"], header["steps"])}
-        case _:
-            states = {int(client): state for client, state in grouped(tensors).items()}
-            own = states if header["own"] else None
-            return {}, {"scores": trainer.evaluate_clients(evaluated["params"], header["clients"], own)}

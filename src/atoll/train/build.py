@@ -18,6 +18,7 @@ from atoll.checks.views import Parts
 from atoll.core.algorithm import Algorithm
 from atoll.core.attack import Knowledge
 from atoll.core.client_work import ClientWork
+from atoll.core.defence import defences_of
 from atoll.core.downlink import Downlink
 from atoll.core.errors import AtollError, PlanError
 from atoll.core.params import ParamSpec, flatten, flatten_kept, float_buffers, kept_names, spec_of
@@ -38,6 +39,7 @@ from atoll.train.job import Job
 from atoll.train.metrics import Measures, build_measures
 from atoll.train.secure import Secure
 from atoll.train.seeded import seeded
+from atoll.train.vertical import vertical_model
 
 MIXED = 64
 """Samples on which is tried whether a loss mixes them."""
@@ -74,7 +76,7 @@ def build_job(
     mechanism = parts.mechanism
     start, num = plan.attackers.start_round, plan.attackers.num_rounds
     layers = private_layers(algorithm, federation, model, spec, loss) if mechanism and mechanism.steps else ()
-    if mechanism is not None and mechanism.test_noise:
+    if (mechanism is not None and mechanism.test_noise) or any(each.test_noise for each in parts.defences):
         secret = test_secret(plan.seed)
     job = Job(
         seed=plan.seed,
@@ -157,6 +159,9 @@ def _parts(
         kind=federation.dataset.problem,
         classes=federation.dataset.has_classes,
         spec=spec,
+        tokens=federation.dataset.tokens,
+        outputs=federation.dataset.num_outputs,
+        defences=defences_of(plan),
     )
 
 
@@ -275,12 +280,16 @@ def build_model(
     """Make the model, or another of the plan's, with seeded first weights, and try it with the plan's loss.
 
     Other numbers of a `draw` give other first weights, which what is lazy draws in the trial. A factory gets
-    `input_shape`, and the number of outputs as `num_classes`, if it names them.
+    `input_shape`, and the number of outputs as `num_classes`, if it names them. Of parties that hold columns it is the
+    top model, with theirs below it.
     """
     dataset, part = federation.dataset, part or (plan.models or (plan.model,))[0]
     with seeded(derive(plan.seed, "model", *([draw] if draw else []))):
         try:
-            model = part.build("models", input_shape=dataset.input_shape, num_classes=dataset.num_outputs)
+            if plan.split is not None and plan.split.parties:
+                model = vertical_model(plan.split, part, dataset)
+            else:
+                model = part.build("models", input_shape=dataset.input_shape, num_classes=dataset.num_outputs)
         except AtollError:
             raise
         except Exception as error:

@@ -304,7 +304,7 @@ def _looked_up(tokens_BT: Tensor, g_BTO: Tensor, module: nn.Embedding) -> LayerS
     def total(weight_B: Tensor) -> list[Tensor]:
         g = finite(g_BTO) * weight_B[..., None, None]
         lead = tokens_BT.shape[:-2]
-        tables = torch.arange(lead.numel()).reshape(*lead, 1, 1) * num_rows
+        tables = torch.arange(lead.numel(), device=tokens_BT.device).reshape(*lead, 1, 1) * num_rows
         sums = g.new_zeros(lead.numel() * num_rows, g.shape[-1])
         sums = sums.index_add(0, (tokens_BT + tables).reshape(-1), g.reshape(-1, g.shape[-1]))
         return [sums.reshape(*lead, num_rows, g.shape[-1])]

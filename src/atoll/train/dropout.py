@@ -27,7 +27,7 @@ class CounterDropout(nn.Module):
         if not self.training or self.p == 0:
             return x
         shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.channels else x.shape
-        number = torch.arange(shape.numel(), dtype=torch.int64)
+        number = torch.arange(shape.numel(), dtype=torch.int64, device=x.device)
         key = _mix(self.dropout_seed + _signed(self.place * 0x632BE59BD9B4E019))
         bits = _mix(number * 0x61C8864680B583EB + key) >> 16 & 0xFFFFFF
         keep = (bits >= int(self.p * 0x1000000)).view(shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -13,6 +13,7 @@ from atoll.core.client_work import Sums
 from atoll.core.messages import State
 from atoll.core.seeds import derive
 from atoll.data.targets import CLASSIFICATION
+from atoll.train.devices import WITHOUT_DOUBLE
 from atoll.train.job import Job
 from atoll.train.loop import BUFFER, Workspace
 from atoll.train.seeded import seeded
@@ -38,8 +39,16 @@ def evaluate_samples(
     with evaluating(job, space, params_D, memory):
         for part in _passes(job, y):
             outputs, some = space.model(job.inputs(x[part])), None if groups is None else groups[part]
-            parts.append(job.measures.add(outputs, y[part], job.loss(outputs, y[part]), some))
+            parts.append(_measured(job, outputs, y[part], some))
         return {**(parts[0] if len(parts) == 1 else job.measures.merge(parts)), **_fooled(job, space, x, y)}
+
+
+def _measured(job: Job, outputs: Tensor, y: Tensor, groups: np.ndarray | None = None) -> State:
+    """Return the part of some samples, measured where they are if sums of float64 can be made there."""
+    measured = outputs, y, job.loss(outputs, y)
+    if job.device.type in WITHOUT_DOUBLE:
+        measured = outputs.cpu(), y.cpu(), measured[2].cpu()
+    return job.measures.add(*measured, groups)
 
 
 def _passes(job: Job, y: Tensor) -> list[slice]:
@@ -64,11 +73,18 @@ def _fooled(job: Job, space: Workspace, x: Tensor, y: Tensor) -> Sums:
 
 
 def evaluate_clients(
-    job: Job, space: Workspace, params_D: Tensor, clients: list[int], *, on_training_data: bool = False
+    job: Job,
+    space: Workspace,
+    params_D: Tensor,
+    clients: list[int],
+    *,
+    on_training_data: bool = False,
+    outputs: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Return accuracy and mean loss (C, 2) of each client on its own evaluation samples, several clients in one pass.
 
-    Where right answers are not what is counted, the first is NaN.
+    Where right answers are not what is counted, the first is NaN. `outputs` gives the model's outputs for indices of
+    training samples, if the working model need not.
     """
     federation = job.federation
     pick = federation.train_indices if on_training_data else federation.evaluation_indices
@@ -79,11 +95,15 @@ def evaluate_clients(
     with evaluating(job, space, params_D):
         for start in range(0, len(joined), SLICE):
             part, who = joined[start : start + SLICE], owner[start : start + SLICE]
-            x, y = federation.take(part), federation.train_y[part]
-            outputs = space.model(job.inputs(federation.features(x)))
-            loss_B, right_B = job.loss(outputs, y), torch.full((len(y),), torch.nan, dtype=torch.float64)
+            y = federation.targets(part)
+            found = (
+                space.model(job.inputs(federation.features(federation.take(part))))
+                if outputs is None
+                else outputs(part)
+            )
+            loss_B, right_B = job.loss(found, y).cpu(), torch.full((len(y),), torch.nan, dtype=torch.float64)
             if counts_right(job):
-                right_B = (outputs.argmax(-1) == y).double().reshape(len(y), -1).mean(1)
+                right_B = (found.argmax(-1) == y).cpu().double().reshape(len(y), -1).mean(1)
             sums_C3.index_add_(0, who, torch.stack([right_B, loss_B.double(), torch.ones_like(right_B)], dim=1))
     return sums_C3[:, :2] / sums_C3[:, 2:]
 
@@ -92,7 +112,7 @@ def ready_slices(job: Job, client: int) -> list[tuple[Tensor, Tensor]]:
     """What a client, or the server, trains on, as the model wants it: for who measures many models on it."""
     federation = job.federation
     parts = torch.split(torch.from_numpy(federation.train_indices(client)), SLICE)
-    return [(job.inputs(federation.features(federation.take(part))), federation.train_y[part]) for part in parts]
+    return [(job.inputs(federation.features(federation.take(part))), federation.targets(part)) for part in parts]
 
 
 def evaluate_ready(
@@ -104,7 +124,7 @@ def evaluate_ready(
         for x, y in slices:
             for part in _passes(job, y):
                 outputs = space.model(x[part])
-                parts.append(job.measures.add(outputs, y[part], job.loss(outputs, y[part])))
+                parts.append(_measured(job, outputs, y[part]))
     return job.measures.main_and_loss(job.measures.merge(parts))
 
 
@@ -130,7 +150,7 @@ def evaluating(job: Job, space: Workspace, params_D: Tensor, memory: State | Non
             if isinstance(module, nn.modules.batchnorm._NormBase):
                 module.train()
     try:
-        with torch.inference_mode(), seeded(derive(job.seed, "evaluation")):
+        with torch.inference_mode(), seeded(derive(job.seed, "evaluation"), job.device):
             yield
     finally:
         for name, value in kept.items():

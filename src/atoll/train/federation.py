@@ -23,6 +23,7 @@ from atoll.data.index import Dealt, Partition, drawn, joined, subset
 from atoll.data.partition.iid import draw_iid
 from atoll.data.partition.mixture import dealer
 from atoll.data.rows import ChainedRows, LazyFeatures, Rows
+from atoll.train.shared_rows import shared_rows
 
 
 class Federation:
@@ -135,7 +136,7 @@ class Federation:
         stop = min(start + num, self.dataset.num_test)
 
         def load() -> tuple[Tensor, Tensor]:
-            return self.features(torch.as_tensor(self.test_x[start:stop])), self.test_y[start:stop]
+            return self.tested(start, stop)
 
         groups = self.dataset.test_groups
         return Samples(client, stop - start, load, None if groups is None else groups[start:stop])
@@ -155,7 +156,15 @@ class Federation:
 
     def _loaded(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
         picked = torch.from_numpy(indices)
-        return self.features(self.take(picked)), self.train_y[picked]
+        return self.features(self.take(picked)), self.targets(picked)
+
+    def tested(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Return features, as a model wants them, and targets of a part of the test set."""
+        return self.features(torch.as_tensor(self.test_x[start:stop])), self.test_y[start:stop]
+
+    def targets(self, indices: Tensor) -> Tensor:
+        """Return the targets of training samples, at indices of any shape."""
+        return self.train_y[indices]
 
     def take(self, indices: Tensor) -> Tensor:
         """Return training samples as they are stored, at indices of any shape."""
@@ -169,8 +178,8 @@ class Federation:
 
     def first(self, num: int) -> tuple[Tensor, Tensor]:
         """Return the first training samples, as a model wants them, and their targets: to try parts of a plan on."""
-        targets = self.train_y[:num]
-        return self.features(self.take(torch.arange(len(targets)))), targets
+        indices = torch.arange(min(num, len(self.train_y)))
+        return self.features(self.take(indices)), self.targets(indices)
 
     def features(self, raw: Tensor) -> Tensor:
         """Features as a model wants them: scaled floats, or token ids."""
@@ -241,7 +250,10 @@ def build_federation(plan: Plan) -> Federation:
     dataset, public = _with_public(load_dataset(plan), plan)
     if not dataset.num_test:
         raise DataError(f"{dataset.name}: test: there are no samples; give at least one, to measure the model on")
-    partition = dealer(plan.partition).build("data.partition", dataset, seed=plan.seed)
+    if plan.split is not None and plan.split.parties:
+        partition: Partition = shared_rows(plan.split, dataset, plan.seed)
+    else:
+        partition = dealer(plan.partition).build("data.partition", dataset, seed=plan.seed)
     if not isinstance(partition, Partition):
         raise PlanError(
             f"partition '{plan.partition.name}' gave {type(partition).__name__}: "

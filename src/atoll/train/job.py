@@ -31,6 +31,8 @@ from atoll.train.federation import Federation
 from atoll.train.metrics import Measures
 from atoll.train.secure import Secure
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
@@ -79,6 +81,10 @@ class Job:
     """Buffers that each client keeps for itself."""
     layout: torch.memory_format = torch.contiguous_format
     """How the model gets images that are not stacked over clients."""
+    device: torch.device = CPU
+    """Where clients' work is computed: the model, the first parameters and the batches lie there."""
+    loss_scale: float = 1.0
+    """What a loss is multiplied by before the backward pass, and gradients divided by after it."""
     exposure: Exposure | None = None
     """How clients and samples are drawn, where a mechanism protects them; of no attempt yet."""
     architectures: tuple[Job, ...] = ()
@@ -103,6 +109,10 @@ class Job:
     def model_of(self, sent: Broadcast) -> Tensor:
         """Return the flat vector of the model that was sent, or of a stack of them."""
         return torch.cat([sent.params_D, sent.aux[STATISTICS]], dim=-1) if self.spec.buffers else sent.params_D
+
+    def number(self, value: float) -> Tensor:
+        """Return a number as the slots of algorithms get it."""
+        return torch.tensor(value, dtype=self.spec.dtype, device=self.device)
 
     def inputs(self, x: Tensor) -> Tensor:
         """Features as the model computes with them: in its dtype, and images in its layout."""

@@ -72,7 +72,7 @@ def workspace(job: Job) -> Workspace:
     views = {**job.spec.views(params_D), **job.spec.kept_views(kept_K)}
     for name, parameter in job.model.named_parameters():
         if name in views:
-            parameter.data = views[name]
+            _bind(job.model, name, parameter, views[name])
     for slot in job.spec.buffers:
         owner, _, leaf = slot.name.rpartition(".")
         job.model.get_submodule(owner)._buffers[leaf] = views[slot.name]
@@ -88,6 +88,18 @@ def workspace(job: Job) -> Workspace:
         own_buffers=own_buffers,
         attributes=Attributes(job.model),
     )
+
+
+def _bind(model: nn.Module, name: str, parameter: nn.Parameter, view: Tensor) -> None:
+    """Make a parameter a view of the flat vector, under all of its names."""
+    if type(view) is Tensor:
+        parameter.data = view
+        return
+    bound = nn.Parameter(view)  # the data of a subclass of tensors cannot be exchanged
+    for prefix, module in model.named_modules():
+        for leaf, other in list(module._parameters.items()):
+            if other is parameter or f"{prefix}.{leaf}".lstrip(".") == name:
+                setattr(module, leaf, bound)
 
 
 def features(model: nn.Module, named: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -119,16 +131,16 @@ def train_client(
     """
     algorithm, start_M, masks = job.algorithm, _start(job, sent, state), None
     if algorithm.mask is not None:
-        mask_D = algorithm.mask(job.spec, task.client)
+        mask_D = algorithm.mask(job.spec, task.client).to(job.device)
         start_M = torch.cat([job.trainable(start_M) * mask_D, start_M[job.spec.num_trainable :]])
         masks = list(job.spec.without_buffers.views(mask_D).values())
     space.restore(start_M, state)
-    lr = torch.tensor(job.lr_of(task.version), dtype=job.spec.dtype)
+    lr = job.number(job.lr_of(task.version))
     batches = client_batches(job, task) if drawn is None else drawn
     memories: list[list[Tensor]] = []
     losses: list[Tensor] = []
     base = derive(job.seed, "dropout", task.attempt, task.client) >> 2
-    with seeded(base):
+    with seeded(base, job.device):
         for number, indices in enumerate(batches):
             if job.dropout_seeds:
                 set_seed(space.model, job.dropout_seeds, base + number)
@@ -193,10 +205,10 @@ def _start(job: Job, sent: Broadcast, state: State) -> Tensor:
 def load_batch(job: Job, indices: Tensor, task: Task, params_D: Tensor, step: int) -> Batch:
     """Gather samples, poisoned if the client attacks its data."""
     federation = job.federation
-    x, y = job.inputs(federation.features(federation.take(indices))), federation.train_y[indices]
+    x, y = job.inputs(federation.features(federation.take(indices))), federation.targets(indices)
     if job.attack is not None and job.attack.data is not None and len(y) and job.attacks(task.client, task.version):
         x, y = job.attack.data(x, y, knowledge(job, task, params_D, step))
-    return Batch(x, y, torch.full((len(y),), 1 / max(1, len(y)), dtype=job.spec.dtype))
+    return Batch(x, y, torch.full((len(y),), 1 / max(1, len(y)), dtype=job.spec.dtype, device=y.device))
 
 
 def knowledge(job: Job, task: Task, params_D: Tensor, step: int = 0) -> Knowledge:
@@ -209,7 +221,7 @@ def part_of(batch: Batch, part: int, of: int) -> Batch:
     """Return a batch in which every `of`-th sample from number `part` on counts, and no other."""
     if of == 1:
         return batch
-    weight_B = batch.weight * (torch.arange(batch.weight.shape[-1]) % of == part)
+    weight_B = batch.weight * (torch.arange(batch.weight.shape[-1], device=batch.weight.device) % of == part)
     return batch._replace(weight=weight_B / weight_B.sum().clamp(min=torch.finfo(weight_B.dtype).tiny))
 
 
@@ -246,13 +258,13 @@ def _order(
         broadcast=sent,
         state=state,
         lr=lr,
-        num_steps=torch.tensor(float(num_steps), dtype=job.spec.dtype),
-        num_samples=torch.tensor(float(job.federation.num_samples(task.client)), dtype=job.spec.dtype),
+        num_steps=job.number(float(num_steps)),
+        num_samples=job.number(float(job.federation.num_samples(task.client))),
         outputs=outputs,
         grad_at=grad_at if job.private is None else unprotected,
         features=lambda params, x: features(space.model, space.named(job, params), x),
-        first_loss=torch.tensor(first_loss, dtype=job.spec.dtype),
-        step=torch.tensor(float(step), dtype=job.spec.dtype),
+        first_loss=job.number(first_loss),
+        step=job.number(float(step)),
         end_D=sent.params_D,
     )
 
@@ -262,6 +274,7 @@ def _gradient(job: Job, space: Workspace, batch: Batch, order: LocalTask) -> tup
     if job.algorithm.local_loss is not None:
         named = {slot.name: leaf for slot, leaf in zip(job.spec.trained, space.leaves, strict=True)}
         loss = job.algorithm.local_loss(loss, named, batch, order)
-    grads = torch.autograd.grad(loss, space.leaves, allow_unused=True)
+    scaled = loss if job.loss_scale == 1 else loss * job.loss_scale
+    grads = torch.autograd.grad(scaled, space.leaves, allow_unused=True)
     filled = [torch.zeros_like(p) if g is None else g for p, g in zip(space.leaves, grads, strict=True)]
-    return loss.detach(), filled
+    return loss.detach(), filled if job.loss_scale == 1 else [grad / job.loss_scale for grad in filled]

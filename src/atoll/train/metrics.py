@@ -42,7 +42,7 @@ class Measures(NamedTuple):
         for label, metric in self.metrics.items():
             parts |= {f"{label}/{name}": value for name, value in metric.add(*scored).items()}
         if self.groups and group_B is not None:
-            sums = fairness_sums(scored, torch.from_numpy(group_B), len(self.groups))
+            sums = fairness_sums(scored, torch.from_numpy(group_B).to(outputs.device), len(self.groups))
             parts |= {f"{GROUPS}/{name}": value for name, value in sums.items()}
         return parts
 

@@ -193,7 +193,10 @@ class OneStep:
             else:  # a client's loss depends on its own row alone: one backward pass serves all
                 rows = [leaf.detach().requires_grad_() for leaf in leaves]
                 loss_G = vmap(self._loss, in_dims=(0, 0, 0, dims))(rows, batch, own, fixed)
-            grads = list(torch.autograd.grad(loss_G.sum(), rows, materialize_grads=True))
+            total = loss_G.sum() if self.job.loss_scale == 1 else loss_G.sum() * self.job.loss_scale
+            grads = list(torch.autograd.grad(total, rows, materialize_grads=True))
+        if self.job.loss_scale != 1:
+            grads = [grad / self.job.loss_scale for grad in grads]
         return loss_G, [grad.unsqueeze(0) for grad in grads] if self.size == 1 else grads
 
 

@@ -62,7 +62,7 @@ def noise_of(job: Job, task: Task, step: int) -> Tensor:
     """The noise of one step (T,), whole numbers of steps of the grid."""
     drawn = narrow_gaussian(_key(job, "noise", task, step), deviation_of(job), job.spec.num_trainable)
     wide = 2 * job.batch_size > LARGEST * grid_of(job)
-    return torch.from_numpy(drawn.astype(np.int64) if wide else drawn)
+    return torch.from_numpy(drawn.astype(np.int64) if wide else drawn).to(job.device)
 
 
 def _key(job: Job, purpose: str, task: Task, step: int) -> bytes:
@@ -166,7 +166,7 @@ def private_gradient(
 
     def sums(clip: Tensor | None) -> tuple[Tensor, Sums]:
         total = [torch.zeros_like(leaf) for leaf in leaves.values()]
-        loss = torch.zeros((), dtype=job.spec.dtype)
+        loss = torch.zeros((), dtype=job.spec.dtype, device=job.device)
         for start, part in parts:
             losses, found = _part(job, leaves, part, order, seed, start)
             loss = loss + (losses * part.weight).sum()
@@ -205,7 +205,7 @@ def _part(
             loss = job.algorithm.local_loss(loss, named, one, order)
         return loss, loss.detach()
 
-    seeds_B = seed + (start + 1 + torch.arange(len(batch.y))) * 0x5851F42D4C957F2D
+    seeds_B = seed + (start + 1 + torch.arange(len(batch.y), device=job.device)) * 0x5851F42D4C957F2D
     mapped = vmap(grad(alone, has_aux=True), in_dims=(None, 0, 0, 0), randomness="different")
     try:
         with warnings.catch_warnings():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from collections.abc import Iterator
@@ -10,12 +11,16 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from atoll.train.devices import seeded_device
+
 _lock = threading.RLock()
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
     """Let the generators that a process has one of begin at `seed`, and be afterwards as if nobody had drawn.
+
+    So does the generator of a `device` that is not the processor.
 
     One thread at a time: a server that begins two runs at once gives each the first weights that it has alone.
     """
@@ -25,7 +30,8 @@ def seeded(seed: int) -> Iterator[None]:
         random.seed(seed)
         np.random.seed(seed % (1 << 32))
         try:
-            yield
+            with contextlib.nullcontext() if device is None or device.type == "cpu" else seeded_device(device, seed):
+                yield
         finally:
             torch.default_generator.set_state(torchs)
             random.setstate(pythons)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
-from atoll.core.algorithm import Batch
+from atoll.core.algorithm import Batch, send_delta
 from atoll.core.messages import KEPT, STATISTICS, Broadcast, State, Task, Update
 from atoll.core.seeds import derive
 from atoll.train.batches import Stacked, client_batches, round_up, stacked_batches
@@ -65,8 +65,8 @@ class StackedTrainer:
         idle = size - num
         padded = tasks + tasks[:1] * idle
         batches = stacked_batches(drawn or [client_batches(job, task) for task in tasks], self._width, size)
-        fixed = self._fixed(
-            padded, sent + sent[:1] * idle, states + states[:1] * idle, first_losses + first_losses[:1] * idle
+        fixed = fixed_of(
+            job, padded, sent + sent[:1] * idle, states + states[:1] * idle, first_losses + first_losses[:1] * idle
         )
         moving = fixed.state if job.algorithm.local_memory is not None else {}
         fixed = fixed._replace(state={}) if moving else fixed
@@ -83,10 +83,13 @@ class StackedTrainer:
         parts = [moved] if job.algorithm.moves is None else [moved[:shared], moved[shared:]]
         memory = [job.optimizer.init(part) for part in parts]
         losses_SG = self._run(padded, batches, params_GD, leaves, memory, moving, fixed, sent)
-        live_SG = torch.from_numpy(batches.live_SG)
+        live_SG = torch.from_numpy(batches.live_SG).to(job.device)
         loss_G = (losses_SG * live_SG).sum(0) / live_SG.sum(0).clamp(min=1)
         fixed = fixed._replace(state={**fixed.state, **moving})
-        update, after = self._finish(params_GD, start_GD, fixed)
+        if job.algorithm.start is None:  # in place: a stack of large models is large
+            update, after = finished(job, params_GD.sub_(start_GD), fixed, params_GD)
+        else:
+            update, after = finished(job, params_GD - start_GD, fixed, params_GD)
         keep = slice(0, num)
         aux = {k: v[keep] for k, v in update.aux.items()}
         if job.spec.num_statistics:  # no step that can be stacked changes them
@@ -97,18 +100,6 @@ class StackedTrainer:
             states={name: rows[keep] for name, rows in states_G.items()},
             loss_G=loss_G[keep],
         )
-
-    def _finish(self, params_GD: Tensor, start_GD: Tensor, fixed: Fixed) -> tuple[Update, State]:
-        """Return what the algorithm sends of each client, and what it remembers; the parameters are used up."""
-        algorithm = self.job.algorithm
-
-        def finish(delta_D: Tensor, each: Fixed, end: list[Tensor]) -> tuple[Update, State]:
-            task = local_task(each, _none, _none, _none, each.num_steps_G)
-            return algorithm.finish(delta_D, task._replace(end_D=end[0]) if end else task)
-
-        if algorithm.start is None:  # in place: a stack of large models is large
-            return vmap(finish, in_dims=(0, client_dims(fixed), 0))(params_GD.sub_(start_GD), fixed, [])
-        return vmap(finish, in_dims=(0, client_dims(fixed), 0))(params_GD - start_GD, fixed, [params_GD])
 
     def _run(
         self,
@@ -122,14 +113,15 @@ class StackedTrainer:
         sent: list[Broadcast],
     ) -> Tensor:
         job, federation = self.job, self.job.federation
-        base_G = torch.tensor([derive(job.seed, "dropout", t.attempt, t.client) >> 2 for t in tasks])
+        base_G = torch.tensor([derive(job.seed, "dropout", t.attempt, t.client) >> 2 for t in tasks]).to(job.device)
         index_SGB, weight_SGB = torch.from_numpy(batches.index_SGB), torch.from_numpy(batches.weight_SGB)
-        weight_SGB, live_SG = weight_SGB.to(job.spec.dtype), torch.from_numpy(batches.live_SG).to(job.spec.dtype)
-        losses_SG = torch.empty(live_SG.shape, dtype=job.spec.dtype)
+        weight_SGB = weight_SGB.to(job.device, job.spec.dtype)
+        live_SG = torch.from_numpy(batches.live_SG).to(job.device, job.spec.dtype)
+        losses_SG = torch.empty(live_SG.shape, dtype=job.spec.dtype, device=job.device)
         attack = job.attack.data if job.attack is not None else None
         bad = [g for g, task in enumerate(tasks) if attack and job.attacks(task.client, task.version)]
-        numbers = torch.arange(1, len(index_SGB) + 1, dtype=job.spec.dtype).unbind()
-        seeds = (base_G + torch.arange(len(index_SGB))[:, None]).unbind()
+        numbers = torch.arange(1, len(index_SGB) + 1, dtype=job.spec.dtype, device=job.device).unbind()
+        seeds = (base_G + torch.arange(len(index_SGB), device=job.device)[:, None]).unbind()
         weights, lives = weight_SGB.unbind(), live_SG.unbind()
         lasting = tree_leaves((params_GD, leaves, memory, moving, fixed))
         widths = self._widths(batches)
@@ -139,7 +131,7 @@ class StackedTrainer:
             for start in range(0, len(index_SGB), chunk):
                 index = index_SGB[start : start + chunk]
                 each_x = self._inputs(index).unbind()
-                each_y = federation.train_y[index].unbind()
+                each_y = federation.targets(index).unbind()
                 for s, (x, y) in enumerate(zip(each_x, each_y, strict=True), start):
                     for g in bad:
                         assert attack is not None
@@ -212,27 +204,6 @@ class StackedTrainer:
         spec = self.job.spec
         return [*spec.without_buffers.views(params_GD).values(), *spec.kept_views(kept_GK).values()]
 
-    def _fixed(self, tasks: list[Task], sent: list[Broadcast], states: list[State], first_losses: list[float]) -> Fixed:
-        job = self.job
-        dtype = job.spec.dtype
-        one_version = all(each is sent[0] for each in sent)
-        shared = (
-            sent[0]
-            if one_version
-            else Broadcast(
-                torch.stack([each.params_D for each in sent]),
-                {name: torch.stack([each.aux[name] for each in sent]) for name in sent[0].aux},
-            )
-        )
-        return Fixed(
-            shared,
-            {name: torch.stack([state[name] for state in states]) for name in states[0] if name != KEPT},
-            torch.tensor([job.lr_of(task.version) for task in tasks], dtype=dtype),
-            torch.tensor([float(job.num_steps(task.client, task.work)) for task in tasks], dtype=dtype),
-            torch.tensor([float(job.federation.num_samples(task.client)) for task in tasks], dtype=dtype),
-            torch.tensor(first_losses, dtype=dtype),
-        )
-
     def _width(self, longest: int) -> int:
         """How wide batches of at most this size are: few distinct widths, so that few steps are recorded."""
         if self.job.private is not None:
@@ -240,5 +211,46 @@ class StackedTrainer:
         return round_up(longest, 4) if self.job.local.batch_size == "all" else self.job.batch_size
 
 
-def _none(*args: Any) -> Any:
+def finished(job: Job, delta_GD: Tensor, fixed: Fixed, end_GD: Tensor) -> tuple[Update, State]:
+    """Return what an algorithm sends of each client, and what it remembers; `end_GD` is looked at if it has a start."""
+    algorithm = job.algorithm
+    if algorithm.finish is send_delta:
+        return Update(delta_GD, fixed.num_samples_G, {}), {}
+
+    def finish(delta_D: Tensor, each: Fixed, end: list[Tensor]) -> tuple[Update, State]:
+        task = local_task(each, unavailable, unavailable, unavailable, each.num_steps_G)
+        return algorithm.finish(delta_D, task._replace(end_D=end[0]) if end else task)
+
+    end = [] if algorithm.start is None else [end_GD]
+    return vmap(finish, in_dims=(0, client_dims(fixed), 0))(delta_GD, fixed, end)
+
+
+def fixed_of(
+    job: Job, tasks: list[Task], sent: list[Broadcast], states: list[State], first_losses: list[float]
+) -> Fixed:
+    """Return what does not change from step to step of several clients."""
+    dtype = job.spec.dtype
+    one_version = all(each is sent[0] for each in sent)
+    shared = (
+        sent[0]
+        if one_version
+        else Broadcast(
+            torch.stack([each.params_D for each in sent]),
+            {name: torch.stack([each.aux[name] for each in sent]) for name in sent[0].aux},
+        )
+    )
+    num_steps = [float(job.num_steps(task.client, task.work)) for task in tasks]
+    num_samples = [float(job.federation.num_samples(task.client)) for task in tasks]
+    return Fixed(
+        shared,
+        {name: torch.stack([state[name] for state in states]) for name in states[0] if name != KEPT},
+        torch.tensor([job.lr_of(task.version) for task in tasks], dtype=dtype, device=job.device),
+        torch.tensor(num_steps, dtype=dtype, device=job.device),
+        torch.tensor(num_samples, dtype=dtype, device=job.device),
+        torch.tensor(first_losses, dtype=dtype, device=job.device),
+    )
+
+
+def unavailable(*args: Any) -> Any:
+    """Stand in for what a slot may not call outside of a step."""
     raise RuntimeError("outputs, features and grad_at are for training, not for `finish`")

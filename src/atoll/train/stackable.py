@@ -21,7 +21,9 @@ from atoll.core.errors import AtollError
 from atoll.core.messages import Task
 from atoll.train.attributes import as_before
 from atoll.train.batches import client_batches
+from atoll.train.devices import generator_state
 from atoll.train.job import Job
+from atoll.train.kernels.trainer import KernelTrainer
 from atoll.train.loop import Workspace, train_client
 from atoll.train.stack import StackedTrainer
 from atoll.train.trace import Unrecordable
@@ -54,7 +56,7 @@ def why_not(job: Job) -> str | None:
     return None
 
 
-def why_not_tried(job: Job, stacked: StackedTrainer, space: Workspace) -> str | None:
+def why_not_tried(job: Job, stacked: StackedTrainer | KernelTrainer, space: Workspace) -> str | None:
     """Train a few clients for two steps by the plain loop and stacked; say why the second way is not the same.
 
     The second batch is half as long, so that padding would show. Nothing of the trial is kept but the recorded step.
@@ -74,13 +76,13 @@ def why_not_tried(job: Job, stacked: StackedTrainer, space: Workspace) -> str | 
             ]
             if changed := _changed_buffers(job, space):
                 return f"the model changes its buffer {changed[0]!r}"
-            drawn = _generators()
+            drawn = _generators(job.device)
             found = stacked.train(tasks, [sent] * len(tasks), states, [math.nan] * len(tasks), batches)
-            if drawn != _generators():
+            if drawn != _generators(job.device):
                 return "the model draws random numbers"
             if attributes.changed():
                 return f"the model changes its attribute {attributes.changed()[0]!r}"
-        except AtollError:
+        except (AtollError, torch.OutOfMemoryError):
             raise
         except Unrecordable as error:
             return str(error)
@@ -88,7 +90,7 @@ def why_not_tried(job: Job, stacked: StackedTrainer, space: Workspace) -> str | 
             return " ".join(f"{type(error).__name__}: {error}".split())[:300]
         finally:
             stacked.job = job
-    together, apart = found.loss_G[: len(plain)].double(), torch.tensor(plain, dtype=torch.float64)
+    together, apart = found.loss_G[: len(plain)].cpu().double(), torch.tensor(plain, dtype=torch.float64)
     if not torch.allclose(together, apart, rtol=CLOSE[job.spec.dtype], atol=CLOSE[job.spec.dtype], equal_nan=True):
         return "recorded steps give other losses: the model mixes samples, or keeps something from step to step"
     return None
@@ -110,10 +112,11 @@ def _changed_buffers(job: Job, space: Workspace) -> list[str]:
     return [name for name, value in steady.items() if not torch.equal(space.model.get_buffer(name), value)]
 
 
-def _generators() -> tuple[object, ...]:
+def _generators(device: torch.device) -> tuple[object, ...]:
     """The state of every generator that code may draw from without bringing its own."""
     numpys = [each.tolist() if isinstance(each, np.ndarray) else each for each in np.random.get_state()]
-    return random.getstate(), numpys, torch.get_rng_state().tolist()
+    there = generator_state(device)
+    return random.getstate(), numpys, torch.get_rng_state().tolist(), None if there is None else there.tolist()
 
 
 @contextmanager

@@ -17,6 +17,8 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from atoll.train.devices import generator_state
+
 
 class Unrecordable(Exception):
     """A function does what a flat list of operations cannot repeat; the message says what."""
@@ -122,12 +124,19 @@ def _unless_refused(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         raise Unrecordable(f"{func} makes the computation depend on the values of a tensor")
     if Tag.nondeterministic_seeded not in func.tags:
         return func(*args, **kwargs)
-    before = torch.get_rng_state()
+    devices = {leaf.device for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+    before = _generators(devices)
     result = func(*args, **kwargs)  # attention has the tag, but draws nothing unless it drops something
     own = any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
-    if own or not torch.equal(before, torch.get_rng_state()):
+    if own or before != _generators(devices):
         raise Unrecordable(f"{func} draws random numbers, which would be the same in every step")
     return result
+
+
+def _generators(devices: set[torch.device]) -> list[object]:
+    """Return the states of torch's own generators, of the processor and of some devices."""
+    states = [torch.get_rng_state(), *(generator_state(device) for device in devices)]
+    return [None if state is None else state.tolist() for state in states]
 
 
 def _item(values: Any, position: int) -> Any:

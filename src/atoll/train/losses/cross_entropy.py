@@ -31,7 +31,7 @@ def cross_entropy(
     weight_K = torch.tensor(weights) if weights else None
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        weight = None if weight_K is None else weight_K.to(outputs.dtype)
+        weight = None if weight_K is None else weight_K.to(outputs)
         if weight is not None and len(weight) != outputs.shape[-1]:
             raise ValueError(f"{len(weight)} weights for {outputs.shape[-1]} classes: give one for each")
         found = functional.cross_entropy(

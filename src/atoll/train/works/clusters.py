@@ -137,4 +137,4 @@ class ClusterWorker(LoopWorker):
         models_KD = _models(self.job, params_D)
         scores = [evaluate_clients(self.inner, self.space, each, clients, on_training_data=True) for each in models_KD]
         best_C = torch.stack(scores)[:, :, 1].nan_to_num(torch.inf).argmin(0)
-        return one_hot(best_C, len(models_KD)).to(params_D.dtype)
+        return one_hot(best_C, len(models_KD)).to(params_D)

@@ -155,7 +155,11 @@ class ConsensusWorker(Worker):
         done = train_client(kind, space, task, kind.broadcast(space.params_D.clone(), {}), {})
         params_E = space.params_D.clone()
         scores_D = self._score(kind, space, params_E, public_indices(self.job, task.version + 1))
-        return Trained(Update(scores_D, torch.ones((), dtype=scores_D.dtype), {}), {PARAMS: params_E}, done.loss)
+        return Trained(
+            Update(scores_D, torch.ones((), dtype=scores_D.dtype, device=kind.device), {}),
+            {PARAMS: params_E},
+            done.loss,
+        )
 
     def evaluate(self, params_D: Tensor, memory: State, samples: Samples) -> Sums:
         """Measure the model that a client keeps."""
@@ -164,7 +168,7 @@ class ConsensusWorker(Worker):
     def _labels(self) -> Tensor:
         public = self.job.federation.public
         assert public is not None and public.y is not None
-        return torch.from_numpy(public.y)
+        return torch.from_numpy(public.y).to(self.job.device)
 
     def _learn(
         self,
@@ -182,16 +186,16 @@ class ConsensusWorker(Worker):
         orders = [rng.permutation(len(indices)) for _ in range(epochs)]
         batches = [order[start : start + size] for order in orders for start in range(0, len(order), size)]
         base = derive(kind.seed, purpose, task.attempt, task.client) >> 2
-        lr = torch.tensor(kind.lr_of(task.version), dtype=kind.spec.dtype)
+        lr = kind.number(kind.lr_of(task.version))
         tensors: list[Tensor] = [leaf.data for leaf in space.leaves]
         memory = kind.optimizer.init(tensors)
-        with seeded(base):
+        with seeded(base, kind.device):
             for number, batch_B in enumerate(batches[: max(1, round(task.work * len(batches)))]):
                 set_seed(space.model, kind.dropout_seeds, base + number)
                 x = _inputs(kind, indices[batch_B])
-                loss = loss_of(space.model(x), targets[torch.from_numpy(batch_B)]).mean()
+                loss = loss_of(space.model(x), targets[torch.from_numpy(batch_B).to(kind.device)]).mean()
                 grads = torch.autograd.grad(loss, space.leaves, allow_unused=True, materialize_grads=True)
-                count = torch.tensor(float(number + 1), dtype=kind.spec.dtype)
+                count = kind.number(float(number + 1))
                 with torch.no_grad():
                     kind.optimizer.step_(tensors, list(grads), memory, lr, count)
 

@@ -102,7 +102,7 @@ class SgdWorker(LoopWorker):
         x, y = job.federation.validation_samples(client).load()
         for params_D in models:
             with evaluating(job, self.space, params_D, memory):
-                losses.append(float(job.loss(self.space.model(job.inputs(x)), y).double().mean()))
+                losses.append(float(job.loss(self.space.model(job.inputs(x)), y).cpu().double().mean()))
         return models[min(range(len(models)), key=lambda place: (math.isnan(losses[place]), losses[place]))]
 
     def _first_losses(self, tasks: Sequence[Task], sent: Sequence[Broadcast]) -> list[float]:
