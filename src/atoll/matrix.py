@@ -16,12 +16,11 @@ from atoll.core.attack import Attack
 from atoll.core.coordinator import FAILURES, Reason
 from atoll.core.detection import Detector
 from atoll.core.errors import PlanError, RunError, nearest
-from atoll.core.options import option_hints, read_value
+from atoll.core.options import option_hints
 from atoll.core.parts import Part, find, members
 from atoll.core.plan import Plan
 from atoll.core.toml_text import read_toml
-from atoll.engine.base import Workers, worker_count
-from atoll.farm import Cell, Failures, cell_directory, run_grid, with_engine
+from atoll.farm import Cell, Failures, Pool, cell_directory, run_grid, with_engine
 from atoll.report.figures import write_whole
 from atoll.report.matrix import NO_ATTACK, Matrix, Outcome, as_csv
 from atoll.report.matrix_page import matrix_page
@@ -53,11 +52,13 @@ def run_matrix(
     out: str | Path,
     seeds: Sequence[int] | None = None,
     workers: int | None = None,
+    ray: str | None = None,
     progress: bool = False,
 ) -> Matrix:
     """Run every attack against every defence, with f bad clients and each seed, and each defence without an attack.
 
-    Each cell is a run in `out/cells`, and `workers` of them run at once. Call the function again to continue after a
+    Each cell is a run in `out/cells`, and `workers` of them run at once: in processes of this machine, or on the Ray
+    cluster at the address `ray`, whose machines must all see `out`. Call the function again to continue after a
     stop: cells that have a result are not run again. A cell whose plan is refused, or that fails, keeps its reason, and
     the others continue; one whose model diverged counts as guessing. At the end `out` holds matrix.csv and matrix.html.
     The plan's own attack, aggregator and seed are replaced; of its attackers, start_round and num_rounds are kept. If
@@ -69,7 +70,7 @@ def run_matrix(
     rules = {text: [part_of(piece, "aggregators") for piece in text.split("+")] for text in defences}
     for text, chain in rules.items():
         _check_chain(text, chain)
-    num_workers = worker_count(read_value(Workers | None, workers, "workers"))
+    pool = Pool.of(plan, workers, ray)
     base = _base_plan(plan)
     uses_samples = _uses_server_samples(base, base.aggregator, base.seed)
     base = with_engine(base, base if uses_samples else base.replace(NO_SAMPLES), out / "matrix.json")
@@ -81,7 +82,7 @@ def run_matrix(
         for seed in seeds
     ]
     cells = [Cell(out / _folder(pair), pair.plan) for pair in pairs if pair.plan is not None]
-    failures = run_grid(cells, num_workers, progress=progress)
+    failures = run_grid(cells, pool, progress=progress)
     matrix = Matrix(
         title=plan.name or f"{plan.data.name}, {plan.algorithm.name}",
         attacks=tuple(attacks),

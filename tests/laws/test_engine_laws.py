@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from members import every
 from atoll.api import run
 from atoll.core.messages import Broadcast, Task
 from atoll.core.plan import Plan
+from atoll.engine.base import rehearse
 from atoll.engine.inline import inline
 from atoll.engine.vectorised import vectorised
 from atoll.train.build import build_job
+from atoll.train.trainer import Trainer
 
 
 def plan_with(base: Plan, **changes: Any) -> Plan:
@@ -70,3 +73,42 @@ def test_a_sampler_remembers_what_it_needs(digits_plan: Plan, sampler: str, tmp_
     whole = run(plan)
     run(plan_with(plan, rounds=3), out=tmp_path / "run", report=False)
     assert torch.equal(run(plan, out=tmp_path / "run", report=False, resume=True).params_D, whole.params_D)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [{"name": "processes", "workers": 2, "stack": 3, "compile": True}])
+def test_workers_use_what_was_compiled_before_they_were_forked(
+    digits_plan: Plan, monkeypatch: pytest.MonkeyPatch, engine: dict[str, Any]
+) -> None:
+    """Compiling again in a worker takes long, or forever: the threads that compile are not forked."""
+    import torch._dynamo
+
+    monkeypatch.setattr(torch._dynamo.config, "error_on_recompile", True)
+    torch.set_num_threads(3)  # as in a process that does nothing else
+    try:
+        assert run(plan_with(digits_plan, engine=engine)).reason == "all rounds done"
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("name", ["processes", "auto"])
+def test_steps_are_recorded_and_timed_with_one_thread(
+    digits_plan: Plan, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    module = import_module(f"atoll.engine.{name}")
+    seen: list[int] = []
+
+    def rehearsed(trainer: Trainer, steps: int) -> int:
+        seen.append(torch.get_num_threads())
+        return rehearse(trainer, steps)
+
+    monkeypatch.setattr(module, "rehearse", rehearsed)
+    torch.set_num_threads(2)
+    try:
+        plan = digits_plan.replace({"local.batch_size": 64})  # kernels are not timed for small batches
+        engine = getattr(module, name)(build_job(plan), cohort=6, workers=1)
+        engine.close()
+        assert set(seen) == {1} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)

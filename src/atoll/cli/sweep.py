@@ -11,6 +11,7 @@ import typer
 from atoll.cli.plans import (
     PlanArgument,
     QuietOption,
+    RayOption,
     SeedsOption,
     SetOption,
     WorkersOption,
@@ -41,6 +42,7 @@ def sweep(
     trials: Annotated[int | None, typer.Option(help="Number of combinations that a search tries.")] = None,
     seeds: SeedsOption = "3",
     workers: WorkersOption = None,
+    ray: RayOption = None,
     out: Annotated[Path | None, typer.Option(help="Directory; by default runs/NAME-sweep.")] = None,
     quiet: QuietOption = False,
 ) -> None:
@@ -61,6 +63,7 @@ def sweep(
             trials=trials,
             seeds=read_seeds(seeds),
             workers=workers,
+            ray=ray,
             progress=not quiet,
         )
     print(table_text(table))

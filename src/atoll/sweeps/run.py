@@ -9,10 +9,8 @@ from pathlib import Path
 
 from atoll.core.coordinator import FAILURES, Reason
 from atoll.core.errors import PlanError
-from atoll.core.options import read_value
 from atoll.core.plan import Plan
-from atoll.engine.base import Workers, worker_count
-from atoll.farm import Cell, Failures, cell_directory, run_grid, seeds_of
+from atoll.farm import Cell, Failures, Pool, cell_directory, run_grid, seeds_of
 from atoll.report.figures import write_whole
 from atoll.report.sweep import SAMPLES, SweepRun, SweepTable, as_csv, label, value_text
 from atoll.report.sweep_page import sweep_page
@@ -37,19 +35,21 @@ def sweep(
     trials: int | None = None,
     seeds: int | Sequence[int] = 3,
     workers: int | None = None,
+    ray: str | None = None,
     progress: bool = False,
 ) -> SweepTable:
     """Run a plan with every combination of settings and every seed, and choose the best.
 
     `grid` maps keys of the plan to lists of values: {"local.lr": [0.01, 0.1]}. Instead, `search` maps keys to ranges
     ("log:0.001:1", "float:0:1", "int:1:20", "choice:a,b"), of which Optuna tries `trials` points. `seeds` is their
-    number, from the plan's on, or a list. Each run lies in `out/cells`, and `workers` of them run at once. Call the
+    number, from the plan's on, or a list. Each run lies in `out/cells`, and `workers` of them run at once: in
+    processes of this machine, or on the Ray cluster at the address `ray`, whose machines must all see `out`. Call the
     function again to continue after a stop, or with more values: runs that have ended are not run again. A run that is
     refused or fails keeps its reason, and the others continue. The best is chosen by the main figure: on clients'
     validation samples if the plan has `evaluation.validation`, else on those of `evaluation.holdout`, else on the test
     set. At the end `out` holds sweep.json, sweep.csv, sweep.html and best.toml.
     """
-    runner = SweepRunner(plan, Path(out), seeds, workers, progress=progress)
+    runner = SweepRunner(plan, Path(out), seeds, Pool.of(plan, workers, ray), progress=progress)
     if search is not None:
         if grid is not None:
             raise PlanError('a sweep has a grid or a search, not both: write the grid\'s values as "choice:a,b"')
@@ -67,11 +67,9 @@ def sweep(
 class SweepRunner:
     """Runs combinations with all seeds, and makes the table of them."""
 
-    def __init__(
-        self, plan: Plan, out: Path, seeds: int | Sequence[int], workers: int | None, *, progress: bool
-    ) -> None:
+    def __init__(self, plan: Plan, out: Path, seeds: int | Sequence[int], pool: Pool, *, progress: bool) -> None:
         self.plan, self.out, self.seeds = plan, out, seeds_of(plan, seeds)
-        self._num_workers = worker_count(read_value(Workers | None, workers, "workers"))
+        self._pool = pool
         self._progress, self._engines = progress, Engines(out / "engines")
         self.checker = Checker(self.seeds[0], self._known)
 
@@ -84,7 +82,7 @@ class SweepRunner:
                 engine = self._engines(own[0].plan).engine.to_dict()
                 own = [cell._replace(plan=cell.plan.replace({"engine": engine})) for cell in own]
             cells += own
-        return run_grid(cells, self._num_workers, progress=self._progress)
+        return run_grid(cells, self._pool, progress=self._progress)
 
     def finish(
         self, found: Sequence[Combination], metric: tuple[str, bool], failures: Failures, *, is_search: bool = False
