@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +13,7 @@ from atoll.core.errors import AtollError
 
 if TYPE_CHECKING:
     from atoll.core.plan import Plan
+    from atoll.split.columns import VerticalParties
 
 plan_app = typer.Typer(help="Plans: check them, and see what will travel, before they run.", no_args_is_help=True)
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
@@ -51,9 +53,12 @@ def _travels_over_cut(plan: Plan, as_json: bool) -> None:
     """List what crosses the cut of a plan, where the model could be cut, and what that would cost."""
     from atoll.split.cut import places
     from atoll.split.rehearsal import rehearse_split
+    from atoll.split.vertical import rehearse_vertical
     from atoll.train.build import build_job
 
     job = build_job(plan)
+    if plan.split is not None and plan.split.parties:
+        return _travels_of_parties(rehearse_vertical(plan, job), as_json)
     cut, found = rehearse_split(plan, job).cut, places(job)
     if as_json:
         named = [{"name": place.name, "shape": place.shape, "width": place.width} for place in found]
@@ -74,6 +79,52 @@ def _travels_over_cut(plan: Plan, as_json: bool) -> None:
         f"a client and round: {2 * cut.client.num_bytes:,} bytes of its layers, federated learning {federated:,} bytes"
     )
     print(f"with fewer than {cut.break_even:,.0f} samples an epoch over the cut takes less than federated learning")
+
+
+@plan_app.command()
+def cost(plan: PlanArgument = None, settings: SetOption = None, as_json: JsonOption = False) -> None:
+    """Predict the seconds, memory and bytes of a round on this machine, from rounds of two small cohorts."""
+    chosen = read_plan(plan, read_settings(settings))
+    from atoll.report.reading import human_bytes
+    from atoll.simulation.cost import round_cost
+
+    if not as_json:
+        print("measuring rounds of small cohorts ...", file=sys.stderr)
+    found = round_cost(chosen)
+    if as_json:
+        print(json.dumps(found._asdict(), indent=1))
+        return
+    where = f"{found.num_workers} workers" if found.num_workers else "this process"
+    how = f"{found.stack} trained as one" if found.stack else "each trained alone"
+    print(f"{found.num_clients:,} clients a round in {where}, {how}")
+    print(f"{found.seconds:.3g} s a round: {found.once:.3g} s once, and {found.group:.3g} s for each group of a worker")
+    memory = f"{human_bytes(found.memory)} of memory"
+    if found.num_workers:
+        memory += f", and {human_bytes(found.worker_memory)} in each worker, most of which they share"
+    print(memory)
+    print(f"{human_bytes(found.bytes_down)} down and {human_bytes(found.bytes_up)} up a round, packed")
+    print("without evaluation")
+
+
+def _travels_of_parties(parties: VerticalParties, as_json: bool) -> None:
+    """List which columns parties hold, what each has of the model, and what crosses their cuts."""
+    said = parties.describe()
+    if as_json:
+        print(json.dumps({"cut": said}, indent=1))
+        return
+    table = [("party", "columns", "values a row", "parameters", "bytes an epoch")]
+    for party in said["parties"]:
+        name = party["name"] + (", labels" if party["name"] == said["labels"] else "")
+        numbers = (party["columns"], party["width"], party["params"], party["sample_bytes"] * said["rows"])
+        table.append((name, *(f"{number:,}" for number in numbers)))
+    width = [max(len(row[column]) for row in table) for column in range(5)]
+    for name, *cells in table:
+        print(
+            "  ".join([name.ljust(width[0]), *(cell.rjust(size) for cell, size in zip(cells, width[1:], strict=True))])
+        )
+    labels = "go to the server" if said["tail"] is None else f"stay there, with the layers from '{said['tail']}' on"
+    print(f"{said['rows']:,} rows; labels of {said['labels']} {labels}")
+    print(f"the server has {said['server_params']:,} parameters")
 
 
 @plan_app.command()

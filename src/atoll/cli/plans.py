@@ -30,6 +30,13 @@ SeedsOption = Annotated[
     str, typer.Option(help="Number of seeds, from the plan's on; or the seeds themselves, e.g. 0,7.")
 ]
 WorkersOption = Annotated[int | None, typer.Option(help="Number of runs at once; by default one for each core.")]
+RayOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Run them on a Ray cluster: auto, HOST:PORT, ray://HOST:PORT, or local for one of this command alone.",
+    ),
+]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; the result only.")]
 
 

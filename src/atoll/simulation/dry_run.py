@@ -9,7 +9,7 @@ from atoll.core.coordinator import Coordinator
 from atoll.core.plan import Plan
 from atoll.privacy.ledger import Ledger
 from atoll.simulation.devices import build_devices
-from atoll.split.rehearsal import rehearse_split
+from atoll.split.rehearsal import rehearse_cut
 from atoll.train.build import build_job
 from atoll.train.federation import Federation, build_federation
 from atoll.train.job import Job
@@ -28,5 +28,5 @@ def dry_run(plan: Plan, federation: Federation | None = None) -> tuple[Job, Coor
     rehearse_round(plan, job, coordinator)
     rehearse_training(job)
     if plan.split is not None:
-        rehearse_split(plan, job)
+        rehearse_cut(plan, job)
     return job, coordinator
