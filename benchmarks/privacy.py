@@ -13,15 +13,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from atoll import Plan, run
+from atoll.core.events import Event, RoundCommitted
 from atoll.core.sampler import Pick, Population, Sampler
 from atoll.privacy.draws import secret_generator
 from atoll.privacy.noise import derived
-from atoll.report.progress import Nobody
 from atoll.rounds.samplers.poisson import poisson
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "mnist_2nn_iid.toml"
@@ -38,21 +37,17 @@ def as_private() -> Sampler:
     return poisson()._replace(sample=sample)
 
 
-class Clock(Nobody):
-    """Notes the processor's seconds of every round."""
-
-    def __init__(self) -> None:
-        self.marks: list[float] = []
-
-    def round(self, row: dict[str, Any]) -> None:
-        self.marks.append(time.process_time())
-
-
 def seconds_a_round(plan: Plan) -> float:
-    clock = Clock()
+    """The processor's seconds of a round, of the middle of a run."""
+    marks: list[float] = []
+
+    def note(event: Event) -> None:
+        if isinstance(event, RoundCommitted) and not event.again:
+            marks.append(time.process_time())
+
     with tempfile.TemporaryDirectory() as folder:
-        run(plan, out=Path(folder) / "run", progress=clock)
-    return statistics.median(np.diff(clock.marks[1:-1]).tolist())
+        run(plan, out=Path(folder) / "run", watch=[note], report=False)
+    return statistics.median(np.diff(marks[1:-1]).tolist())
 
 
 def main(turns: int = 5) -> None:

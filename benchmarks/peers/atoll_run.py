@@ -6,22 +6,23 @@ import time
 from common import arguments, peak_rss_mb, report
 
 import atoll
+from atoll.events import RoundCommitted, RunEnded, RunStarted
 
 
 class Stopwatch:
     """Notes when the first round begins and how long the rounds take."""
 
-    def begin(self, title, done, rounds):
-        self.first_round_at, self.rows, self.peak = time.time(), [], 0.0
+    def __init__(self):
+        self.seconds = []
 
-    def clients(self, done, total):
-        pass
-
-    def round(self, row):
-        self.rows.append(row)
-
-    def end(self):
-        self.ended_at, self.peak = time.time(), peak_rss_mb()
+    def __call__(self, event):
+        match event:
+            case RunStarted():
+                self.first_round_at = time.time()
+            case RoundCommitted(row=row, again=False):
+                self.seconds.append(row["round_seconds"])
+            case RunEnded():
+                self.ended_at, self.peak = time.time(), peak_rss_mb()
 
 
 def main():
@@ -30,7 +31,7 @@ def main():
     if args.samples_per_client:
         partition["samples_per_client"] = args.samples_per_client
     plan = atoll.Plan(
-        data="mnist",
+        data=args.dataset,
         partition=partition,
         model=args.model,
         local={"epochs": args.epochs, "batch_size": args.batch_size, "lr": args.lr},
@@ -42,9 +43,9 @@ def main():
         engine=args.engine,
     )
     watch = Stopwatch()
-    result = atoll.run(plan, progress=watch)
+    result = atoll.run(plan, watch=[watch])
     # The last round's time holds the evaluation that a plan always ends with; the others train alone.
-    seconds = [row["round_seconds"] for row in watch.rows[: None if args.target else -1]]
+    seconds = watch.seconds[: None if args.target else -1]
     version = importlib.metadata.version("atoll")
     report("atoll", version, args, seconds, watch.first_round_at, watch.ended_at, result.accuracy, watch.peak)
 

@@ -23,7 +23,8 @@ IMPORTED_AT = time.time()
 def arguments(description, extend=lambda parser: None):
     """Parse the command line that all peer runs accept; `extend` may add what only one of them has."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--data", required=True, help="folder with the four MNIST idx files, not compressed")
+    parser.add_argument("--data", required=True, help="folder with the data set, as `samples` reads it")
+    parser.add_argument("--dataset", choices=["mnist", "cifar10"], default="mnist")
     parser.add_argument("--model", choices=sorted(MODELS), default="mlp_2nn")
     parser.add_argument("--num-clients", type=int, default=100)
     parser.add_argument("--cohort", type=int, default=10)
@@ -60,6 +61,18 @@ def mnist(folder, split):
     return x, torch.from_numpy(labels.astype(np.int64))
 
 
+def samples(folder, dataset, split):
+    """Samples as float32 in [0, 1] and labels as int64; split is "train" or "t10k".
+
+    MNIST lies there as the four idx files, not compressed; CIFAR-10 as NumPy's x_train.npy of shape (50000, 3, 32, 32),
+    y_train.npy, x_t10k.npy and y_t10k.npy, of bytes.
+    """
+    if dataset == "mnist":
+        return mnist(folder, split)
+    x, y = (np.load(Path(folder) / f"{name}_{split}.npy", allow_pickle=False) for name in "xy")
+    return torch.from_numpy(x.astype(np.float32) / 255), torch.from_numpy(y.astype(np.int64))
+
+
 def partition(labels, num_clients, kind, seed, cap=0):
     """Index arrays of equal length, one a client: "iid", or "shards" (two label-sorted shards each, McMahan 2017)."""
     rng = np.random.default_rng(seed)
@@ -73,14 +86,14 @@ def partition(labels, num_clients, kind, seed, cap=0):
 
 
 @functools.lru_cache(maxsize=1)  # a Ray actor calls this for every client: load once a process
-def client_data(folder, num_clients, kind, seed, cap):
+def client_data(folder, dataset, num_clients, kind, seed, cap):
     """Each client's (x, y) tensors, ready to train on."""
-    x, y = mnist(folder, "train")
+    x, y = samples(folder, dataset, "train")
     return [(x[part], y[part]) for part in partition(y.numpy(), num_clients, kind, seed, cap)]
 
 
 def clients_of(args):
-    return client_data(args.data, args.num_clients, args.partition, args.seed, args.samples_per_client)
+    return client_data(args.data, args.dataset, args.num_clients, args.partition, args.seed, args.samples_per_client)
 
 
 def cnn_mcmahan():
@@ -92,12 +105,21 @@ def cnn_mcmahan():
     )
 
 
+def cnn_cifar():
+    """The CNN of pfl's CIFAR-10 benchmark: 1,626,442 parameters."""
+    return nn.Sequential(
+        *(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(12544, 128), nn.ReLU(), nn.Linear(128, 10)),
+    )
+
+
 MODELS = {
     "logistic": lambda: nn.Sequential(nn.Linear(784, 10)),
     "mlp_2nn": lambda: nn.Sequential(
         nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 10)
     ),
     "cnn_mcmahan": cnn_mcmahan,
+    "cnn_cifar": cnn_cifar,
 }
 
 

@@ -16,7 +16,7 @@ os.environ.update(FLWR_TELEMETRY_ENABLED="0", RAY_USAGE_STATS_ENABLED="0")  # re
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # silences a warning on machines without a GPU
 
 import torch
-from common import arguments, build_model, client_data, count_correct, mnist, peak_rss_mb, report
+from common import arguments, build_model, client_data, count_correct, peak_rss_mb, report, samples
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
@@ -35,7 +35,7 @@ class TargetReached(Exception):
 def prepare(config):
     """This process's copy of the model and of all clients' data; made at the first call."""
     torch.set_num_threads(config["threads"])
-    keys = ("data", "num_clients", "partition", "seed", "samples_per_client")
+    keys = ("data", "dataset", "num_clients", "partition", "seed", "samples_per_client")
     return model_of(config["model"], config["seed"]), client_data(*(config[key] for key in keys))
 
 
@@ -66,7 +66,7 @@ def train(message, context):
 def server(args, config, outcome):
     """A ServerApp that warms the actors up, runs the rounds and leaves its measurements in `outcome`."""
     app = ServerApp()
-    x_test, y_test = mnist(args.data, "t10k")
+    x_test, y_test = samples(args.data, args.dataset, "t10k")
     model = build_model(args.model, args.seed)
 
     def accuracy(arrays):

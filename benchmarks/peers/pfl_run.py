@@ -43,7 +43,7 @@ import warnings
 
 import numpy as np
 import torch
-from common import arguments, build_model, clients_of, count_correct, mnist, peak_rss_mb, report
+from common import arguments, build_model, clients_of, count_correct, peak_rss_mb, report, samples
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -101,7 +101,7 @@ def main():
     net.metrics = lambda x, y: {}  # pfl would evaluate every user of the first round otherwise
     users = [PyTorchTensorDataset(data, user_id=str(i)) for i, data in enumerate(clients_of(args))]
     dataset = FederatedDataset(users.__getitem__, cohorts(args).__next__)
-    watch = Stopwatch(net, *mnist(args.data, "t10k"), args.target)
+    watch = Stopwatch(net, *samples(args.data, args.dataset, "t10k"), args.target)
     FederatedAveraging().run(
         NNAlgorithmParams(
             central_num_iterations=args.rounds,

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import torch
-from common import arguments, build_model, clients_of, count_correct, mnist, peak_rss_mb, report
+from common import arguments, build_model, clients_of, count_correct, peak_rss_mb, report, samples
 from torch.nn import functional as F
 
 
@@ -34,7 +34,7 @@ def main():
     args = arguments(__doc__)
     if args.threads:
         torch.set_num_threads(args.threads)
-    clients, (x_test, y_test) = clients_of(args), mnist(args.data, "t10k")
+    clients, (x_test, y_test) = clients_of(args), samples(args.data, args.dataset, "t10k")
     model = build_model(args.model, args.seed)
     rng = np.random.default_rng(args.seed)
     state = {name: value.clone() for name, value in model.state_dict().items()}
