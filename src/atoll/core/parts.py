@@ -169,6 +169,7 @@ DEFAULT_NAMES = {
     "local.optimizer": "sgd",
     "local.schedule": "constant",
     "secagg.scheme": "pairwise",
+    "split.parties.model": "mlp",
 }
 """Key in a plan -> name of the part, for a table without a name."""
 

@@ -8,7 +8,7 @@ import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from atoll.core.eligibility import Eligibility
 from atoll.core.errors import PlanError
@@ -165,6 +165,9 @@ class Plan(Section):
     >>> Plan(algorithm={"name": "fedprox", "mu": 0.1}).algorithm
     Part('fedprox', mu=0.1)
     """
+
+    is_whole: ClassVar[bool] = True
+    """A plan is no option of a part; whoever builds a part may pass it one."""
 
     name: str = ""
     seed: Seed = 0

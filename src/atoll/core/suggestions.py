@@ -55,7 +55,7 @@ KEYS = {
 BY_NAME = {name: key for key, names in KEYS.items() for name in names.split()}
 UNSUPPORTED = dict.fromkeys(
     ("device", "cuda", "gpu", "gpus", "num_gpus", "use_gpu", "accelerator"),
-    "all engines compute on the processor; 'engine' says how (auto, inline, vectorised or processes)",
+    "all engines compute on the processor; 'engine' says how (auto, inline, vectorised, processes or ray)",
 )
 """Settings of other frameworks that a plan does not have -> the nearest alternative."""
 

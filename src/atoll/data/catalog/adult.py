@@ -38,6 +38,10 @@ SOURCES = (
     ),
 )
 NUM_COLUMNS = 15
+NAMES = (
+    *("age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation", "relationship"),
+    *("race", "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country", "income"),
+)
 NUMBERS, AMOUNTS = (0, 4, 12), (10, 11)
 """Age, years of education, hours a week; gains and losses of capital, of which the logarithm of 1 + x is taken."""
 CATEGORIES = (1, 5, 6, 7, 8, 9, 13)
@@ -59,7 +63,8 @@ def adult(*, quiet: bool = False) -> Dataset:
     is_train = np.arange(len(train))
     numbers = table[:, NUMBERS].astype(np.float64)
     amounts = np.log1p(table[:, AMOUNTS].astype(np.float64))
-    one_hots = [one_hot(table[:, column], np.unique(train[:, column])) for column in CATEGORIES]
+    categories = {column: np.unique(train[:, column]) for column in CATEGORIES}
+    one_hots = [one_hot(table[:, column], values) for column, values in categories.items()]
     x_NF = np.column_stack([standardised(np.column_stack([numbers, amounts]), is_train), *one_hots])
     y_N = np.char.startswith(table[:, INCOME], ">50K")
     occupations = np.unique(train[:, OCCUPATION])
@@ -77,6 +82,10 @@ def adult(*, quiet: bool = False) -> Dataset:
         train_groups=sex_N[:cut],
         test_groups=sex_N[cut:],
         group_names=SEXES,
+        feature_names=(
+            *(NAMES[column] for column in (*NUMBERS, *AMOUNTS)),
+            *(f"{NAMES[column]}={value}" for column, values in categories.items() for value in values),
+        ),
         origin="UCI Adult (Becker and Kohavi 1996), from the census of the United States in 1994, CC BY 4.0",
     )
 

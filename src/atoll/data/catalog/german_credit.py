@@ -28,6 +28,11 @@ SOURCES = (
 )
 NUMBERS = (1, 4, 7, 10, 12, 15, 17)
 """Months, amount, rate, years of residence, age, credits at this bank, dependants."""
+NAMES = (
+    *("account", "months", "history", "purpose", "amount", "savings", "employed-since", "rate", "status-and-sex"),
+    *("guarantors", "residence-since", "property", "age", "other-plans", "housing", "credits", "job", "dependants"),
+    *("telephone", "foreign"),
+)
 PURPOSE, STATUS_AND_SEX, RISK = 3, 8, 20
 BAD = "2"
 WOMEN = ("A92", "A95")
@@ -59,8 +64,8 @@ def german_credit(*, quiet: bool = False) -> Dataset:
     purpose_N = numbered(table[:, PURPOSE], tuple(PURPOSES))
     woman_N = np.isin(table[:, STATUS_AND_SEX], WOMEN).astype(np.int64)
     train, test = every_fifth(2 * purpose_N + bad_N)
-    categories = [column for column in range(RISK) if column not in NUMBERS]
-    one_hots = [one_hot(table[:, column], np.unique(table[train, column])) for column in categories]
+    categories = {column: np.unique(table[train, column]) for column in range(RISK) if column not in NUMBERS}
+    one_hots = [one_hot(table[:, column], values) for column, values in categories.items()]
     x_NF = np.column_stack([standardised(table[:, NUMBERS].astype(np.float64), train), *one_hots])
     return Dataset(
         name="german_credit",
@@ -74,5 +79,9 @@ def german_credit(*, quiet: bool = False) -> Dataset:
         train_groups=woman_N[train],
         test_groups=woman_N[test],
         group_names=("male", "female"),
+        feature_names=(
+            *(NAMES[column] for column in NUMBERS),
+            *(f"{NAMES[column]}={value}" for column, values in categories.items() for value in values),
+        ),
         origin="UCI Statlog German Credit (Hofmann 1994), CC BY 4.0",
     )
