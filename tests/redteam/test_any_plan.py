@@ -46,7 +46,10 @@ PLANS: dict[str, dict[str, Any]] = {
     },
     "stopped": {"stop": {"accuracy": 0.01}},
 }
-SLOW = ("secagg", "central", "ftrl", "rule", "clipped and quantised", "stopped", "measured at clients")
+SLOW = (
+    *("secagg", "central", "ftrl", "sample", "rule", "clipped and quantised", "stopped", "measured at clients"),
+    *("adapters", "regression"),
+)
 REFUSED: dict[str, dict[str, Any]] = {
     "fedper": {"algorithm": "fedper"},
     "fedmd": {

@@ -10,7 +10,8 @@ import torch
 from real_images import photographs, real, seen
 from torch import Tensor
 
-from atoll.redteam.image_judge import SAME, floors, match, psnr, ssim
+from atoll.probes.fidelity import SAME
+from atoll.redteam.image_judge import floors, match, psnr, ssim
 from atoll.simulation.seat import samples_of
 
 

@@ -13,7 +13,7 @@ from probes.test_token_leaks import texts, transformer
 from atoll import Plan
 from atoll.core.errors import DataError
 from atoll.core.probe import Guess
-from atoll.redteam.image_judge import SAME
+from atoll.probes.fidelity import SAME
 from atoll.redteam.judges import (
     Case,
     Judged,

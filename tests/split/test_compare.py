@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from split.models import plan_of
+from split.parties import vertical_plan
 from typer.testing import CliRunner
 
 from atoll.cli.main import app
@@ -17,6 +18,7 @@ from atoll.report.ways import WAYS, table_text
 LOCAL = {"epochs": 1, "batch_size": 40, "lr": 0.1}
 
 
+@pytest.mark.slow
 def test_one_plan_as_four(tmp_path: Path) -> None:
     plan = plan_of({"cut": "2"}, num_clients=3, rounds=2, local=LOCAL)
     table = compare_ways(plan, out=tmp_path, seeds=2, latency=0.02, bandwidth=1e6, workers=2)
@@ -62,3 +64,21 @@ def test_the_command(tmp_path: Path) -> None:
 def test_a_plan_without_a_cut_is_told_where_it_could_be(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"set it to one of 0, 1, 2, 3, 4"):
         compare_ways(plan_of(), out=tmp_path)
+
+
+def test_columns_apart_and_in_one_place(tmp_path: Path) -> None:
+    local = {"epochs": 1, "batch_size": 64, "lr": 0.1}
+    plan = vertical_plan(
+        rounds=2, local=local, policy={"size": 3}, split_latency=0.02, split_codecs=["half"], split_tail=3
+    )
+    table = compare_ways(plan, out=tmp_path, workers=2)
+    assert not table.problems and table.ways == ("central", "vertical", "alone")
+    central, vertical, alone = (table.of(way)[0] for way in table.ways)
+    assert central.bytes_up == alone.bytes_up == central.messages == 0
+    assert vertical.bytes_up > 0 and vertical.messages > 0 and vertical.simulated_seconds > 0
+    assert vertical.multiply_adds < central.multiply_adds and vertical.parameter_bytes < central.parameter_bytes
+    assert central.figure is not None and alone.figure is not None and central.figure >= alone.figure
+    text = table_text(table)
+    assert "shop 21, bank 20, club 24" in text and "bank holds the labels" in text
+    page = (tmp_path / "compare.html").read_text()
+    assert "with its columns apart and in one place" in page and "<img" in page

@@ -11,11 +11,14 @@ from atoll.checks.rule import Rule, Values, first
 from atoll.checks.views import Parts
 from atoll.core.algorithm import Algorithm, add_delta
 from atoll.core.plan import Plan
-from atoll.core.split import Split
+from atoll.core.split import VERTICAL, Split
 
 SPLIT: Mapping[str, object] = {"model": "mlp_2nn", "split": {"cut": "2"}}
 IN_TURN: Mapping[str, object] = {"model": "mlp_2nn", "split": {"cut": "2", "way": "in_turn"}}
 PLAIN = Algorithm()
+KEPT: Mapping[str, object] = {"model": "mlp_2nn", "split": {"cut": "2", "tail": "5", "frozen": True}}
+AT_CUT: Mapping[str, object] = {"privacy": {"name": "activations", "clip": 1.0, "sigma": 4.0, "delta": 1e-5}}
+PEEK: Mapping[str, object] = {"split.defences": [{"name": "nopeek", "weight": 0.1}]}
 CLIENT_SLOTS = (
     *("init_client", "broadcast", "local_loss", "local_grad", "local_memory", "start", "moves", "finish", "plausible"),
     *("personal", "adapt", "keep", "needs_loss", "needs_updates", "needs_public", "work", "prepare", "mask", "measure"),
@@ -38,6 +41,41 @@ def _changes_clients(view: Parts) -> Values | None:
 def _watched(view: Parts) -> Values | None:
     plan = view.plan
     return first({"attack": plan.attack, "detection": plan.detection, "contribution": plan.contribution})
+
+
+def _tells_labels(split: Split) -> bool:
+    """Return whether whoever gets activations of a sample gets its label too; parties that hold columns do not."""
+    return split.tail is None and split.way != VERTICAL
+
+
+def _uncovered(view: Parts) -> Values | None:
+    """Say what of the samples leaves a client without noise on activations."""
+    split = _split(view.plan)
+    uses = {
+        "their labels, which travel in the open,": split.tail is None,
+        "the clients' first layers, which are trained on samples,": not split.frozen,
+        f"{view.mixer}, by which a sample's activations tell of others,": view.mixer,
+    }
+    return first(uses) if view.protection.at_cut is not None else None
+
+
+def _hides_labels(view: Parts) -> bool:
+    return any(each.perturb is not None for each in view.defences)
+
+
+def _cannot_peek(view: Parts) -> Values | None:
+    """Say why the pieces of a batch cannot be compared with their activations."""
+    plan, split = view.plan, _split(view.plan)
+    least = max((each.min_samples for each in view.defences), default=1)
+    batch = plan.local.batch_size or 10
+    few = isinstance(batch, int) and batch // split.micro_batches < least
+    peeks = any(each.penalty is not None for each in view.defences)
+    uses = {
+        f"a piece has {batch // split.micro_batches if isinstance(batch, int) else batch}, {least} are needed": few,
+        "the layers that it would train are frozen": split.frozen,
+        "samples are ids of tokens, whose distances say nothing": view.tokens,
+    }
+    return first(uses) if peeks else None
 
 
 def _moves_more(view: Parts) -> Values | None:
@@ -69,9 +107,71 @@ RULES: tuple[Rule[Parts], ...] = (
         reason="{privacy|noise} covers updates, and the activations and labels of split learning, which the server "
         "gets for every batch, would go without",
         way_out="leave privacy out, or leave split out",
-        finding=lambda view: True,
+        finding=lambda view: view.protection.at_cut is None,
         refused=[{**SPLIT, **CENTRAL}, {**SPLIT, **SAMPLE}],
         mended={"privacy": None},
+    ),
+    Rule(
+        name="activations-need-a-cut",
+        parts=("privacy",),
+        reason="{privacy|noise on activations} protects what clients of split learning send, and nobody sends "
+        "activations in this plan",
+        way_out='set split.cut, or use another mechanism, such as privacy = {name = "local", ...}',
+        finding=lambda view: view.plan.split is None and view.protection.at_cut is not None,
+        refused=[{**AT_CUT}],
+        mended={"privacy": None},
+    ),
+    Rule(
+        name="activations-claim-features-alone",
+        parts=("split", "privacy"),
+        reason="{privacy|noise on activations} covers what is computed from them, and {use|what else was computed from "
+        "samples} leaves the client without noise, so that no epsilon can be claimed",
+        way_out="set split.tail, so that labels stay, and split.frozen = true, so that the first layers learn nothing; "
+        'use group norm for batch norm; or leave privacy out and put "noise" into split.defences, which claims nothing',
+        finding=_uncovered,
+        refused=[
+            {**SPLIT, **AT_CUT},
+            {**KEPT, "split.frozen": False, **AT_CUT},
+            {**SPLIT, "split.frozen": True, **AT_CUT},
+        ],
+        mended={"split.tail": "5", "split.frozen": True},
+    ),
+    Rule(
+        name="defences-of-labels-need-labels-to-keep",
+        parts=("split.defences",),
+        reason="the labels of {use|each sample} travel beside its activations, and noise on gradients would hide what "
+        "the server is told anyway",
+        way_out="set split.tail, so that labels stay with the clients, or leave out isotropic, max_norm and marvell",
+        finding=lambda view: first({"each sample": _hides_labels(view) and _tells_labels(_split(view.plan))}),
+        refused=[{**SPLIT, "split.defences": ["max_norm"]}],
+        mended={"split.tail": "5"},
+    ),
+    Rule(
+        name="two-classes-for-marvell",
+        parts=("split.defences",),
+        reason="{use|the noise} is chosen for two classes, and the data have others",
+        way_out="use isotropic or max_norm in split.defences, or data with two classes",
+        finding=lambda view: first(
+            {
+                "the noise": any(each.binary for each in view.defences)
+                and not (view.kind == "binary" or (view.classes and view.outputs == 2))
+            }
+        ),
+        refused=[{**KEPT, "split.defences": [{"name": "marvell", "scale": 1.0}]}],
+        mended={"split.defences": ["max_norm"]},
+    ),
+    Rule(
+        name="nopeek-compares-samples",
+        parts=("split.defences",),
+        reason="nopeek compares the samples of a piece of a batch with each other, and {use|there are too few}",
+        way_out="set local.batch_size to at least 4 samples a piece, and split.frozen = false; or leave nopeek out",
+        finding=_cannot_peek,
+        refused=[
+            {**SPLIT, **PEEK, "local.batch_size": 3},
+            {**SPLIT, **PEEK, "split.micro_batches": 4},
+            {**SPLIT, **PEEK, "split.frozen": True, "split.tail": "5"},
+        ],
+        mended={"split.defences": None},
     ),
     Rule(
         name="split-is-not-watched",

@@ -79,7 +79,8 @@ class Guard:
     @property
     def trusts_nobody(self) -> bool:
         """Whether clients protect themselves, so that what they send counts as released."""
-        return self.mechanism.at_client is not None or self.mechanism.steps is not None
+        at_client = (self.mechanism.at_client, self.mechanism.steps, self.mechanism.at_cut)
+        return any(each is not None for each in at_client)
 
     @property
     def seals_updates(self) -> bool:

@@ -1,8 +1,8 @@
 """Contracts of differential privacy: the mechanism that protects a client or a sample, and what an accountant needs.
 
-A mechanism acts in up to three places: in the local loop (`steps`), on an update before it leaves its client
-(`at_client`), and on the server's sum (`on_grid`, `release`). Its `event` describes the privacy loss of what has run,
-as data that an accountant composes.
+A mechanism acts in up to four places: in the local loop (`steps`), on activations (`at_cut`) or an update (`at_client`)
+before they leave their client, and on the server's sum (`on_grid`, `release`). Its `event` describes the privacy loss
+of what has run, as data that an accountant composes.
 """
 
 from __future__ import annotations
@@ -88,6 +88,15 @@ class SampleSteps(NamedTuple):
     """If above 0, each step clips at this multiple of the norm of the client's own gradient instead of at `clip`."""
 
 
+class CutNoise(NamedTuple):
+    """Settings of noise on the activations that a client of split learning sends."""
+
+    clip: float
+    """Maximum norm of one sample's activations."""
+    sigma: float
+    """Noise multiplier: the standard deviation of the noise on each value divided by `clip`."""
+
+
 class SendContext(NamedTuple):
     """Context of stacked updates that a mechanism protects."""
 
@@ -141,6 +150,8 @@ class Mechanism(NamedTuple):
     """() -> the mechanism's first memory."""
     clip_of: Callable[[State], float] | None = None
     """Memory -> the clip of the next round, for an adaptive clip."""
+    at_cut: CutNoise | None = None
+    """Noise on the activations of split learning, at the client."""
     at_client: Callable[[Update, SendContext], Update] | None = None
     """Stacked updates inside their clients -> stacked updates that leave the clients."""
     on_grid: Callable[[Update, SendContext], Update] | None = None

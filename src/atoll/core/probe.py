@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from atoll.core.messages import State, Update
 from atoll.core.params import ParamSpec
 
-SAMPLES, LABELS, TOKENS, MEMBERSHIP, PROPERTY, SOURCE, ATTRIBUTE = (
+SAMPLES, LABELS, TOKENS, MEMBERSHIP, PROPERTY, SOURCE, ATTRIBUTE, SAMPLE_LABELS = (
     "samples",
     "labels",
     "tokens",
@@ -24,10 +24,11 @@ SAMPLES, LABELS, TOKENS, MEMBERSHIP, PROPERTY, SOURCE, ATTRIBUTE = (
     "property",
     "source",
     "attribute",
+    "sample labels",
 )
-GOALS = (SAMPLES, LABELS, TOKENS, MEMBERSHIP, PROPERTY, SOURCE, ATTRIBUTE)
+GOALS = (SAMPLES, LABELS, TOKENS, MEMBERSHIP, PROPERTY, SOURCE, ATTRIBUTE, SAMPLE_LABELS)
 """What probes are after: clients' samples, how many of each class, words, who was trained on, what clients are like,
-whose an update is, and what samples say that are known but for one attribute."""
+whose an update is, what samples say that are known but for one attribute, and the label of each sample at a cut."""
 
 
 class Sight(NamedTuple):
@@ -146,6 +147,8 @@ class Guess(NamedTuple):
     """Their targets, or tokens of a text in order, (N,)."""
     sure_N: Tensor | None = None
     """How sure the attacker is of each sample, by what it sees alone; larger is surer."""
+    score_N: Tensor | None = None
+    """Of each sample at a cut how likely it is of the second of two classes."""
     counts_K: Tensor | None = None
     """How many samples, or tokens, of each class."""
     score_C: Tensor | None = None
@@ -158,16 +161,72 @@ class Guess(NamedTuple):
     """Figures of the attack itself, such as its last loss."""
 
 
+class CutSight(NamedTuple):
+    """What the server of split learning sees of one client's task. Shapes: N samples that were sent, one after another.
+
+    A sample that was sent in several passes is there as often.
+    """
+
+    client: int
+    version: int
+    client_M: Tensor | None
+    """The client's layers at the start, where they went through the server."""
+    server_M: Tensor
+    """The server's layers when the round began."""
+    activations_N: Tensor
+    """What came over the cut, (N, ...)."""
+    batch_N: Tensor
+    """Number of the batch that each sample was in."""
+    labels_N: Tensor | None = None
+    """Their labels, where they travel."""
+    outputs_N: Tensor | None = None
+    """Outputs of the server's layers, where the loss is computed elsewhere."""
+    gradients_N: Tensor | None = None
+    """Gradients by these outputs, as they came."""
+
+
+class CutKnown(NamedTuple):
+    """What everybody knows of a plan whose model is cut."""
+
+    client: Callable[[Tensor | None], nn.ModuleDict]
+    """(values of the clients' layers) -> a copy of these layers, `head` and perhaps `tail`; untrained ones for None."""
+    server: Callable[[Tensor], nn.Module]
+    """(values of the server's layers) -> a copy of these layers."""
+    as_sent: Callable[[Tensor], Tensor]
+    """Activations (N, ...) -> what would be sent of them, by the plan's defences with noise of the attacker's own."""
+    loss: Callable[[Tensor, Tensor], Tensor]
+    """(outputs, targets) -> a number a sample."""
+    labels_K: Tensor
+    """The labels that there are; none where targets are no classes."""
+    input_shape: tuple[int, ...]
+    low: float
+    high: float
+    lr: Callable[[int], float]
+    """Version -> the clients' step size."""
+    elsewhere: Samples
+    """Samples of the same kind that no client holds: what an attacker could gather."""
+
+
+def nothing_of_updates(known: Known, sights: Sequence[Sight], work: Work) -> list[Guess]:
+    """Guess nothing: the attack of a probe that looks at a cut, on updates."""
+    return []
+
+
 class Probe(NamedTuple):
     """A member of the family."""
 
     goal: str
     """One of GOALS."""
     run: Callable[[Known, Sequence[Sight], Work], list[Guess]]
-    """(what is known, what is seen, what to work with) -> guesses."""
+    """The attack on updates: (what is known, what is seen, what to work with) -> guesses."""
     why_not: Callable[[Known, Sequence[Sight]], str | None] = lambda known, sights: None
     """Why it cannot be tried on such a model or such updates, in words; None if it can."""
     plant: Callable[[Known, Tensor, Work], Tensor] | None = None
     """For a server that is not only curious: (what is known, model (M,), work) -> the model that it sends instead."""
     assumes: str = "the server follows the protocol and looks at what it sees"
     """The threat model in words."""
+    at_cut: Callable[[CutKnown, Sequence[CutSight], Work], list[Guess]] | None = None
+    """The attack on what the server of split learning sees; guesses are about sights, in their order, and say a sample,
+    or a label, for each that was sent, from the first on. None for attacks on updates."""
+    why_not_at_cut: Callable[[CutKnown, Sequence[CutSight]], str | None] = lambda known, sights: None
+    """Why it cannot be tried there, in words; None if it can."""

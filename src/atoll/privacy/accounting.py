@@ -63,7 +63,7 @@ def spent(mechanism: Mechanism, exposure: Exposure, accountant: Accountant | Non
     epsilon, used, largest = 0.0, str(accountant or "pld"), None
     if exposure.attempts > 0:
         epsilon, used, exposure = _largest_epsilon(mechanism, exposure, accountant)
-        largest = exposure.groups[0] if mechanism.unit == "sample" and exposure.groups else None
+        largest = exposure.groups[0] if mechanism.steps is not None and exposure.groups else None
     return Spent(
         epsilon=epsilon,
         delta=mechanism.delta,
@@ -89,10 +89,9 @@ def _largest_epsilon(
     not exceed the largest epsilon so far. A coarser loss distribution, which is cheap and never below the exact
     epsilon, excludes most of the remaining groups.
     """
-    groups = exposure.per_group() if mechanism.unit == "sample" else [exposure]
-    if len(groups) == 1:
+    groups = exposure.per_group() if mechanism.steps is not None else [exposure]
+    if mechanism.steps is None or len(groups) == 1:
         return *_epsilon(mechanism, groups[0], accountant), groups[0]
-    assert mechanism.steps is not None
     bounds = quick_bounds(mechanism.steps.sigma, groups, mechanism.delta)
     best: tuple[float, str, Exposure] | None = None
     for index in np.argsort(-bounds, kind="stable").tolist():

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from atoll.core.probe import Known, Sight
+from atoll.core.probe import CutKnown, CutSight, Known, Sight
 
 
 class Row(NamedTuple):
@@ -49,3 +49,20 @@ def rows_of(known: Known, sights: Sequence[Sight]) -> Iterator[Row]:
                 batch_size=batch_size,
             )
             place += 1
+
+
+def no_tokens(known: CutKnown) -> str | None:
+    """Return why samples cannot be decoded: they are tokens; None if they are numbers."""
+    return None if known.elsewhere.x.is_floating_point() else "samples are ids of tokens, which no decoder gives"
+
+
+def of_two_classes(known: CutKnown, sights: Sequence[CutSight]) -> str | None:
+    """Return why the gradients of two classes cannot be told apart; None if they can."""
+    if not any(sight.gradients_N is not None for sight in sights):
+        return "labels travel beside activations, and no gradient by outputs comes to the server"
+    return None if len(known.labels_K) == 2 else "it tells two classes apart, and the data have others"
+
+
+def rarer(known: CutKnown) -> int:
+    """Return which of two classes, 0 or 1, is the rarer one among the attacker's samples."""
+    return int((known.elsewhere.y.flatten() == known.labels_K[1]).double().mean() < 0.5)

@@ -13,8 +13,10 @@ def by_class(outputs: Tensor, targets: Tensor) -> Scored:
     scores, classes = outputs.flatten(0, -2) if outputs.dim() > 2 else outputs, targets.reshape(-1)
     counts_N = classes != IGNORED
     if bool(counts_N.all()):
-        return Scored(scores, classes, torch.ones(len(classes), dtype=torch.float64))
-    return Scored(scores[counts_N], classes[counts_N], torch.ones(int(counts_N.sum()), dtype=torch.float64))
+        return Scored(scores, classes, torch.ones(len(classes), dtype=torch.float64, device=classes.device))
+    return Scored(
+        scores[counts_N], classes[counts_N], torch.ones(int(counts_N.sum()), dtype=torch.float64, device=classes.device)
+    )
 
 
 def by_number(outputs: Tensor, targets: Tensor) -> Scored:
@@ -22,9 +24,11 @@ def by_number(outputs: Tensor, targets: Tensor) -> Scored:
     scores = outputs.squeeze(-1) if outputs.dim() == targets.dim() + 1 else outputs
     wanted = targets.squeeze(-1) if targets.dim() == 2 and targets.shape[1] == 1 else targets
     scores = scores.squeeze(-1) if scores.dim() == 2 and wanted.dim() == 1 else scores
-    return Scored(scores, wanted, torch.ones(len(wanted), dtype=torch.float64))
+    return Scored(scores, wanted, torch.ones(len(wanted), dtype=torch.float64, device=wanted.device))
 
 
 def by_risk(outputs: Tensor, targets: Tensor) -> Scored:
     """Return (N,) risks and (N, 2) times and events."""
-    return Scored(outputs.reshape(len(targets)), targets, torch.ones(len(targets), dtype=torch.float64))
+    return Scored(
+        outputs.reshape(len(targets)), targets, torch.ones(len(targets), dtype=torch.float64, device=targets.device)
+    )

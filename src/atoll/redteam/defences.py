@@ -28,6 +28,8 @@ class Switch(NamedTuple):
     changes: dict[str, object]
     """The settings that switch it."""
     off: bool
+    base: Plan | None = None
+    """The plan that it is switched in, where that is known."""
 
 
 def quiet(plan: Plan) -> Plan:
@@ -42,13 +44,13 @@ def switches_off(plan: Plan) -> list[Switch]:
     """Return the defences that a plan has against whoever sees what its server sees."""
     found = list[Switch]()
     if plan.privacy is not None:
-        setting = f"privacy = {_toml(plan.privacy)}"
+        setting = f"privacy = {toml_of(plan.privacy)}"
         found.append(Switch(f"{plan.privacy.name} noise and clip", setting, {"privacy": None}, True))
     if plan.secagg is not None:
         found.append(Switch("secure aggregation", "secagg = {}", {"secagg": None}, True))
     for place, part in enumerate(plan.uplink):
         rest = [other.to_dict() for number, other in enumerate(plan.uplink) if number != place]
-        found.append(Switch(f"{part.name} on the uplink", f"uplink = [{_toml(part)}]", {"uplink": rest}, True))
+        found.append(Switch(f"{part.name} on the uplink", f"uplink = [{toml_of(part)}]", {"uplink": rest}, True))
     return found
 
 
@@ -62,11 +64,11 @@ def switches_on(plan: Plan, sights: list[Sight]) -> list[Switch]:
         clip = float(f"{np.median(norms):.1g}") if norms and np.median(norms) > 0 else 1.0
         part = Part("local", clip=clip, sigma=1.0, delta=1e-5)
         name = "noise that clients add to updates"
-        found.append(Switch(name, f"privacy = {_toml(part)}", {"privacy": part.to_dict()}, False))
+        found.append(Switch(name, f"privacy = {toml_of(part)}", {"privacy": part.to_dict()}, False))
     return found
 
 
-def _toml(part: Part) -> str:
+def toml_of(part: Part) -> str:
     """Return a part as an inline table."""
     pairs = [f"{name} = {_value(value)}" for name, value in part.to_dict().items()]
     return "{" + ", ".join(pairs) + "}"

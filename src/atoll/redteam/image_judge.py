@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from atoll.core.probe import Known
+from atoll.probes.fidelity import psnr as psnr
 
-SAME = 200.0
-"""The PSNR at which two images count as equal, in dB; it bounds what would be infinite."""
 SHARP = 30.0
 """The PSNR from which an image counts as recovered, in dB."""
 SIGMA, RADIUS = 1.5, 5
@@ -46,16 +45,6 @@ class Matched(NamedTuple):
     def share_sharp(self) -> float:
         """The share of true images that come out with at least 30 dB."""
         return sum(each >= SHARP for each in self.psnr) / max(len(self.psnr), 1)
-
-
-def psnr(guess: Tensor, true: Tensor, span: float) -> Tensor:
-    """Return 10 log10(span^2 / mean squared error) of each pair, in dB, over all but the first dimension.
-
-    >>> psnr(torch.full((1, 4), 0.1), torch.zeros(1, 4), 1.0)
-    tensor([20.0000], dtype=torch.float64)
-    """
-    error_N = (guess.double() - true.double()).square().flatten(1).mean(1)
-    return (10 * torch.log10(span**2 / error_N)).clamp(max=SAME)
 
 
 def ssim(guess: Tensor, true: Tensor, span: float) -> Tensor:

@@ -17,6 +17,8 @@ from atoll.core.seeds import generator
 from atoll.probes.shadows import OutOfTime
 from atoll.redteam.attribute_judge import attribute_figures
 from atoll.redteam.claims import check_claims, claimed_epsilon
+from atoll.redteam.clock import Clock, Progress
+from atoll.redteam.cut import attack_cut
 from atoll.redteam.defences import Switch, quiet, switches_off, switches_on
 from atoll.redteam.judges import (
     Case,
@@ -33,7 +35,7 @@ from atoll.redteam.judges import (
 )
 from atoll.redteam.membership_judge import fair_candidates
 from atoll.redteam.poisoning import poison
-from atoll.report.redteam import FAILED, NO_TIME, Change, Claim, Finding, Poisoned, RedTeam, as_text
+from atoll.report.redteam import FAILED, NO_TIME, Change, Claim, Finding, Poisoned, RedTeam, as_text, untried
 from atoll.simulation.seat import Watched, watch
 from atoll.train.federation import build_federation
 
@@ -52,32 +54,24 @@ CANDIDATES = 2000
 """Samples that attacks on membership are tried on at most, half of them trained on."""
 PUBLIC = 2000
 """Test samples that the attacker has of its own at most; at most half of them."""
-QUICK = ("linear_leak", "label_counts", "loss_threshold", "token_bag", "token_order", "source", "trap_weights")
+QUICK = (
+    "told_labels",
+    "gradient_norm",
+    "gradient_direction",
+    "tail_replay",
+    "linear_leak",
+    "label_counts",
+    "loss_threshold",
+    "token_bag",
+    "token_order",
+    "source",
+    "trap_weights",
+)
 """Probes that take little time: they come first."""
 SEARCHES = ("inverting_gradients", "dlg", "multi_step")
 """Probes that use all the time they get: they come last, so that they have what others left."""
 PROBES_UNTIL, CLAIMS_UNTIL, CHANGES_UNTIL = 0.45, 0.6, 0.85
 """Shares of the time after which probes, checks of claims, and changed defences end; poisoning gets the rest."""
-
-Progress = Callable[[str], None]
-
-
-class Clock(NamedTuple):
-    """The time that a red team has."""
-
-    began: float
-    """When shares of the time begin: when the first rounds have been watched."""
-    ends: float
-    progress: Progress
-    now: Callable[[], float]
-
-    def left(self, until: float = 1.0) -> float:
-        """Return the seconds until a share of the time is over."""
-        return self.began + until * (self.ends - self.began) - self.now()
-
-    def say(self, what: str) -> None:
-        """Tell what is tried, and how much time is left."""
-        self.progress(f"{max(0.0, self.left()):4.0f} s left   {what}")
 
 
 def red_team(
@@ -98,9 +92,13 @@ def red_team(
     """
     if rounds < 1 or seconds <= 0:
         raise PlanError(f"rounds and seconds must be above 0, got {rounds} and {seconds}: raise them")
-    names = _chosen(probes)
+    names = _chosen(probes, at_cut=plan.split is not None)
     began = now()
     clock = Clock(began, began + seconds, progress, now)
+    if plan.split is not None:
+        if recorded is not None:
+            raise PlanError("what sites record are updates, and this plan's model is cut: leave recorded out")
+        return attack_cut(quiet(plan), names, rounds, _num_public(plan), clock, some=bool(probes))
     seat = _Seat(quiet(plan), rounds, _num_public(plan), clock, recorded is None)
     clock.say("what was recorded" if recorded else f"{rounds} rounds of the plan, as its server sees them")
     watched = recorded(seat.num_public) if recorded else seat.watch(seat.plan)
@@ -149,13 +147,8 @@ class _Seat(NamedTuple):
 
     def watch(self, plan: Plan) -> Watched:
         """Return what the plan's server sees; at least of one round."""
-        is_over = self._over(self.clock.left() / 4)
+        is_over = self.clock.over_in(self.clock.left() / 4)
         return watch(plan, self.rounds, elsewhere=self.num_public, is_over=is_over)
-
-    def _over(self, seconds: float) -> Callable[[], bool]:
-        now = self.clock.now
-        until = now() + seconds
-        return lambda: now() > until
 
     def attacked(self, plan: Plan, names: Sequence[str], watched: Watched, until: float, where: str) -> list[Finding]:
         """Try probes one after another, each with an equal share of the time that those before it left."""
@@ -172,12 +165,12 @@ class _Seat(NamedTuple):
                 self.clock.say(f"{name}: {probe.goal}{where}")
                 findings[name] = self._tried(plan, name, probe, watched, left / (len(names) - place))
             else:
-                findings[name] = _untried(name, probe, why, 0.0)
+                findings[name] = untried(name, probe, why, 0.0)
         return list(findings.values())
 
     def _tried(self, plan: Plan, name: str, probe: Probe, watched: Watched, seconds: float) -> Finding:
         began = self.clock.now()
-        work = Work(generator(plan.seed, "probe", *name.encode()), self._over(seconds))
+        work = Work(generator(plan.seed, "probe", *name.encode()), self.clock.over_in(seconds))
         try:
             if probe.plant is not None:
                 plant = probe.plant
@@ -197,7 +190,7 @@ class _Seat(NamedTuple):
             why = "" if judged is not None else "it found nothing that could be judged"
         seconds = self.clock.now() - began
         if judged is None:
-            return _untried(name, probe, why, seconds)
+            return untried(name, probe, why, seconds)
         return Finding(
             probe=name,
             goal=probe.goal,
@@ -212,18 +205,6 @@ class _Seat(NamedTuple):
             texts=judged.texts,
             active=probe.plant is not None,
         )
-
-
-def _untried(name: str, probe: Probe, why: str, seconds: float) -> Finding:
-    return Finding(
-        probe=name,
-        goal=probe.goal,
-        why_not=why,
-        figures={},
-        seconds=seconds,
-        assumes=probe.assumes,
-        active=probe.plant is not None,
-    )
 
 
 def _judged(probe: Probe, watched: Watched, work: Work, plan: Plan) -> Judged | None:
@@ -273,21 +254,27 @@ def _change(seat: _Seat, names: Sequence[str], switch: Switch, until: float) -> 
     return change._replace(findings=tuple(kept), sees=_sees(plan, watched))
 
 
-def _chosen(probes: Sequence[str]) -> list[str]:
-    """Return the probes to try; refuse names that are none."""
-    names = [name for name in members("probes") if _is_member(name)]
-    unknown = sorted(set(probes) - set(names))
+def _chosen(probes: Sequence[str], *, at_cut: bool) -> list[str]:
+    """Return the probes to try, on updates or at a cut; refuse names that are none."""
+    kinds = {name: probe.at_cut is not None for name in members("probes") if (probe := _member(name)) is not None}
+    unknown = sorted(set(probes) - set(kinds))
     if unknown:
-        raise PlanError(f"there are no probes {', '.join(unknown)}: known are {', '.join(names)}")
+        raise PlanError(f"there are no probes {', '.join(unknown)}: known are {', '.join(kinds)}")
+    names = [name for name, looks_at_cut in kinds.items() if looks_at_cut == at_cut]
+    others = sorted(set(probes) - set(names))
+    if others:
+        what = "activations" if at_cut else "updates"
+        raise PlanError(f"{', '.join(others)} cannot look at {what}, which clients of this plan send: try {names}")
     between = [name for name in names if name not in (*QUICK, *SEARCHES)]
     return list(probes) or [name for name in (*QUICK, *between, *SEARCHES) if name in names]
 
 
-def _is_member(name: str) -> bool:
+def _member(name: str) -> Probe | None:
     try:
-        return isinstance(Part(name).build("probes"), Probe)
+        built = Part(name).build("probes")
     except PlanError:
-        return False  # what probes share lies beside them
+        return None  # what probes share lies beside them
+    return built if isinstance(built, Probe) else None
 
 
 def _num_public(plan: Plan) -> int:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from atoll.core.probe import Probe
+
 OPEN, SOME, NOTHING = "laid open", "something", "nothing"
 """How much a probe got: what it was after, more than guessing gives, or no more than that."""
 HOLDS, BROKEN, UNCHECKED = "holds", "broken", "not checked"
@@ -24,6 +26,7 @@ GOAL_WORDS = {
     "property": "what a client is like",
     "source": "whose a known sample is",
     "attribute": "an unknown column of a known sample",
+    "sample labels": "the label of each sample",
 }
 """Goal of a probe -> what it is after, in words."""
 
@@ -83,6 +86,19 @@ class Finding(NamedTuple):
     def main(self) -> tuple[str, float]:
         """Return the figure that counts, by name; an empty name if there is none."""
         return next(iter(self.figures.items()), ("", math.nan))
+
+
+def untried(name: str, probe: Probe, why: str, seconds: float) -> Finding:
+    """Return the finding of a probe that was not tried, or found nothing that could be judged."""
+    return Finding(
+        probe=name,
+        goal=probe.goal,
+        why_not=why,
+        figures={},
+        seconds=seconds,
+        assumes=probe.assumes,
+        active=probe.plant is not None,
+    )
 
 
 class Change(NamedTuple):

@@ -35,8 +35,8 @@ CHECK = (
 )
 LIMITS = (
     "A low figure says that these attacks failed in the time they had, not that nothing could be had. Figures are of a "
-    "simulation with this plan's data, model and settings; with others they differ. Split learning, attacks over many "
-    "more rounds than were watched, and clients that collude with the server were not tried."
+    "simulation with this plan's data, model and settings; with others they differ. Attacks over many more rounds than "
+    "were watched, and clients that collude with the server were not tried."
 )
 
 

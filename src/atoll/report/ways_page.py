@@ -9,7 +9,7 @@ from atoll.report.figures import curves
 from atoll.report.main_figure import title_of
 from atoll.report.reading import read_run
 from atoll.report.shell import html_table, image, shell
-from atoll.report.ways import WAYS, WaysTable, notes, table_rows
+from atoll.report.ways import WaysTable, notes, table_rows
 
 
 def ways_page(table: WaysTable, out: Path, plan_text: str) -> str:
@@ -18,7 +18,7 @@ def ways_page(table: WaysTable, out: Path, plan_text: str) -> str:
     cells = [[escape(cell) for cell in row] for row in rows]
     said = "".join(f'<p class="note">{escape(text)}</p>' for text in notes(table))
     sections = [("Table", html_table(head, cells, text=1) + said)]
-    records = [read_run(out / table.of(way)[0].directory) for way in WAYS if table.of(way)]
+    records = [read_run(out / table.of(way)[0].directory) for way in table.ways if table.of(way)]
     if records:
         figure = title_of(table.metric)
         sections = [
@@ -33,5 +33,6 @@ def ways_page(table: WaysTable, out: Path, plan_text: str) -> str:
     sections.append(("All runs", html_table(["way", "seed", "", "run directory"], runs, text=1)))
     sections.append(("Plan", f"<pre>{escape(plan_text)}</pre>"))
     body = "".join(f"<section><h2>{title}</h2>{inside}</section>" for title, inside in sections)
-    lead = f"One plan as federated and as split learning, {len(table.seeds)} seed{'s' * (len(table.seeds) != 1)}."
+    what = "with its columns apart and in one place" if "parties" in table.cut else "as federated and as split learning"
+    lead = f"One plan {what}, {len(table.seeds)} seed{'s' * (len(table.seeds) != 1)}."
     return shell(brand="Atoll compare", heading=table.title, lead=lead, body=body)

@@ -161,6 +161,8 @@ def run_info(parts: RunParts, *, name: str, setup_seconds: float, num_train: int
         info["privacy"] = parts.guard.statement()
     if engine.trainer.alone_because is not None:
         info["one_by_one"] = engine.trainer.alone_because
+    if engine.trainer.slow_because is not None:
+        info["no_kernels"] = engine.trainer.slow_because
     return info
 
 

@@ -23,7 +23,7 @@ from atoll.core.tensor_file import DTYPES, tensor_file
 from atoll.engine.pipes import receive, send
 
 SEED = 3
-TOOLS = ("__main__", "law", "runs")
+TOOLS = ("__main__", "examples", "law", "runs")
 """Modules of this package that are not named after a family."""
 
 
