@@ -6,10 +6,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from helpers import normed
+from helpers import dropped, normalised, normed
 
 from atoll.core.plan import Plan
 from atoll.network.client.app import ClientApp
+from atoll.network.protocol.agreement import Floors
 from atoll.train.federation import build_federation
 
 PLAN, NUMBER = "FEDERATION_PLAN", "FEDERATION_CLIENT"
@@ -44,3 +45,9 @@ def halves() -> ClientApp:
 def with_own_models() -> ClientApp:
     """The same, by a client that has the code of models that are in no catalogue."""
     return replace(client(), models={"normed": normed})
+
+
+def split() -> ClientApp:
+    """The same, by a client that sends labels in split learning, and has the code of models that are cut."""
+    models = {"normed": normed, "normalised": normalised, "dropped": dropped}
+    return replace(client(), models=models, floors=Floors(split="labels"))

@@ -120,7 +120,9 @@ def without(table: dict[str, Any], *names: str) -> dict[str, Any]:
     return {key: value for key, value in table.items() if key not in names}
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (place % 2)) for place, name in enumerate(PLANS)]
+)
 def test_network_and_simulation_write_the_same(sides: Sides, name: str) -> None:
     ours, theirs = sides(name)
     assert name not in HOLDS or HOLDS[name](theirs)

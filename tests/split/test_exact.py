@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 import torch
 from split.models import images, plan_of
+from torch import nn
 
 from atoll import Plan, run
+from atoll.split.graph import trace
 
 WAYS = ("in_turn", "splitfed_v1", "splitfed_v2")
 ADAM = {"steps": 3, "batch_size": 10, "lr": 0.01, "optimizer": {"name": "adam", "weight_decay": 0.01}}
@@ -30,6 +33,8 @@ MODELS: dict[str, tuple[dict[str, Any], str, str]] = {
     "padding": ({"model": "char_lstm", "data": "split.models:padded"}, "embedding", "output"),
     "a language model": ({"model": "char_lstm", "data": "helpers:phrases"}, "embedding", "output"),
 }
+FEW = [pytest.param(name, marks=[pytest.mark.slow] * (place % 3)) for place, name in enumerate(MODELS)]
+"""Every third model is fast, all are slow."""
 
 
 def both(name: str, **split: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -39,14 +44,14 @@ def both(name: str, **split: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", FEW)
 def test_one_client_ends_with_the_bits_of_the_whole_model(name: str, way: str) -> None:
     whole, parts = both(name, way=way)
     assert torch.equal(whole, parts)
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", FEW)
 def test_so_it_does_where_labels_stay_with_the_client(name: str, way: str) -> None:
     whole, parts = both(name, way=way, tail=MODELS[name][2])
     assert torch.equal(whole, parts)
@@ -110,3 +115,26 @@ def test_splitfed_v2_shares_the_servers_layers() -> None:
     v1, v2 = (run(plan_of({"cut": "2", "way": way}, **fields)) for way in ("splitfed_v1", "splitfed_v2"))
     assert v2.history[-1]["train_loss"] < v1.history[-1]["train_loss"]
     assert not torch.equal(v1.params_D, v2.params_D)
+
+
+def test_tracing_leaves_the_modules_of_other_threads_alone() -> None:
+    """A server traces the model of a run while another run trains."""
+    busy, over, wrong = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), threading.Event(), list[Exception]()
+    x = torch.ones(1, 2)
+    expected = busy(x)
+
+    def work() -> None:
+        while not over.is_set():
+            try:
+                assert bool((busy(x) == expected).all())
+            except Exception as error:
+                wrong.append(error)
+                return
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    for _ in range(40):
+        trace(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), torch.ones(2, 2, 2))
+    over.set()
+    thread.join()
+    assert not wrong

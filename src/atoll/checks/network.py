@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from atoll.checks.rule import NETWORK, Rule, Values, first
+from atoll.checks.vertical import PLAIN
 from atoll.checks.views import Networked, Served
+from atoll.core.split import VERTICAL
 
 
 def _simulated(view: Networked) -> Values | None:
@@ -15,7 +17,8 @@ def _simulated(view: Networked) -> Values | None:
         "secagg.scheme is pairwise over a network": secagg and secagg.scheme.name != "pairwise",
         "models is for simulations so far": plan.models,
         "public is for simulations so far": plan.public,
-        "split is for simulations so far": plan.split,
+        "split.latency and split.bandwidth are for simulations, and over a network links are what they are": plan.split
+        and plan.split.takes_time,
     }
     return first(uses)
 
@@ -35,8 +38,8 @@ RULES: tuple[Rule[Networked], ...] = (
     Rule(
         name="network-simulates-nothing",
         parts=(NETWORK,),
-        reason="{use|attack, devices, secagg.lost, schemes other than pairwise, models, public and split are for "
-        "simulations}",
+        reason="{use|attack, devices, secagg.lost, schemes other than pairwise, models, public, and split.latency and "
+        "split.bandwidth are for simulations}",
         way_out="leave it out",
         finding=_simulated,
         refused=[
@@ -45,9 +48,54 @@ RULES: tuple[Rule[Networked], ...] = (
             {"secagg.lost": 0.1},
             {"secagg.scheme": "additive"},
             {"public": {"name": "held_out", "fraction": 0.1}},
-            {"model": "mlp_2nn", "split": {"cut": "2"}},
+            {"model": "mlp_2nn", "split": {"cut": "2", "latency": 0.02}},
         ],
         mended={"attack": None, "devices": None, "secagg": None, "public": None, "split": None},
+    ),
+    Rule(
+        name="network-parties-are-simulated",
+        parts=(NETWORK, "split"),
+        reason="parties that hold columns are simulated so far, and atoll align joins their rows in files",
+        way_out='use another split.way, e.g. "splitfed_v1" with split.cut, or leave split out',
+        finding=lambda view: view.plan.split is not None and view.plan.split.way == VERTICAL,
+        refused=[{**PLAIN}],
+        mended={"split": None},
+    ),
+    Rule(
+        name="network-layers-go-through-the-server",
+        parts=(NETWORK, "split"),
+        reason='split.handover = "peer" sends layers from client to client, and over a network every connection is one '
+        "of a client to the server",
+        way_out='use split.handover = "server", which is the default',
+        finding=lambda view: view.plan.split is not None and view.plan.split.handover == "peer",
+        refused=[{"model": "mlp_2nn", "split": {"cut": "2", "way": "in_turn", "handover": "peer"}}],
+        mended={"split.handover": "server"},
+    ),
+    Rule(
+        name="network-sessions-are-not-accounted",
+        parts=(NETWORK, "split", "privacy"),
+        reason="a server that begins a client's session again is sent activations with fresh noise, and "
+        "{privacy|noise} accounts for it once",
+        way_out="leave privacy out, and use split.defences, which claim no epsilon; or leave split out",
+        finding=lambda view: True,
+        refused=[
+            {
+                "model": "mlp_2nn",
+                "split": {"cut": "2", "frozen": True},
+                "privacy": {"name": "activations", "clip": 1.0, "sigma": 1.0, "delta": 1e-3},
+            }
+        ],
+        mended={"privacy": None},
+    ),
+    Rule(
+        name="network-split-models-are-measured-by-the-server",
+        parts=(NETWORK, "split", "evaluation.clients_every"),
+        reason="evaluation.clients_every lets clients measure whole models, and those of split learning have the "
+        "layers before the cut",
+        way_out="leave evaluation.clients_every out, and measure on the server's test set",
+        finding=lambda view: True,
+        refused=[{"model": "mlp_2nn", "split": {"cut": "2"}, "evaluation.clients_every": 1}],
+        mended={"evaluation.clients_every": None},
     ),
     Rule(
         name="network-equal-shares",

@@ -75,6 +75,10 @@ def join(
             metavar="NAME=DIR", help="Your directory of a base model, by the name that plans use; repeatable."
         ),
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Where to train: cpu, cuda, cuda:1, mps or auto; what the app says unless given."),
+    ] = None,
     cert: CertOption = None,
     key: KeyOption = None,
     check: Annotated[
@@ -109,10 +113,16 @@ def join(
 
             with Connection(server.url, client_home.key, tls, server_key=server.server_key, keep_trying=False) as link:
                 ready = preflight(
-                    lambda: _app(app, base or []), client_home, link, asked, names, _say, keys_known=peers is not None
+                    lambda: _app(app, base or [], device),
+                    client_home,
+                    link,
+                    asked,
+                    names,
+                    _say,
+                    keys_known=peers is not None,
                 )
             raise typer.Exit(0 if ready else RunError.exit_code)
-        own = _app(app, base or [])
+        own = _app(app, base or [], device)
         output = OwnerOutput((lambda text: None) if quiet else _say, _warn)
         with Connection(server.url, client_home.key, tls, server_key=server.server_key, say=_warn) as connection:
             keep = None if record is None else recorder(record, _warn)
@@ -148,8 +158,8 @@ def _printable(text: str) -> str:
     return line if line.isprintable() else "".join(letter if letter.isprintable() else " " for letter in line)
 
 
-def _app(path: str, bases: list[str]) -> ClientApp:
-    """Call the owner's function, and add bases that the command names to those of the app."""
+def _app(path: str, bases: list[str], device: str | None) -> ClientApp:
+    """Call the owner's function, and add bases and the device that the command names to those of the app."""
     from dataclasses import replace
 
     from atoll.core.parts import imported
@@ -157,12 +167,13 @@ def _app(path: str, bases: list[str]) -> ClientApp:
 
     if ":" not in path:
         raise PlanError(f"--app names a function, e.g. hospital.app:client, got {path!r}")
-    own: Any = imported(path)()
-    if not isinstance(own, ClientApp):
-        raise PlanError(f"{path} gave {type(own).__name__}: it must return an atoll.ClientApp")
+    made: Any = imported(path)()
+    if not isinstance(made, ClientApp):
+        raise PlanError(f"{path} gave {type(made).__name__}: it must return an atoll.ClientApp")
     unnamed = [each for each in bases if not all(each.partition("=")[::2])]
     if unnamed:
         raise PlanError(f"--base is a name and a directory, e.g. stories15m=models/stories15m, got {unnamed[0]!r}")
+    own = made if device is None else replace(made, device=device)
     return replace(own, bases={**own.bases, **dict(each.split("=", 1) for each in bases)}) if bases else own
 
 

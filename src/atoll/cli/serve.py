@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from atoll.cli.plans import PlanArgument, SetOption, read_plan, read_settings
 from atoll.core.errors import RunError
+
+if TYPE_CHECKING:
+    from atoll.core.plan import Plan
 
 
 def serve(
@@ -59,19 +62,7 @@ def serve(
     """
     if (cert is None) != (key is None):
         raise RunError("--cert and --key belong together: give both, e.g. of atoll certs")
-    if plan is None and settings:
-        raise RunError(
-            "--set changes a plan, but none is named, and the runs of the home keep theirs: name the plan, "
-            "or leave --set out"
-        )
-    if plan is None and model is not None:
-        raise RunError("--model is where a plan's run starts, but no plan is named: name one, or leave --model out")
-    chosen = read_plan(plan, read_settings(settings)) if plan is not None else None
-    if chosen is not None and model is not None and not chosen.rounds and not chosen.evaluation.clients_every:
-        raise RunError(
-            "with rounds = 0 the model of --model is evaluated at the clients, but the plan does not ask for that: set "
-            "evaluation.clients_every = 1"
-        )
+    chosen = _chosen_plan(plan, settings, model)
     with server_packages():
         from atoll.network.server.operations import Operations
         from atoll.network.server.serving import locked
@@ -115,6 +106,24 @@ def server_packages() -> Iterator[None]:
             f"a server needs the package {error.name.partition('.')[0]}, which is not installed: "
             "pip install 'atoll[server]'"
         ) from error
+
+
+def _chosen_plan(plan: str | None, settings: list[str] | None, model: Path | None) -> Plan | None:
+    """Read the plan to serve, if one is named; refuse options that would change nothing."""
+    if plan is None and settings:
+        raise RunError(
+            "--set changes a plan, but none is named, and the runs of the home keep theirs: name the plan, "
+            "or leave --set out"
+        )
+    if plan is None and model is not None:
+        raise RunError("--model is where a plan's run starts, but no plan is named: name one, or leave --model out")
+    chosen = read_plan(plan, read_settings(settings)) if plan is not None else None
+    if chosen is not None and model is not None and not chosen.rounds and not chosen.evaluation.clients_every:
+        raise RunError(
+            "with rounds = 0 the model of --model is evaluated at the clients, but the plan does not ask for that: set "
+            "evaluation.clients_every = 1"
+        )
+    return chosen
 
 
 def _name(text: str) -> str:

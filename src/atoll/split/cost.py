@@ -14,11 +14,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from atoll.core.split import Split
 from atoll.split.clock import Link, Moment
+from atoll.split.columns import Holder
 from atoll.split.cut import Cut
 from atoll.split.messages import piece_sizes
 from atoll.train.attributes import as_before
 from atoll.train.job import Job
 from atoll.train.seeded import seeded
+from atoll.train.vertical import held
 
 
 def batch_seconds(cut: Cut, split: Split, num_samples: int) -> float:
@@ -74,6 +76,14 @@ def client_load(job: Job, cut: Cut | None, num_samples: int) -> Load:
         more, also_held = _measured(stages["tail"], job.inputs(inputs))
         multiply_adds, held = multiply_adds + more, held + also_held
     return Load(multiply_adds // len(x), cut.client.num_bytes, held * num_samples // len(x))
+
+
+def party_load(job: Job, holder: Holder, num_samples: int) -> Load:
+    """Return what a party's model takes for batches of so many rows; without a tail, which works on few values."""
+    x, _ = job.federation.first(min(num_samples, job.federation.dataset.num_train))
+    x = held(job.inputs(x), holder.places)
+    multiply_adds, kept = _measured(copy.deepcopy(holder.cut.client.stages["head"]), x)
+    return Load(multiply_adds // len(x), holder.cut.client.num_bytes, kept * num_samples // len(x))
 
 
 def _measured(model: nn.Module, x: Tensor) -> tuple[int, int]:

@@ -38,6 +38,8 @@ class Side(NamedTuple):
     """Slots of the model's vector, in their order there."""
     spec: ParamSpec
     """Layout of this side's own vector; its names begin with the name of the stage."""
+    frozen: bool = False
+    """Whether its first layers, the head, stay as they are."""
 
     @property
     def num_params(self) -> int:
@@ -57,6 +59,11 @@ class Side(NamedTuple):
         """Write this side's vector to its places in a model's vector."""
         for slot, part in zip(self.slots, torch.split(values, [slot.size for slot in self.slots]), strict=True):
             model_M[slot.offset : slot.offset + slot.size] = part
+
+    def named(self, values: Tensor) -> dict[str, Tensor]:
+        """Return this side's vector as tensors by the model's own names."""
+        parts = torch.split(values, [slot.size for slot in self.slots])
+        return {slot.name: part.view(slot.shape) for slot, part in zip(self.slots, parts, strict=True)}
 
 
 class Traffic(NamedTuple):
@@ -141,8 +148,8 @@ def cut_model(job: Job, split: Split) -> Cut:
     _must_not_share(stages)
     client = {name: stage for name, stage in stages.items() if name != "body"}
     cut = Cut(
-        client=_side(job, client),
-        server=_side(job, {"body": stages["body"]}),
+        client=side_of(job, client)._replace(frozen=split.frozen),
+        server=side_of(job, {"body": stages["body"]}),
         after=head.name,
         shape=head.shape,
         tail=None if tail is None else tail.name,
@@ -234,7 +241,8 @@ def _must_not_share(stages: Mapping[str, nn.Module]) -> None:
                 )
 
 
-def _side(job: Job, stages: Mapping[str, nn.Module]) -> Side:
+def side_of(job: Job, stages: Mapping[str, nn.Module]) -> Side:
+    """Return the side that has these stages, whose parameters are named as in the model."""
     own = {name: stage for stage, module in stages.items() for name in _names(module)}
     slots = tuple(slot for slot in job.spec.slots if slot.name in own)
     return Side(

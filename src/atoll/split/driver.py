@@ -7,24 +7,31 @@ their mean is what the round ended with.
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import final
 
-import torch
 from torch import Tensor
 
 from atoll.core.messages import Broadcast, State, Task, Update
+from atoll.core.plan import Plan
 from atoll.core.seeds import generator
 from atoll.engine.base import InProcess, Progress, silent
 from atoll.split.clock import Moment
 from atoll.split.exchange import Exchange
 from atoll.split.half import Half
+from atoll.split.outcome import joined, traffic_of, updates_of
 from atoll.split.parties import Parties
-from atoll.train.exchange import Told, Traffic, Work, received
-from atoll.train.job import with_statistics
+from atoll.split.rehearsal import rehearse_cut
+from atoll.split.vertical import VerticalEngine
+from atoll.train.exchange import Told, Work, received
+from atoll.train.job import Job
 from atoll.train.trainer import Trainer
+
+
+def split_engine(plan: Plan, job: Job) -> SplitEngine | VerticalEngine:
+    """Rehearse a plan whose model is cut, and return the engine that simulates it."""
+    parties = rehearse_cut(plan, job)
+    return SplitEngine(parties) if isinstance(parties, Parties) else VerticalEngine(parties)
 
 
 @final
@@ -59,8 +66,8 @@ class SplitEngine(InProcess):
             exchanges, ends = self._one_by_one(tasks, start_M, progress)
         else:
             exchanges, ends = self._together(tasks, start_M, progress)
-        self._delivered = dict(zip(tasks, self._updates(start_M, exchanges, ends), strict=True))
-        return super().train(tasks, sent, states)._replace(traffic=_traffic(self.parties, exchanges))
+        self._delivered = dict(zip(tasks, updates_of(self.job, start_M, exchanges, ends), strict=True))
+        return super().train(tasks, sent, states)._replace(traffic=traffic_of(self.parties, exchanges))
 
     def works(
         self, groups: list[list[Task]], sent: Mapping[int, Broadcast], states: Mapping[int, State]
@@ -125,39 +132,5 @@ class SplitEngine(InProcess):
         return self._clients[:num]
 
     def _joined(self, like_M: Tensor, weights: Tensor | None) -> Tensor:
-        """Return a whole model of both sides' layers; of a client that failed, NaN, so that it does not count."""
-        cut, model_M = self.parties.cut, torch.full_like(like_M, torch.nan)
-        if weights is not None:
-            cut.client.put(model_M, weights)
-            cut.server.put(model_M, self._server.vector)
-        return model_M
-
-    def _updates(
-        self, start_M: Tensor, exchanges: Sequence[Exchange], ends: Sequence[Tensor]
-    ) -> Iterable[tuple[Update, Told]]:
-        """Return what each client's update would be; one that failed is not finite, and does not count."""
-        job = self.job
-        for exchange, end_M in zip(exchanges, ends, strict=True):
-            num_samples = job.federation.num_samples(exchange.task.client)
-            delta_M = end_M - start_M if not exchange.failed else torch.full_like(start_M, torch.nan)
-            weight = torch.tensor(float(num_samples), dtype=job.spec.dtype)
-            bytes_up = sum(num for (way, _), num in exchange.bytes.items() if way == "up")
-            update = with_statistics(job, Update(job.trainable(delta_M), weight, {}), delta_M)
-            yield update, Told(num_samples, exchange.loss, bytes_up)
-
-
-def _traffic(parties: Parties, exchanges: Iterable[Exchange]) -> Traffic:
-    """Add up what a cohort sent; those who train at once do so in parallel."""
-    total, end = Counter[tuple[str, bool]](), Moment()
-    for exchange in exchanges:
-        total += exchange.bytes
-        end = end.later(exchange.now)
-    return Traffic(
-        bytes_down=sum(num for (way, _), num in total.items() if way == "down"),
-        seconds=end.seconds if parties.split.takes_time else None,
-        counts={
-            "messages": sum(exchange.messages for exchange in exchanges),
-            "round_trips": math.ceil(end.trips),
-            "cut_bytes": sum(num for (_, crosses), num in total.items() if crosses),
-        },
-    )
+        """Return a whole model of both sides' layers."""
+        return joined(self.parties.cut, like_M, weights, self._server.vector)

@@ -27,31 +27,15 @@ class Exchange:
     """One client's session: both machines, what is on its way, and what it took."""
 
     def __init__(self, parties: Parties, task: Task, client: Half, server: Half, now: Moment) -> None:
-        job, split, cut = parties.job, parties.split, parties.cut
-        indices = client_batches(job, task)
-        session = session_of(job, task, len(indices), split.micro_batches)
-        self._codec, self._cut, self._attempt = parties.codec, cut, task.attempt
+        self._codec, self._cut, self._attempt = parties.codec, parties.cut, task.attempt
+        self._heard = parties.heard
         self.task, self.now, self.failed = task, now, ""
         self.bytes, self.messages = Counter[tuple[str, bool]](), 0
         """(direction, whether it crosses the cut) -> bytes; and the number of messages."""
-        nothing = job.first_D[:0]
-        self._client = ClientMachine(
-            cut=cut,
-            half=client,
-            session=session,
-            load=lambda step: load_batch(job, torch.from_numpy(indices[step]), task, nothing, step),
-            in_flight=split.in_flight or split.micro_batches,
-        )
-        self._server = ServerMachine(
-            cut=cut,
-            half=server,
-            session=session,
-            holders={task.client: cut.shape},
-            labels=task.client,
-            takes_weights=split.handover == "server",
-        )
+        self._client = client_side(parties, task, client)
+        self._server = server_side(parties, task, server, self._client.session.num_steps)
         self._states: tuple[ClientState, ServerState] = ClientState(), ServerState()
-        self._link, self._outbox = Link.of(split, now), deque[tuple[Moment, Message]]()
+        self._link, self._outbox = Link.of(parties.split, now), deque[tuple[Moment, Message]]()
         self.weights: Tensor | None = None
         """The client's layers at the end."""
 
@@ -126,4 +110,35 @@ class Exchange:
         self.bytes[way, message.kind in ENCODED] += len(data)
         handed_on = message.kind == Kind.WEIGHTS and not self._server.takes_weights and way == "up"
         self.messages += not handed_on  # to the next client, which counts it
-        return self._codec.decode(data), len(data)
+        arrived = self._codec.decode(data)
+        if self._heard is not None:
+            self._heard(way, arrived, self._attempt)
+        return arrived, len(data)
+
+
+def client_side(parties: Parties, task: Task, half: Half) -> ClientMachine:
+    """Return the client's machine of a task, which takes the batches of the ordinary loop."""
+    job, split = parties.job, parties.split
+    indices, nothing = client_batches(job, task), job.first_D[:0]
+    return ClientMachine(
+        cut=parties.cut,
+        half=half,
+        session=session_of(job, task, len(indices), split.micro_batches),
+        load=lambda step: load_batch(job, torch.from_numpy(indices[step]), task, nothing, step),
+        in_flight=split.in_flight or split.micro_batches,
+        shield=parties.shield,
+    )
+
+
+def server_side(parties: Parties, task: Task, half: Half, num_steps: int) -> ServerMachine:
+    """Return the server's machine of a task of so many batches."""
+    split = parties.split
+    return ServerMachine(
+        cut=parties.cut,
+        half=half,
+        session=session_of(parties.job, task, num_steps, split.micro_batches),
+        holders={task.client: parties.cut.shape},
+        labels=task.client,
+        takes_weights=split.handover == "server",
+        shield=parties.shield,
+    )

@@ -7,8 +7,9 @@ at which a single tensor is still needed, and nothing else, a model can be cut.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -159,11 +160,28 @@ def _has_rows(value: object, num_samples: int) -> bool:
 
 
 class _Tracer(fx.Tracer):
-    """Traces into modules that have parts, but for those of torch and those that are named as a whole."""
+    """Traces into modules that have parts, but for those of torch and those that are named as a whole.
+
+    While it traces, torch hands it the modules of all threads: those of others, such as of a run that trains, go on.
+    """
 
     def __init__(self, whole: Iterable[str] = ()) -> None:
         super().__init__()
-        self._whole = set(whole)
+        self._whole, self._thread = set(whole), threading.get_ident()
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Trace a module that this thread calls."""
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        """Trace an attribute that this thread looks up."""
+        if threading.get_ident() != self._thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Return whether a module is one step."""

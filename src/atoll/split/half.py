@@ -21,6 +21,9 @@ class Half:
     def __init__(self, job: Job, side: Side) -> None:
         self.job = side_job(job, side)
         self._space = workspace(self.job)
+        named = zip(self.job.spec.slots, self._space.leaves, strict=False)  # statistics follow parameters
+        self.leaves = [leaf for slot, leaf in named if not (side.frozen and slot.name.startswith("head."))]
+        """Its trained parameters, in the order of their vector."""
         self._memory: list[Tensor] | None = None
         self.num_steps = 0
         """Steps of the optimiser since it began anew."""
@@ -29,11 +32,6 @@ class Half:
     def vector(self) -> Tensor:
         """The values of its layers, copied."""
         return self._space.params_D.clone()
-
-    @property
-    def leaves(self) -> list[Tensor]:
-        """Its trained parameters, in the order of their vector."""
-        return self._space.leaves
 
     def stage(self, name: str) -> nn.Module:
         """Return one of its stages: `head`, `body` or `tail`."""
@@ -58,6 +56,8 @@ class Half:
     def step(self, grads: Sequence[Tensor], lr: Tensor) -> None:
         """Take a step of the plan's optimiser."""
         targets = [leaf.data for leaf in self.leaves]
+        if not targets:
+            return
         if self._memory is None:
             self._memory = self.job.optimizer.init(targets)
         self.num_steps += 1

@@ -20,7 +20,7 @@ from torch import Tensor
 from atoll.core.algorithm import Batch
 from atoll.split.cut import Cut
 from atoll.split.half import Half
-from atoll.split.messages import TARGETS, VALUES, Kind, Message, SplitError, must_be_finite, piece_sizes
+from atoll.split.messages import ROWS, TARGETS, VALUES, Kind, Message, SplitError, must_be_finite, piece_sizes
 from atoll.split.session import (
     Grads,
     Phase,
@@ -31,6 +31,7 @@ from atoll.split.session import (
     must_fit_batch,
     must_have_shape,
 )
+from atoll.split.shield import OPEN, Place, Shield
 from atoll.split.targets import read_targets, sent_targets
 
 NONE: Mapping[int, Tensor] = MappingProxyType({})
@@ -79,6 +80,12 @@ class ClientMachine:
     """Number of a batch -> its samples."""
     in_flight: int
     """Pieces that may be on their way at a time."""
+    sends_labels: bool = True
+    """Whether labels go up beside activations, unless it has the tail; of several holders one has them."""
+    rows: bytes = b""
+    """Commitment to its rows in their order, sent with the first activations; empty if there is none."""
+    shield: Shield = OPEN
+    """Its defences."""
 
     def handle(self, state: ClientState, message: Message) -> tuple[ClientState, list[Message]]:
         """Process a message; return the messages that go up in answer."""
@@ -116,12 +123,14 @@ class ClientMachine:
         while state.num_sent < len(sizes) and len(activations) < self.in_flight:
             piece, rows = state.num_sent, _rows(sizes, state.num_sent)
             self.half.seed_dropout(self.session.dropout_seed(state.step))
-            outputs_B = self.half.stage("head")(batch.x[rows])
+            outputs_B = self.shield.shaped(self.half.stage("head")(batch.x[rows]))
             must_be_finite("the activations", outputs_B.detach())
             activations[piece] = outputs_B
-            arrays = {VALUES: outputs_B.detach()}
-            if self.cut.tail is None:
+            arrays = {VALUES: self.shield.sent(outputs_B.detach(), place_of(self.session, state.step, piece))}
+            if self.cut.tail is None and self.sends_labels:
                 arrays[TARGETS] = sent_targets(self.half.job, batch.y[rows])
+            if self.rows and state.step == piece == 0:
+                arrays[ROWS] = torch.frombuffer(bytearray(self.rows), dtype=torch.uint8)
             messages.append(self._message(Kind.ACTIVATIONS, state, piece, arrays))
             state = state._replace(num_sent=piece + 1)
         return state._replace(activations=activations), messages
@@ -144,6 +153,7 @@ class ClientMachine:
             tail_done=state.tail_done | {message.piece},
         )
         back = torch.zeros_like(inputs_B) if by_inputs is None else by_inputs
+        back = self.shield.perturbed(back, batch.y[rows], place_of(self.session, state.step, message.piece))
         return state, [self._message(Kind.OUTPUT_GRADIENTS, state, message.piece, {VALUES: back})]
 
     def _back(self, state: ClientState, message: Message) -> tuple[ClientState, list[Message]]:
@@ -153,7 +163,10 @@ class ClientMachine:
         activations = dict(state.activations)
         outputs_B = activations.pop(message.piece)
         by_outputs_B = half.job.inputs(message.values)
-        found = torch.autograd.grad(outputs_B, leaves, by_outputs_B, allow_unused=True)
+        x_B = batch.x[_rows(piece_sizes(len(batch.y), self.session.pieces), message.piece)]
+        pull_B = self.shield.pull(x_B, outputs_B, len(x_B) / len(batch.y))
+        by_outputs_B = by_outputs_B if pull_B is None else by_outputs_B + pull_B
+        found = torch.autograd.grad(outputs_B, leaves, by_outputs_B, allow_unused=True) if leaves else ()
         grads = added(state.grads, filled(found, leaves))
         state = state._replace(activations=activations, grads=grads)
         if state.num_sent < len(piece_sizes(len(batch.y), self.session.pieces)):
@@ -214,6 +227,10 @@ class ServerMachine:
     """The holder that has the labels, or the tail."""
     takes_weights: bool = True
     """Whether holders send their layers at the end."""
+    sizes: Mapping[int, int] | None = None
+    """Holder -> values of its layers, where those of several differ."""
+    shield: Shield = OPEN
+    """Defences of the labels against holders that have none."""
 
     def handle(self, state: ServerState, message: Message) -> tuple[ServerState, list[Message]]:
         """Process a message; return the messages that go down in answer."""
@@ -253,6 +270,8 @@ class ServerMachine:
         others = {piece: each for piece, each in state.arrived.items() if piece != message.piece}
         if len(here) < len(self.holders):
             return state._replace(arrived={**others, message.piece: here}), []
+        if state.step == message.piece == 0:
+            _must_have_same_rows(here)
         if targets is None and self.cut.tail is None:
             targets = read_targets(self.half.job, here[self.labels])
         began_at = state.began_at if state.begun else self.half.num_steps
@@ -276,7 +295,7 @@ class ServerMachine:
         loss = (job.loss(outputs_B, targets) * weight_B).sum()
         must_be_finite("the losses", loss.detach())
         state = state._replace(loss=loss.detach() if state.loss is None else state.loss + loss.detach())
-        return self._finished(state, message, Forward(inputs, loss), None)
+        return self._finished(state, message, Forward(inputs, loss), None, targets)
 
     def _back(self, state: ServerState, message: Message) -> tuple[ServerState, list[Message]]:
         """Go back through the body from the gradient by its outputs."""
@@ -291,14 +310,26 @@ class ServerMachine:
         return self._finished(state._replace(forwards=forwards), message, forward, by_outputs_B)
 
     def _finished(
-        self, state: ServerState, message: Message, forward: Forward, by_outputs_B: Tensor | None
+        self,
+        state: ServerState,
+        message: Message,
+        forward: Forward,
+        by_outputs_B: Tensor | None,
+        targets: Tensor | None = None,
     ) -> tuple[ServerState, list[Message]]:
-        """Send gradients to the holders; with the last piece of the batch take a step."""
+        """Send gradients to the holders, and with the last piece of the batch take a step.
+
+        Holders that have no labels get gradients that the shield has perturbed, where the server has the `targets`.
+        """
         leaves, inputs = self.half.leaves, forward.inputs
         found = torch.autograd.grad(forward.outputs_B, [*leaves, *inputs.values()], by_outputs_B, allow_unused=True)
         grads = filled(found, [*leaves, *inputs.values()])
         by_inputs = dict(zip(inputs, grads[len(leaves) :], strict=True))
         must_be_finite("the gradients at the cut", *by_inputs.values())
+        for holder, grad_B in by_inputs.items():
+            if targets is not None and holder != self.labels:
+                place = Place(self.session.task.attempt, holder, state.step, message.piece)
+                by_inputs[holder] = self.shield.perturbed(grad_B, targets, place)
         answers = [_answer(message, Kind.GRADIENTS, holder, grad_B) for holder, grad_B in by_inputs.items()]
         state = state._replace(grads=added(state.grads, grads[: len(leaves)]), num_done=state.num_done + 1)
         if state.num_done < message.pieces:
@@ -314,7 +345,8 @@ class ServerMachine:
 
     def _close(self, state: ServerState, message: Message) -> tuple[ServerState, list[Message]]:
         """Take a holder's layers at the end."""
-        must_have_shape(message, (self.cut.client.spec.num_params,))
+        size = self.cut.client.spec.num_params if self.sizes is None else self.sizes[message.holder]
+        must_have_shape(message, (size,))
         if message.holder in state.weights:
             raise SplitError(f"got the weights of client {message.holder} twice: send them once")
         weights = {**state.weights, message.holder: message.values}
@@ -322,9 +354,30 @@ class ServerMachine:
         return state._replace(phase=phase, weights=weights), []
 
 
+def _must_have_same_rows(here: Mapping[int, Message]) -> None:
+    """Refuse holders that commit to different rows, or to the same in another order, before anything is trained."""
+    (first, one), *others = here.items()
+    expected = one.arrays.get(ROWS)
+    for holder, message in others:
+        found = message.arrays.get(ROWS)
+        same = found is expected is None or (
+            found is not None and expected is not None and torch.equal(found, expected)
+        )
+        if not same:
+            raise SplitError(
+                f"the rows of client {holder} are not those of client {first}, or are in another order: align them "
+                "anew, e.g. by atoll align"
+            )
+
+
 def _answer(message: Message, kind: Kind, holder: int, values: Tensor) -> Message:
     """Return the answer to a piece of a batch."""
     return message._replace(kind=kind, holder=holder, arrays={VALUES: values})
+
+
+def place_of(session: Session, step: int, piece: int) -> Place:
+    """Return where a piece of a batch stands in a run."""
+    return Place(session.task.attempt, session.task.client, step, piece)
 
 
 def _rows(sizes: list[int], piece: int) -> slice:

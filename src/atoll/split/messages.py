@@ -17,8 +17,9 @@ from atoll.core.seeds import generator
 from atoll.core.transform import Chain, Encoding
 from atoll.core.wire import WireError, pack, unpack
 
-VALUES, TARGETS, ABOUT = "values", "targets", "about"
-"""Names of the arrays of a message: what it carries, the labels beside it, and its place in the exchange."""
+VALUES, TARGETS, ABOUT, ROWS = "values", "targets", "about", "rows"
+"""Names of the arrays of a message: what it carries, the labels beside it, its place in the exchange, and with the
+first activations of a party that holds columns its commitment to the rows in their order."""
 
 
 class Kind(IntEnum):

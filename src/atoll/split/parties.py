@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,6 +15,7 @@ from atoll.core.split import Split
 from atoll.core.transform import chain, no_memory
 from atoll.split.cut import Cut, cut_model
 from atoll.split.messages import VALUES, Codec, Kind, Message
+from atoll.split.shield import OPEN, Shield, build_shield
 from atoll.split.way import Way
 from atoll.train.job import Job
 
@@ -29,23 +31,37 @@ class Parties(NamedTuple):
     cut: Cut
     way: Way
     codec: Codec
+    shield: Shield = OPEN
+    """Defences, with the secret of the party that builds them."""
+    heard: Callable[[str, Message, int], None] | None = None
+    """Told of every message of a simulation as it arrives: direction, message, attempt."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a run directory and a command say of the cut."""
+        return self.cut.describe()
 
 
 def build_parties(plan: Plan, job: Job) -> Parties:
     """Cut a plan's model and build what its rounds need; refuse what does not fit."""
     split = plan.split
     assert split is not None
+    must_not_cut_masks(split, job)
+    cut = cut_model(job, split)
+    way: Way = find("split.ways", split.way)()
+    return Parties(job, split, cut, way, codec_of(job, split, cut), build_shield(plan, job))
+
+
+def must_not_cut_masks(split: Split, job: Job) -> None:
+    """Refuse pieces of batches where dropout draws masks for whole ones."""
     if split.micro_batches > 1 and job.dropout_seeds:
         raise PlanError(
             f"split.micro_batches is {split.micro_batches}, but the masks of dropout go by the place in a batch, and "
             "pieces would get others: set split.micro_batches = 1, or leave dropout out"
         )
-    cut = cut_model(job, split)
-    way: Way = find("split.ways", split.way)()
-    return Parties(job, split, cut, way, _codec(job, split, cut))
 
 
-def _codec(job: Job, split: Split, cut: Cut) -> Codec:
+def codec_of(job: Job, split: Split, cut: Cut) -> Codec:
+    """Return what turns the messages over a cut into bytes; refuse codecs that remember or do not fit."""
     transforms = [part.build("transforms", error_feedback=False) for part in split.codecs]
     for part, transform in zip(split.codecs, transforms, strict=True):
         if transform.init is not no_memory or transform.against_known:

@@ -12,12 +12,21 @@ from atoll.core.messages import STATISTICS, Task
 from atoll.core.plan import Plan
 from atoll.core.transform import chain
 from atoll.split.clock import Moment
+from atoll.split.columns import VerticalParties
 from atoll.split.cut import is_close
 from atoll.split.exchange import Exchange
 from atoll.split.half import Half
 from atoll.split.parties import Parties, build_parties
+from atoll.split.shield import OPEN
+from atoll.split.vertical import rehearse_vertical
 from atoll.train.job import Job, broadcast_of, first_server
 from atoll.train.trainer import Trainer
+
+
+def rehearse_cut(plan: Plan, job: Job) -> Parties | VerticalParties:
+    """Cut a plan's model between clients or parties and the server; refuse one that would train otherwise."""
+    assert plan.split is not None
+    return rehearse_vertical(plan, job) if plan.split.parties else rehearse_split(plan, job)
 
 
 def rehearse_split(plan: Plan, job: Job) -> Parties:
@@ -28,8 +37,9 @@ def rehearse_split(plan: Plan, job: Job) -> Parties:
     one_step = replace(job, model=copy.deepcopy(job.model), local=local)
     task, sent = Task(client, 0, 0), broadcast_of(job, job.first_D, first_server(job, job.first_D))
     expected = Trainer(one_step).train_one(task, sent, {}).update
-    exact = parties._replace(job=one_step, codec=parties.codec._replace(chain=chain()))
-    server, cut = Half(one_step, parties.cut.server), parties.cut
+    cut = parties.cut._replace(client=parties.cut.client._replace(frozen=False))
+    exact = parties._replace(job=one_step, cut=cut, codec=parties.codec._replace(chain=chain()), shield=OPEN)
+    server = Half(one_step, cut.server)
     server.restore(cut.server.take(job.first_D))
     exchange = Exchange(exact, task, Half(one_step, cut.client), server, Moment())
     exchange.start(cut.client.take(job.first_D))

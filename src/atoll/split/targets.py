@@ -6,14 +6,16 @@ import torch
 from torch import Tensor
 
 from atoll.core.problem import IGNORED
-from atoll.data.targets import TOKENS
+from atoll.data.targets import BINARY, MULTI_LABEL, TOKENS
 from atoll.split.messages import TARGETS, Message, NotFinite, SplitError
 from atoll.train.job import Job
 
 
 def sent_targets(job: Job, targets: Tensor) -> Tensor:
-    """Return targets as they travel: classes in one or two bytes, where no label stands for none."""
+    """Return targets as they travel: classes, and zeros and ones, in one or two bytes; no label stands for none."""
     dataset = job.federation.dataset
+    if dataset.problem in (BINARY, MULTI_LABEL):
+        return targets.to(torch.uint8)
     if not dataset.has_classes or dataset.num_classes > 1 << 15:
         return targets
     small = dataset.num_classes <= 1 << 8 and dataset.problem != TOKENS
@@ -43,6 +45,8 @@ def read_targets(job: Job, message: Message) -> Tensor:
                 f"got the label {int(labels[wrong][0])}, but classes are 0 to {dataset.num_classes - 1}: send those of "
                 "the data"
             )
+    elif dataset.problem in (BINARY, MULTI_LABEL) and bool((found > 1).any()):
+        raise SplitError(f"got the label {int(found.max())}, but labels are 0 or 1: send those of the data")
     elif labels.is_floating_point() and not bool(labels.isfinite().all()):
         raise NotFinite(f"got targets of client {message.holder} that hold NaN or Inf: check the data")
     return labels

@@ -12,3 +12,5 @@ class Way(NamedTuple):
     """Whether a client begins with the layers of the one before it; all begin alike, and are averaged, if not."""
     own_server: bool
     """Whether each client has server-side layers of its own, which are averaged; all train the same ones, if not."""
+    columns: bool = False
+    """Whether clients hold different columns of the same rows, and take each step together."""

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from atoll.core.errors import DataError
+from atoll.core.errors import DataError, PlanError
 from atoll.data.dataset import Dataset
 from atoll.data.rows import Rows, is_lazy
 from atoll.data.targets import Array
 from atoll.network.protocol.agreement import ANY, NO_FUNCTIONS, Floors, Functions, OwnParts
 from atoll.network.protocol.bases import NO_BASES
 from atoll.train.array_work import Evaluate, Train, array_work
+from atoll.train.devices import CPU, Place, settled
 
 IDLE_LOAD = 0.5
 """Load per processor below which a device is idle."""
@@ -65,6 +66,8 @@ class ClientApp:
     train: Train | None = None
     evaluate: Evaluate | None = None
     floors: Floors = field(default_factory=Floors)
+    device: str = CPU
+    """Where models are trained: "cpu", "cuda", "cuda:1", "mps", or "auto" for the first accelerator that is there."""
     attributes: Callable[[], Mapping[str, bool | float]] = device_attributes
     """Returns the state of the device: idle, charging, unmetered, battery, memory."""
 
@@ -80,7 +83,15 @@ class ClientApp:
             for name, function in getattr(self, kind).items():
                 if not callable(function):
                     raise DataError(f"{kind}['{name}'] of the app is {function!r}: give the function that makes it")
+        self.place()
         self.dataset()
+
+    def place(self) -> Place:
+        """Return the device; PlanError if it is not there."""
+        try:
+            return settled(Place(self.device))
+        except PlanError as error:
+            raise PlanError(f"the app's device: {error}".replace("engine.device", "device")) from error
 
     @property
     def own_parts(self) -> OwnParts:

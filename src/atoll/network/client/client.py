@@ -6,12 +6,11 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
 
-from atoll.core.eligibility import ANYBODY
 from atoll.core.errors import AtollError, DiskFull, RunError
 from atoll.core.messages import Broadcast, State
 from atoll.core.params import params_hash
@@ -20,11 +19,13 @@ from atoll.network.client.app import ClientApp
 from atoll.network.client.connection import Connection, Declined
 from atoll.network.client.consent import Consent, asked_for
 from atoll.network.client.evaluation import tell
+from atoll.network.client.final_model import save_final_model
 from atoll.network.client.home import Home, PendingUpdate, RunHome
 from atoll.network.client.record import Record
 from atoll.network.client.secret_evaluation import EvaluationAddend, KeptEvaluations
 from atoll.network.client.secure_session import Addend, SecureSession, SilentSessions, UpdateAddend, end_silent_sessions
-from atoll.network.client.task import AgreedRun, WorkRefused, agree, signed_delivery
+from atoll.network.client.split_session import hold_session
+from atoll.network.client.task import AgreedRun, WorkRefused, agree, signed_delivery, why_not_trained
 from atoll.network.client.witness import DISTRUST, LedgerReader
 from atoll.network.protocol import endpoints
 from atoll.network.protocol.agreement import IN_SECRET, NOISED, OPEN, Floors, is_working_hour
@@ -43,7 +44,6 @@ from atoll.network.protocol.messages import (
 )
 from atoll.network.protocol.objects import manifest_of
 from atoll.report.reading import human_bytes, human_seconds
-from atoll.train.own_models import OwnModels
 
 SHORT_REST = 60.0
 """Seconds until a full disk, or the working hours, are checked again."""
@@ -143,6 +143,8 @@ class Client:
         def work(agreed: AgreedRun) -> None:
             if order.secure is not None:
                 self._answer(order.run, UpdateAddend(agreed=agreed, order=order), order.secure)
+            elif agreed.parties is not None:
+                self._exchange(agreed, order)
             else:
                 self._deliver(agreed, order)
 
@@ -244,12 +246,9 @@ class Client:
     def _deliver(self, agreed: AgreedRun, order: Order) -> None:
         """Train, unless a pending update exists, and deliver until the server acknowledges the update."""
         home = agreed.home
-        if not agreed.plan.rounds:
-            raise WorkRefused("this run has no rounds: this client agreed to evaluate, not to train")
-        rule = agreed.plan.eligibility
-        reason = None if rule == ANYBODY else rule.why_not(self._app.current_attributes())
+        reason = why_not_trained(agreed, self._app)
         if reason is not None:
-            raise WorkRefused(f"this device may not be asked now: {reason}")
+            raise WorkRefused(reason)
         self._ledgers.check(agreed.home, order)
         home.confirm_update(order.counted)
         pending = home.pending()
@@ -276,6 +275,29 @@ class Client:
         self._ledgers.witness(order.run, home).acknowledged(order.attempt, delivered.object)
         took = human_seconds(time.monotonic() - began)
         self._output.info(f"{order.run}: round {order.version + 1}: {human_bytes(len(data))} up in {took}")
+
+    def _exchange(self, agreed: AgreedRun, order: Order) -> None:
+        """Say that this client is ready for its session, or hold it."""
+        home, began = agreed.home, time.monotonic()
+        reason = why_not_trained(agreed, self._app)
+        if reason is not None:
+            raise WorkRefused(reason)
+        self._ledgers.check(home, order)
+        if order.session is None:
+            self._connection.ask(endpoints.READY, None, run=order.run, attempt=order.attempt)
+            return
+        sent = list[str]()
+
+        def note(name: str) -> None:
+            home.note_sent(order.attempt, name)
+            sent.append(name)
+
+        num_bytes = hold_session(agreed, order, self._connection, self._home.key, note)
+        self._ledgers.witness(order.run, home).acknowledged(order.attempt, sent[0])
+        took = human_seconds(time.monotonic() - began)
+        self._output.info(
+            f"{order.run}: round {order.version + 1}: {human_bytes(num_bytes)} up in {took}, in a session"
+        )
 
     def _train(self, agreed: AgreedRun, order: Order) -> PendingUpdate:
         """Train, and save the update before anything of it leaves."""
@@ -362,7 +384,7 @@ class Client:
                 pending = home.pending()
                 if pending is not None and self._ledgers.witness(run, home).knows_counted(pending.attempt):
                     home.confirm_update(pending.attempt)  # no later order says so
-                self._save_final_model(run, home, last.body.get("model", ""))
+                self._save_final_model(run, home, last.body)
                 home.mark_ended()
                 KeptEvaluations(home).forget_sums()
                 self._agreed_runs.pop(run, None)
@@ -372,8 +394,8 @@ class Client:
                 kept.add(run)
         self._ended = set(names) - kept
 
-    def _save_final_model(self, run: str, home: RunHome, name: str) -> None:
-        """Save the final model of a run, after a check against the ledger."""
+    def _save_final_model(self, run: str, home: RunHome, end: Mapping[str, Any]) -> None:
+        """Save the final model of a run, or this side's layers of it, after a check against the ledger's end."""
         ref = self._connection.ask(endpoints.RUN, None, run=run).model
         try:
             if ref is None:
@@ -385,12 +407,8 @@ class Client:
         except AtollError as error:
             self._warn_once(run, f"its model was left there: {error}")
             return
-        if params_hash(params_D).hex() != name:
-            raise RunError(f"{run} ended with another model than its ledger says; do not trust this server")
-        job, (_, state) = agreed.job, home.state()
-        model = OwnModels(job, [lambda: job.model], params_D, {agreed.number: state})[agreed.number]
-        path = home.save_model(model.state_dict())
-        self._output.info(f"{run}: its model is in {path}")
+        path = save_final_model(agreed, home, ref, params_D, end)
+        self._output.info(f"{run}: {'its model is' if agreed.parties is None else 'its layers are'} in {path}")
 
     def _warn_once(self, run: str, reason: str) -> None:
         if (run, reason) not in self._warned:

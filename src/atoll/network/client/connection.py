@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -53,6 +54,8 @@ T = TypeVar("T")
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds before a retry: the pause doubles each time, and a random part of it is waited."""
 CONNECT_SECONDS, ANSWER_SECONDS = 20.0, 60.0
+LANES = 12
+"""Requests of a session that may be on their way at once; a server allows a client 16 connections."""
 MAX_UPLOADS = 3
 """How often chunks are sent that the server says are missing."""
 
@@ -106,12 +109,14 @@ class Connection:
         self._say, self._sleep, self._keep_trying = say, sleep, keep_trying
         self._welcome: Welcome | None = None
         self._counter, self._ahead = 0, 0.0
+        self._lock = threading.RLock()
+        """Held while a session begins or a counter is taken: several threads may ask."""
         url = _checked(url)
         self._http = httpx2.Client(
             base_url=url,
             verify=tls or (url.startswith("https") and tls_context()),
             headers={VERSION_HEADER: str(VERSION), "accept-encoding": "identity"},
-            limits=httpx2.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=60),
+            limits=httpx2.Limits(max_connections=1 + LANES, max_keepalive_connections=1 + LANES, keepalive_expiry=60),
         )
 
     def __enter__(self) -> Self:
@@ -226,13 +231,14 @@ class Connection:
 
     def _session(self) -> Welcome:
         """Return the session; without one, begin it by the server's clock."""
-        if self._welcome is None:
-            about = self._about()
-            self._ahead = about.time - time.monotonic()  # nobody sets a monotonic clock
-            nonce = self._ask_public(endpoints.CHALLENGE, Challenge(self.client)).nonce
-            hello = Hello(self.client, nonce, self._key.sign(session_request(self.client, nonce)))
-            self._welcome, self._counter = self._ask_public(endpoints.SESSION, hello), 0
-        return self._welcome
+        with self._lock:
+            if self._welcome is None:
+                about = self._about()
+                self._ahead = about.time - time.monotonic()  # nobody sets a monotonic clock
+                nonce = self._ask_public(endpoints.CHALLENGE, Challenge(self.client)).nonce
+                hello = Hello(self.client, nonce, self._key.sign(session_request(self.client, nonce)))
+                self._welcome, self._counter = self._ask_public(endpoints.SESSION, hello), 0
+            return self._welcome
 
     def _about(self) -> About:
         about = self._ask_public(endpoints.ABOUT, None)
@@ -259,17 +265,21 @@ class Connection:
 
     def _ask_signed(self, call: _Call[Reply], wait: float = 0.0) -> Reply:
         """Make a request within the session, once; each time it gets a counter and a signature of its own."""
-        epoch = self._session().epoch
-        self._counter += 1
-        now = int(time.monotonic() + self._ahead)
-        stamp = Stamp(client=self.client, epoch=epoch, counter=self._counter, time=now)
+        with self._lock:
+            epoch = self._session().epoch
+            self._counter += 1
+            now = int(time.monotonic() + self._ahead)
+            stamp = Stamp(client=self.client, epoch=epoch, counter=self._counter, time=now)
         status, data = self._exchange(call, sign(self._key, stamp, call.method, call.url, call.body).headers(), wait)
         if status == HTTPStatus.OK:
             return _parse(data, call.answer)
         problem = _problem(status, data)
-        if status == HTTPStatus.UNAUTHORIZED:
-            self._welcome = None
-            raise RetryLater(problem.error, problem.retry or 0.0)
+        with self._lock:
+            is_newest = self._welcome is not None and self._welcome.epoch == epoch
+            if status == HTTPStatus.UNAUTHORIZED and is_newest:
+                self._welcome = None
+        if status == HTTPStatus.UNAUTHORIZED or (status == HTTPStatus.CONFLICT and not is_newest):
+            raise RetryLater(problem.error, problem.retry or 0.0)  # another thread may have begun a session since
         if problem.retry is not None or _may_pass(status):
             raise RetryLater(problem.error, problem.retry)
         if status in (HTTPStatus.FORBIDDEN, HTTPStatus.CONFLICT, HTTPStatus.UPGRADE_REQUIRED):

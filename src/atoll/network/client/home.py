@@ -216,10 +216,14 @@ class RunHome:
         newest = self.pending() or _pending(self.path / "state.safetensors")
         return (NEVER, NEVER) if newest is None else (newest.attempt, newest.version)
 
+    def note_sent(self, attempt: int, name: str) -> None:
+        """Note what is delivered for an attempt, by its name, before it leaves."""
+        _append(self.path / "sent.jsonl", json.dumps({"attempt": attempt, "object": name}))
+        self.sent_objects.add(name)
+
     def save_update(self, pending: PendingUpdate, update: Sequence[bytes | memoryview], state: State) -> None:
         """Save an update and the state that becomes valid if it counts; remove what was downloaded for it."""
-        _append(self.path / "sent.jsonl", json.dumps({"attempt": pending.attempt, "object": pending.object}))
-        self.sent_objects.add(pending.object)
+        self.note_sent(pending.attempt, pending.object)
         tensors = {f"{STATE}{name}": tensor for name, tensor in state.items()}
         tensors[UPDATE] = torch.frombuffer(bytearray().join(update), dtype=torch.uint8)
         text = {"pending": msgspec.json.encode(pending).decode()}

@@ -126,7 +126,10 @@ def _check_shapes(app: ClientApp, info: RunInfo) -> None:
 
 def _step_seconds(agreed: AgreedRun) -> float:
     """Take one step of training twice, of which the second is timed; whatever it makes is dropped."""
-    trainer, task = Trainer(of_one_step(agreed.job)), Task(client=agreed.number, version=0, attempt=0)
+    trainer, task = (
+        Trainer(of_one_step(agreed.job), place=agreed.place),
+        Task(client=agreed.number, version=0, attempt=0),
+    )
     for _ in range(2):
         began = time.perf_counter()
         trained = trainer.train_one(task, agreed.layout, {})

@@ -23,6 +23,7 @@ from atoll.commit.privacy_plan import last_round
 from atoll.core.algorithm import Algorithm
 from atoll.core.client_work import ClientWork
 from atoll.core.coordinator import Coordinator
+from atoll.core.eligibility import ANYBODY
 from atoll.core.errors import AtollError, PlanError, TrainingError
 from atoll.core.messages import Broadcast, Payload, State, Task, Update, stack
 from atoll.core.parts import Part
@@ -39,7 +40,10 @@ from atoll.network.protocol.bases import names_for_paths
 from atoll.network.protocol.messages import Delivery, EvaluationOrder, Order, Ref, RunInfo, update_text
 from atoll.network.protocol.objects import Manifest, ObjectError, manifest_of
 from atoll.privacy.accounting import spent
+from atoll.split.parties import Parties
+from atoll.split.rehearsal import rehearse_split
 from atoll.train.build import build_job
+from atoll.train.devices import PLAIN, WITHOUT_DOUBLE, Place
 from atoll.train.exchange import acceptable, decoded, encoded, protected, sent_by
 from atoll.train.federation import Federation, with_problem
 from atoll.train.job import Job, broadcast_of, first_server
@@ -82,13 +86,17 @@ class AgreedRun:
     home: RunHome
     min_cohort: int = 1
     """Minimum number of clients behind a version, by the plan."""
+    place: Place = PLAIN
+    """Where the client trains."""
     keys_known: bool = False
     """Whether the owner gave the other clients' keys, so that the server's are not used."""
+    parties: Parties | None = None
+    """What its sessions need, where the model is cut."""
 
     @cached_property
     def trainer(self) -> Trainer:
         """Return the trainer of the inline engine, as in a simulation."""
-        return Trainer(self.job)
+        return Trainer(self.job, place=self.place)
 
     @cached_property
     def layout(self) -> Broadcast:
@@ -125,12 +133,12 @@ class AgreedRun:
             sent = _if_named(order.model, self._decode(self._payload(order.encoded, fetch), encoded=True))
         if sent is None:
             sent = self._decode(self._payload(order.model, fetch), encoded=False)
-        self._check_change(order.version, sent)
+        self.check_change(order.version, sent.params_D, self.layout.params_D)
         if self.job.downlink.by_difference or self.floors.max_change is not None:
             self.home.save_broadcast(order.version, sent.vector())
         return sent
 
-    def _check_change(self, version: int, sent: Broadcast) -> None:
+    def check_change(self, version: int, sent_D: Tensor, first_D: Tensor) -> None:
         """Refuse a model that is farther from the last one seen than the floors allow for the versions since.
 
         Before any was seen, that is the first model that the plan's own seed gives: a server that plants a model which
@@ -138,10 +146,9 @@ class AgreedRun:
         """
         if self.floors.max_change is None:
             return
-        first_D = self.layout.params_D
         known = self.home.last_broadcast()
         before, seen_D = (0, first_D) if known is None else (known[0], known[1][: first_D.numel()].view_as(first_D))
-        apart = float((sent.params_D.double() - seen_D.double()).norm())
+        apart = float((sent_D.double() - seen_D.double()).norm())
         most = max(0, version - before) * self.floors.max_change
         if not apart <= most + ROUNDED * float(first_D.double().norm()):
             origin = "the first model of the plan's own seed" if known is None else f"version {before}"
@@ -152,9 +159,10 @@ class AgreedRun:
             )
 
     def final_params(self, ref: Ref, fetch: Fetch) -> Tensor:
-        """Download the final parameters of the run."""
+        """Download the final parameters of the run, or of the layers that clients have."""
         params_D = self._payload(ref, fetch).carrier
-        if params_D.shape != self.job.first_D.shape or params_D.dtype != self.job.first_D.dtype:
+        due_D = self.job.first_D if self.parties is None else self.parties.cut.client.take(self.job.first_D)
+        if params_D.shape != due_D.shape or params_D.dtype != due_D.dtype:
             raise WorkRefused(
                 f"the last model has {tuple(params_D.shape)} values of {params_D.dtype}: tell the operator"
             )
@@ -250,6 +258,15 @@ class AgreedRun:
         return self.layout.rebuilt(vector_V, exact)
 
 
+def why_not_trained(agreed: AgreedRun, app: ClientApp) -> str | None:
+    """Return why a run's tasks are not done now; None if they are."""
+    if not agreed.plan.rounds:
+        return "this run has no rounds: this client agreed to evaluate, not to train"
+    rule = agreed.plan.eligibility
+    reason = None if rule == ANYBODY else rule.why_not(app.current_attributes())
+    return None if reason is None else f"this device may not be asked now: {reason}"
+
+
 def _if_named(ref: Ref, sent: Broadcast) -> Broadcast | None:
     """Return a broadcast if it has this name: machines may decode to other last bits than the server."""
     return sent if manifest_of(*pieces(sent.plain())).name() == ref.name else None
@@ -315,10 +332,32 @@ def agree(
     if job.mechanism is not None and job.exposure is not None and floors.max_epsilon is not None:
         rounds = last_round(job.mechanism, job.exposure, max(1, plan.rounds))
         home.budget.check_affordable(cost_of(job, rounds), floors.max_epsilon)
+    parties = None if plan.split is None else rehearse_split(plan, job)
     home.save_info(info)
     return AgreedRun(
-        plan=plan, job=job, floors=floors, number=number, home=home, min_cohort=min_cohort, keys_known=keys_known
+        plan=plan,
+        job=job,
+        floors=floors,
+        number=number,
+        home=home,
+        min_cohort=min_cohort,
+        place=_place(app, job),
+        keys_known=keys_known,
+        parties=parties,
     )
+
+
+def _place(app: ClientApp, job: Job) -> Place:
+    """Return where this client trains a job; WorkRefused if its device cannot."""
+    place = app.place()
+    if job.work.first is not None or place.on_cpu:
+        return PLAIN  # functions on arrays use a device themselves, or not
+    if place.torch_device.type in WITHOUT_DOUBLE and (job.private is not None or job.spec.dtype == torch.float64):
+        raise WorkRefused(
+            f"this plan needs float64, which {place.device} has not: join with --device cpu, or leave the app's device "
+            "out"
+        )
+    return place
 
 
 def _min_cohort(coordinator: Coordinator, mechanism: Mechanism | None) -> int:

@@ -36,6 +36,8 @@ Functions = Mapping[str, Callable[..., Any]]
 ANY = "*"
 """Among a client's own works: what it does for a plan whose work is neither in the catalogue nor named by it."""
 NO_FUNCTIONS: Functions = MappingProxyType({})
+ACTIVATIONS, LABELS = "activations", "labels"
+"""What a client sends in split learning."""
 OPEN, NOISED, IN_SECRET, NOTHING = "open", "noised", "secret", "none"
 """What a client tells of how a version does on its samples."""
 MAX_EPSILON = 20.0
@@ -76,6 +78,9 @@ class Floors(Section, key="floors"):
     """Maximum number of steps of a task, and of those by which a client adapts a model."""
     max_change: float | None = None
     """Maximum L2 distance between a version and the one before; the first must be that of the plan's own seed."""
+    split: str = ACTIVATIONS
+    """What this client sends in split learning: "none" (it takes no part), "activations" of single samples, from which
+    these can be reconstructed, or "labels" too, where the plan has no `split.tail`."""
     evaluation: str = OPEN
     """What is told of a version that the plan lets clients measure: "open" (sums), "noised" (counts with noise),
     "secret" (sums that are added to those of others in secret) or "none"."""
@@ -99,6 +104,11 @@ class Floors(Section, key="floors"):
             raise PlanError(
                 f'floors.evaluation is "open", "noised", "secret" or "none", got {self.evaluation!r}: choose what this '
                 "client tells of how a model does on its samples"
+            )
+        if self.split not in (NOTHING, ACTIVATIONS, LABELS):
+            raise PlanError(
+                f'floors.split is "none", "activations" or "labels", got {self.split!r}: choose what this client sends '
+                "in split learning"
             )
         if (self.evaluation == NOISED) != (self.evaluation_epsilon is not None):
             raise PlanError(
@@ -201,7 +211,7 @@ def refusal_reason(
     """
     if info.cohort < floors.min_cohort:
         return f"a version is made of {info.cohort} clients, this client asks for at least {floors.min_cohort}"
-    reason = secure_refusal_reason(floors, plan, keys_known=keys_known)
+    reason = split_refusal_reason(floors, plan) or secure_refusal_reason(floors, plan, keys_known=keys_known)
     if reason is not None:
         return reason
     charged = not plan.rounds and floors.evaluation in (NOISED, NOTHING)  # evaluations are charged one by one
@@ -221,6 +231,23 @@ def refusal_reason(
         return f"the model has {info.num_bytes:,} bytes, this client allows {floors.max_model_bytes:,}"
     if floors.max_local_steps is not None and num_steps > floors.max_local_steps:
         return f"a task takes {num_steps} steps, this client allows {floors.max_local_steps}"
+    return None
+
+
+def split_refusal_reason(floors: Floors, plan: Plan) -> str | None:
+    """Return why the floors refuse what a plan with a cut lets clients send; None if they allow it."""
+    if plan.split is None or floors.split == LABELS:
+        return None
+    if floors.split == NOTHING:
+        return (
+            'the model is cut, and the server would see activations of single samples, which floors.split = "none" '
+            "keeps here"
+        )
+    if plan.split.tail is None:
+        return (
+            "the model is cut without split.tail, so that the server would see labels of single samples: this client "
+            'sends them with floors.split = "labels" only'
+        )
     return None
 
 
@@ -265,6 +292,8 @@ def is_working_hour(hours: tuple[int, ...], hour: int) -> bool:
 
 def _check_plain(plain: dict[str, Any]) -> None:
     """Refuse names of code in parts that clients run, but for model, algorithm and loss, which may be their own."""
+    for part in (plain.get("split") or {}).get("defences", []):
+        _check_part(Part.of(part, where="split.defences"), "split.defences", "split.defences")
     for field, default in (("model", "logistic"), ("algorithm", "fedavg"), ("work", "sgd")):
         check_names_no_code(Part.of(plain.get(field, default), where=field).options, field)
     if "privacy" in plain:
@@ -278,6 +307,10 @@ def _check_plain(plain: dict[str, Any]) -> None:
     local = plain.get("local", {})
     _check_part(Part.of(local.get("optimizer", "sgd")), "local.optimizer", "train.optimizers")
     _check_part(Part.of(local.get("schedule", "constant")), "local.schedule", "train.schedules")
+    for part in plain.get("split", {}).get("codecs", []):
+        _check_part(Part.of(part, where="split.codecs"), "split.codecs", "transforms")
+    for part in plain.get("split", {}).get("defences", []):
+        _check_part(Part.of(part, where="split.defences"), "split.defences", "split.defences")
     if "secagg" in plain:
         _check_part(Part.of(plain["secagg"].get("scheme", "pairwise")), "secagg.scheme", "secagg.schemes")
 

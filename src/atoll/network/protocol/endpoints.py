@@ -11,6 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from atoll.network.protocol.exchange import MAX_PARCEL, SessionEnd, SessionPart
 from atoll.network.protocol.messages import (
     VERSION,
     About,
@@ -128,7 +129,18 @@ PUT_CHUNK = _put(f"{_TASK}/chunks/{{digest}}", Done, "Send a chunk")
 UPDATE = _post(f"{_TASK}/update", Delivery, Delivered, "Deliver an update that was sent in chunks")
 PUT_UPDATE = _put(f"{_TASK}/update", Delivered, "Deliver an update of one chunk, which is the body", metadata=Delivery)
 SECURE = _post(f"{_TASK}/secure", Answer, Done, "Answer in secure aggregation")
-READY = _post(f"{_TASK}/ready", NoneType, Done, "The update is trained: let it be added in secret")
+EXCHANGE = Endpoint(
+    method="PUT",
+    path=f"{_TASK}/session",
+    summary="Send a part of a message of a session, and get one, as msgpack",
+    body=bytes,
+    answer=bytes,
+    max_body=CHUNK,
+    max_answer=MAX_PARCEL,
+    metadata=SessionPart,
+)
+END_SESSION = _post(f"{_TASK}/session", SessionEnd, Done, "End a session: it is whole, or why it is left")
+READY = _post(f"{_TASK}/ready", NoneType, Done, "Ready: for the update to be added in secret, or for a session")
 REFUSE = _post(f"{_TASK}/refuse", Refusal, Done, "Refuse a task")
 EVALUATION = _post(f"{_RUN}/versions/{{version}}/evaluation", SiteEvaluation, Done, "Tell how a version does here")
 READINESS = _post(f"{_RUN}/readiness", Readiness, Done, "Tell whether this client could take part")
@@ -149,6 +161,8 @@ ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
     UPDATE,
     PUT_UPDATE,
     SECURE,
+    EXCHANGE,
+    END_SESSION,
     READY,
     REFUSE,
     EVALUATION,

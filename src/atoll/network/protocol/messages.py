@@ -160,6 +160,10 @@ class Order(Message, frozen=True):
     """Seconds until the deadline; none if unset."""
     secure: Ref | None = None
     """A message of secure aggregation to answer, in place of a task."""
+    session: str | None = None
+    """The session to hold now, such as of split learning; a client of such a run that gets none says that it is ready.
+
+    Then `model` names what the server's first message carries, and is not fetched."""
 
 
 class EvaluationOrder(Message, frozen=True):

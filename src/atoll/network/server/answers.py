@@ -114,6 +114,12 @@ def _read(data: bytes, kind: type[M]) -> M:
         raise Refused(HTTPStatus.BAD_REQUEST, f"the request is not understood ({error}): see the protocol") from error
 
 
+class Later(NamedTuple):
+    """An answer that is waited for when the request's body is not needed any more."""
+
+    wait: Callable[[], Awaitable[bytes]]
+
+
 class Answers:
     """Turns requests into calls of the authenticator and the request handler, and their results into messages."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -26,9 +26,11 @@ from atoll.network.server.journal import Journal
 from atoll.network.server.monitoring import Metrics, log
 from atoll.network.server.presence import Presence
 from atoll.network.server.queries import Tables
+from atoll.network.server.run_logs import log_capped, log_unmeasured
 from atoll.network.server.runs import NEVER, RUNNING, Run, WaitingRun, built_runs, position_of
 from atoll.network.server.secret_evaluation import add_in_secret, log_sum, record_sum, why_too_few
 from atoll.network.server.secure_session import STEP_SECONDS, SecureContext
+from atoll.network.server.sessions import hold_sessions, with_session
 from atoll.network.server.sites import LAST_SECONDS, SecretSum, SiteAnswer, summary
 from atoll.network.server.store import Store
 from atoll.network.server.tables import RunRow, Stage
@@ -36,6 +38,8 @@ from atoll.network.server.writer import Transaction, Writer
 
 PROBE = 1 << 16
 """Bytes for which there must be room before writing is tried again."""
+MAX_SESSION_RUNS = 16
+"""Runs whose clients hold sessions of split learning at a time: each has a thread for as long as a round takes."""
 AnyRun = TypeVar("AnyRun", WaitingRun, Run)
 
 
@@ -65,6 +69,7 @@ class RunDriver:
         self.writer = Writer(store, self._tick, self.set_read_only)
         torch.set_num_threads(1)  # as in a simulation, and before there are workers: each keeps what it begins with
         self._workers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="commit")
+        self._sessions = ThreadPoolExecutor(max_workers=MAX_SESSION_RUNS, thread_name_prefix="sessions")
         with store.read() as tables:
             self.presence = Presence(tables.clients(), self.now)
             self.presence.set_clients(tables.clients(), tables.agreed_samples())
@@ -91,6 +96,9 @@ class RunDriver:
         for run in self.built_runs():
             run.mailbox.close()
             run.sites.mailbox.close()
+            if run.streams is not None:
+                run.streams.close_all()
+        self._sessions.shutdown(wait=True, cancel_futures=True)
         self._workers.shutdown(wait=True, cancel_futures=True)
         self.writer.stop()
         self.store.close()
@@ -121,9 +129,9 @@ class RunDriver:
         """Build a run for the clients that are there; the built run takes the place of the waiting one."""
         with self.writer.lock:
             sizes, capped = self.presence.sizes(waiting.plan), self.presence.capped_samples()
-        _log_capped(waiting, capped)
+        log_capped(waiting, capped)
         run = waiting.build(sizes)
-        _log_unmeasured(run)
+        log_unmeasured(run)
 
         def replace(transaction: Transaction) -> None:
             row = transaction.tables.run(run.name)
@@ -177,7 +185,8 @@ class RunDriver:
     def _start_work(self, run: AnyRun, work: Callable[[AnyRun], None]) -> None:
         """Let a worker thread work on a run."""
         run.busy = True
-        self._workers.submit(self._work_safely, run, work)
+        talks = isinstance(run, Run) and run.streams is not None and work == self._commit_version
+        (self._sessions if talks else self._workers).submit(self._work_safely, run, work)
 
     def _work_safely(self, run: AnyRun, work: Callable[[AnyRun], None]) -> None:
         try:
@@ -199,7 +208,7 @@ class RunDriver:
         with self.writer.lock:
             sizes, capped = self.presence.sizes(run.plan, run.sizes), self.presence.capped_samples(run.sizes)
         if sizes != run.sizes and run.plan.privacy is None:
-            _log_capped(run, capped)
+            log_capped(run, capped)
             run.rebuild(sizes)
         machine = run.machine
         if machine.phase is not Phase.READY:
@@ -285,8 +294,18 @@ class RunDriver:
             secret = SecureContext(
                 self._key, self.presence.keys(), run.mailbox, run.parts.coordinator.policy.deadline or STEP_SECONDS
             )
-        result = run.commit(machine, {row.task: row for row in rows}, self.now(), secret)
-        taken = self.writer.write(lambda transaction: self.journal.record_commit(transaction, run, result, rows))
+        by_task = {row.task: row for row in rows}
+        held = None if run.streams is None else hold_sessions(run, by_task, self.presence, lambda: self._stopping)
+        result = run.commit(machine, by_task, self.now(), secret, held)
+        rows = rows if held is None else [with_session(row, held) for row in rows]
+
+        def record(transaction: Transaction) -> bool:
+            written = self.journal.record_commit(transaction, run, result, rows)
+            if held is not None and written:
+                self.journal.offences.count_offences(transaction, held.offenders)
+            return written
+
+        taken = self.writer.write(record)
         with self.store.read() as tables:
             row = tables.run(run.name)
         if row is not None:
@@ -330,32 +349,6 @@ class RunDriver:
             log("recovered")
         self.read_only_reason = why
         self._metrics.read_only(bool(why))
-
-
-def _log_capped(run: WaitingRun | Run, capped: Mapping[int, tuple[int, int]]) -> None:
-    """Log the clients that are credited with fewer samples than they state."""
-    for client, (stated, counts) in capped.items():
-        why = f"says {stated} samples, counts as {counts}: atoll clients approve NAME --samples N agrees to more"
-        log("cut", run=run.name, client=client, why=why)
-
-
-def _log_unmeasured(run: Run) -> None:
-    """Log what the server cannot measure, as it has no model for all clients."""
-    job, ask = run.parts.job, run.plan.evaluation
-    if job.shares_model or not len(job.federation.test_y):
-        return
-    kept = sum(slot.size for slot in job.spec.kept)
-    has = (
-        f"lacks {kept:,} parameters that clients keep" if kept else f"has a model for each of {job.work.copies} groups"
-    )
-    at_clients = (
-        "clients measure theirs" if ask.clients_every else "evaluation.clients_every lets clients measure theirs"
-    )
-    log(
-        "unmeasured",
-        run=run.name,
-        why=f"the server {has}, so that no version is measured on its test set; {at_clients}",
-    )
 
 
 def _restore_run(

@@ -164,8 +164,9 @@ class RequestHandler:
         """Take an update from stored chunks, or from `data` of a known hash; the future ends when it is committed."""
         run, number = self._built_run(run_name), _number(client)
         manifest = self._manifest(run, delivery.manifest)
-        if run.parts.job.secure is not None:
-            raise Refused(HTTPStatus.CONFLICT, "updates of this run are added in secret: do not send one", RETRY)
+        if run.holds_sessions:
+            why = "this run has sessions in place of updates, or adds them in secret: do not send one"
+            raise Refused(HTTPStatus.CONFLICT, why, RETRY)
         if data is not None and manifest != Manifest(len(data), (bytes.fromhex(body_hash),)):
             raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "the body is not the object that the manifest names")
         name = manifest.name()
@@ -190,10 +191,12 @@ class RequestHandler:
         return self._submit(client, change)
 
     def ready(self, client: ClientRow, run_name: str, attempt: int) -> None:
-        """Note that a client has trained, and waits for secure aggregation."""
+        """Note that a client is ready: it has trained and waits for secure aggregation, or for its session."""
         run = self._built_run(run_name)
-        if run.parts.job.secure is None:
-            raise Refused(HTTPStatus.CONFLICT, "nothing is added in secret in this run: deliver the update")
+        if not run.holds_sessions:
+            raise Refused(
+                HTTPStatus.CONFLICT, "this run has no sessions, and adds nothing in secret: deliver the update"
+            )
         number = _number(client)
         task = self._in_flight(run, attempt, number)
         if task is None:
@@ -272,7 +275,10 @@ class RequestHandler:
 
     def _order(self, run: Run, number: int) -> Order | None:
         task, mail = run.machine.in_flight.get(number), run.mail(number)
-        if mail is not None:
+        stream = run.stream(number)
+        if stream is not None and stream.end is not None:
+            return None  # its session is over, and what comes of it is not there yet
+        if mail is not None or stream is not None:
             task = next((each for each in run.machine.committing if each.client == number), None)
         if run.status != RUNNING or task is None:
             return None
@@ -293,6 +299,7 @@ class RequestHandler:
             counted=run.counted.get(number),
             seconds=None if deadline is None else max(0.0, run.began + deadline - self._now()),
             secure=mail,
+            session=None if stream is None else stream.session,
         )
 
     def run(self, name: str) -> WaitingRun | Run:

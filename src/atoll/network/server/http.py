@@ -21,11 +21,12 @@ from atoll.network.protocol.endpoints import METADATA_HEADER, OPENAPI_PATH, Body
 from atoll.network.protocol.identity import BODY_HEADER, read_stamp
 from atoll.network.protocol.messages import VERSION, VERSION_HEADER, Problem
 from atoll.network.protocol.objects import ObjectError
-from atoll.network.server.answers import Answers, Request, WaitingPolls
+from atoll.network.server.answers import Answers, Later, Request, WaitingPolls
 from atoll.network.server.auth import Refused
 from atoll.network.server.limits import BodyLimits, TrackedConnection, UnauthenticatedPool
 from atoll.network.server.monitoring import log
 from atoll.network.server.operations import Operations
+from atoll.network.server.session_requests import SessionRequests
 from atoll.network.server.tables import ClientRow
 from atoll.network.server.web import CONNECTION, BadRequest, TooLarge, content_length, read_body, read_headers
 from atoll.network.server.writer import RETRY
@@ -59,6 +60,7 @@ class ClientApi:
         self._polls = WaitingPolls(operations, self._in_thread)
         operations.driver.wake = self._polls.wake
         answers, threaded = Answers(operations), self._threaded
+        sessions = SessionRequests(operations.driver, self._in_thread)
         document = msgspec.json.encode(openapi())
         routes = [
             threaded(endpoints.ABOUT, answers.about),
@@ -76,6 +78,8 @@ class ClientApi:
             threaded(endpoints.UPDATE, answers.update),
             threaded(endpoints.PUT_UPDATE, answers.put_update),
             threaded(endpoints.SECURE, answers.secure),
+            self._route(endpoints.EXCHANGE, sessions.exchange),
+            threaded(endpoints.END_SESSION, sessions.end),
             threaded(endpoints.READY, answers.ready),
             threaded(endpoints.REFUSE, answers.refuse),
             threaded(endpoints.EVALUATION, answers.evaluation),
@@ -120,7 +124,7 @@ class ClientApi:
 
         return self._route(endpoint, respond)
 
-    def _route(self, endpoint: Endpoint[Any, Reply], respond: Callable[[Request], Awaitable[Reply]]) -> Route:
+    def _route(self, endpoint: Endpoint[Any, Reply], respond: Callable[[Request], Awaitable[Reply | Later]]) -> Route:
         """Serve an endpoint: check the sender and the length, read the body, respond, count the request."""
 
         async def serve(scope: Scope, receive: Receive) -> Response:
@@ -130,18 +134,21 @@ class ClientApi:
                 length = content_length(headers, endpoint.max_body)
                 connection: TrackedConnection = scope["extensions"][CONNECTION]
                 sender = await self._sender(endpoint, scope, headers, connection)
-                async with self._body_limits.reserve(sender.id, length) if sender is not None else nullcontext():
-                    body = await read_body(receive, length)
-                    received = len(body)
+                received = length
+                limits, patient = self._body_limits, endpoint is endpoints.EXCHANGE
+                async with limits.reserve(sender.id, length, patient=patient) if sender is not None else nullcontext():
                     request = Request(
                         sender=sender,
                         parameters=scope["path_params"],
-                        body=body,
+                        body=await read_body(receive, length),
                         body_hash=headers.get(BODY_HEADER, ""),
                         metadata=headers.get(METADATA_HEADER, ""),
                         connection=connection,
                     )
-                    reply = await respond(request)
+                    reply: Any = await respond(request)
+                    del request  # what is waited for holds no body
+                if isinstance(reply, Later):
+                    reply = await reply.wait()
                 if sender is not None and not self._authenticator.is_cached(sender.id):
                     # it may have been revoked while it waited
                     await self._in_thread(partial(self._authenticator.approved, sender.id))

@@ -40,6 +40,7 @@ from atoll.network.server.ledger_records import cohort_entries, public_participa
 from atoll.network.server.monitoring import Metrics, log
 from atoll.network.server.presence import Offences, Presence
 from atoll.network.server.runs import FIRST, CommitResult, Run, WaitingRun, hash_of
+from atoll.network.server.sent import layers_name
 from atoll.network.server.sites import SiteAnswer
 from atoll.network.server.tables import RunRow, Stage, TaskRow
 from atoll.network.server.writer import Transaction
@@ -175,6 +176,9 @@ class Journal:
         if any(isinstance(command, Reject) for command in commands):
             transaction.tables.set_stage(run.name, [task], Stage.CLOSED)
             return "this update comes too late: poll for work"
+        if not name:
+            row = transaction.tables.task(run.name, task.attempt, task.client)
+            report = {} if row is None else dict(row.report)  # its place among those who were asked
         if data is not None:
             report = {**report, "spot": transaction.pack(run).add(task, data)}
         elif name:
@@ -262,6 +266,8 @@ class Journal:
         reason = str(end_reason(why, rows[-1] if rows else None))
         if _row(transaction, run).head != chain.EMPTY:
             body = {"reason": reason, "version": machine.version, "model": hash_of(state.params_D)}
+            if run.parts.parties is not None:
+                body["layers"] = layers_name(run.parts, state.params_D)
             self._add_ledger_record(transaction, run, chain.END, body)
         transaction.tables.close_open_tasks(run.name)
         transaction.after_commit(lambda: run.write_result(reason))

@@ -54,6 +54,6 @@ def _entry(row: TaskRow, client: ClientRow) -> dict[str, Any]:
     }
     if not row.update:
         return entry
-    fields = ("num_samples", "loss", "weight", "broadcast")
+    fields = ("num_samples", "loss", "weight", "broadcast", "session")
     numbers = {name: row.report[name] for name in fields if name in row.report}
     return {**entry, "object": row.update, "signature": row.signature.hex(), **numbers}

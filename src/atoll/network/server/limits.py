@@ -261,12 +261,26 @@ class BodyLimits:
         self._left, self._max_wait = num_bytes, max_wait
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._bodies: Counter[str] = Counter()
+        self._patient: Counter[str] = Counter()
+        self._turns: dict[str, asyncio.Semaphore] = {}
 
     @asynccontextmanager
-    async def reserve(self, who: str, num_bytes: int) -> AsyncIterator[None]:
-        """Reserve memory for a body while the block runs; in the order of arrival."""
+    async def reserve(self, who: str, num_bytes: int, *, patient: bool = False) -> AsyncIterator[None]:
+        """Reserve memory for a body while the block runs; in the order of arrival.
+
+        A client's body beyond its number is refused; `patient` ones, of which there are as many again, wait their turn.
+        """
         if num_bytes <= UNCOUNTED_BYTES:
             yield
+            return
+        if patient:
+            async with self._own_turn(who):
+                await self._wait_for_turn(num_bytes)
+                try:
+                    yield
+                finally:
+                    self._left += num_bytes
+                    self._admit_waiting()
             return
         if self._bodies[who] >= MAX_BODIES_PER_CLIENT:
             raise Refused(
@@ -286,6 +300,18 @@ class BodyLimits:
             self._bodies[who] -= 1
             if not self._bodies[who]:
                 del self._bodies[who]
+
+    @asynccontextmanager
+    async def _own_turn(self, who: str) -> AsyncIterator[None]:
+        """Wait until few enough bodies of patient requests of a client are being read."""
+        self._patient[who] += 1
+        try:
+            async with self._turns.setdefault(who, asyncio.Semaphore(MAX_BODIES_PER_CLIENT)):
+                yield
+        finally:
+            self._patient[who] -= 1
+            if not self._patient[who]:
+                del self._patient[who], self._turns[who]
 
     async def _wait_for_turn(self, num_bytes: int) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -29,6 +29,7 @@ from atoll.engine.base import InProcess
 from atoll.network.protocol.agreement import plan_for_clients
 from atoll.network.protocol.objects import ObjectError
 from atoll.privacy.ledger import Ledger
+from atoll.split.parties import Parties, build_parties
 from atoll.train.exchange import Told, Work, acceptable, encoded, received
 from atoll.train.federation import Federation, load_dataset
 from atoll.train.job import Job, layout_of
@@ -113,6 +114,8 @@ class ServerParts(RunParts):
     """Maximum bytes of a delivered update."""
     kinds: Kinds
     """Names and types of the tensors of an encoded update."""
+    parties: Parties | None = None
+    """What its sessions need, where the model is cut."""
 
     def decode_update(self, chunks: Iterable[bytes], num_bytes: int, weight: float) -> tuple[Update, int]:
         """Decode an update, and count its bytes without compression; raise BadUpdate if it is not one of the plan."""
@@ -196,6 +199,7 @@ def build_server_parts(plan: Plan, sizes: Sequence[int], ledger: Ledger | None) 
         layout=_without_values(layout),
         max_bytes=2 * packed_size(layout.plain()) + MAX_OVERHEAD,
         kinds=_kinds(like),
+        parties=None if plan.split is None else build_parties(plan, built.job),
     )
     return parts, kept[0][0]
 

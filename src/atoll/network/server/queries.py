@@ -229,11 +229,14 @@ class Tables:
         return line
 
     def add_tasks(self, run: str, tasks: Sequence[Task]) -> None:
-        """Add tasks."""
+        """Add tasks, each with its place among them."""
         if tasks:
-            rest = {"stage": Stage.ASKED, "update": "", "report": "{}", "signature": b"", "seq": 0}
+            rest = {"stage": Stage.ASKED, "update": "", "signature": b"", "seq": 0}
             names = ("attempt", "client", "version", "share", "work")
-            rows = [{"run": run, **{name: getattr(task, name) for name in names}, **rest} for task in tasks]
+            rows = [
+                {"run": run, **{name: getattr(task, name) for name in names}, **rest, "report": f'{{"place":{place}}}'}
+                for place, task in enumerate(tasks)
+            ]
             self._db.execute(insert(tasks_table), rows)
 
     def task(self, run: str, attempt: int, client: int) -> TaskRow | None:

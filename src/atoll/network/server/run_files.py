@@ -120,6 +120,8 @@ class RunFiles:
         """Write what is known before the first round."""
         num_train = int(parts.job.federation.partition.sizes().sum())
         info = run_info(parts, name=self._plan.name or self.directory.name, setup_seconds=0.0, num_train=num_train)
+        if parts.parties is not None:
+            info["split"] = parts.parties.cut.describe()
         self._writer.describe(info)
         title = f"{info['model']['name']} on the samples of {info['num_clients']} clients"
         self._writer(RunStarted(title=title, version=version, rounds=self._plan.rounds))

@@ -34,9 +34,13 @@ from atoll.network.protocol.blobs import MakeBlobs
 from atoll.network.protocol.messages import News, Ref, RunInfo
 from atoll.network.protocol.objects import Manifest, Objects
 from atoll.network.server.parts import DeliveredUpdate, ServerParts, build_server_parts, given_params
+from atoll.network.server.refusals import RefusalState, refusal_states
 from atoll.network.server.run_files import RunFiles
 from atoll.network.server.secure_session import Mailbox, SecureContext, sum_with_clients
+from atoll.network.server.sent import Model, for_clients, part_for_clients
 from atoll.network.server.sites import Sites, layout_of_sums
+from atoll.network.server.split_round import HeldRound
+from atoll.network.server.streams import Stream, Streams
 from atoll.network.server.tables import RefusalRow, TaskRow
 from atoll.network.server.uploads import PackPosition, Uploads
 from atoll.privacy.ledger import NAME as PRIVACY_LEDGER
@@ -52,31 +56,6 @@ NEWS = 20
 
 PREVIEW_SAMPLES = 1000
 """Samples of each client of a run that is described before it begins."""
-
-FIRST_REFUSAL, LONGEST_REFUSAL = 10.0, 3600.0
-"""Seconds for which a client is not asked after its first refusal; each one doubles them, up to an hour."""
-
-
-class RefusalState(NamedTuple):
-    """How long a client that has refused work is not asked."""
-
-    whole_run: bool
-    """Whether it takes no part in the run at all."""
-    until: float
-    """The monotonic time until which it is not asked."""
-
-
-class Model(NamedTuple):
-    """The objects of a version that clients may download."""
-
-    ref: Ref
-    """The broadcast itself, which the ledger names."""
-    encoded: Ref | None = None
-    """The same through the downlink's chain, where that does not send differences."""
-
-    def names(self) -> set[str]:
-        """Return the names of its objects."""
-        return {self.ref.name} if self.encoded is None else {self.ref.name, self.encoded.name}
 
 
 class CommitResult(NamedTuple):
@@ -170,6 +149,8 @@ class Run:
         """Whether a worker is preparing or committing a version."""
         self.mailbox = Mailbox(self.objects, waiting.wake)
         """Messages of secure aggregation."""
+        self.streams = None if parts.parties is None else Streams(self.files.directory, waiting.wake)
+        """Sessions of split learning; None where the plan has no cut."""
         self.lost_sum = False
         """Whether the updates to be committed were being added in secret by a process that is gone."""
         self.refusals: dict[int, RefusalState] = {}
@@ -184,6 +165,15 @@ class Run:
     def mail(self, client: int) -> Ref | None:
         """Return the message of secure aggregation that waits for a client's answer."""
         return None if self.parts.job.secure is None else self.mailbox.waiting(client)
+
+    def stream(self, client: int) -> Stream | None:
+        """Return the open session of a client."""
+        return None if self.streams is None else self.streams.of(client)
+
+    @property
+    def holds_sessions(self) -> bool:
+        """Return whether clients say that they are ready, and exchange messages once enough are."""
+        return self.parts.job.secure is not None or self.parts.parties is not None
 
     @property
     def max_upload(self) -> int:
@@ -202,9 +192,7 @@ class Run:
 
     def set_refusals(self, rows: Iterable[RefusalRow]) -> None:
         """Set refusals: each one of a client doubles the time for which it is not asked."""
-        for row in rows:
-            pause = min(LONGEST_REFUSAL, FIRST_REFUSAL * 2.0 ** min(row.times - 1, 30))
-            self.refusals[row.client] = RefusalState(row.whole_run, time.monotonic() + pause)
+        self.refusals.update(refusal_states(rows))
 
     def rebuild(self, sizes: Sequence[int]) -> None:
         """Build the plan again, for clients that have joined since; not for a private plan, whose clients are fixed."""
@@ -235,12 +223,15 @@ class Run:
         )
 
     def _last_model(self) -> Ref | None:
-        """Return the parameters of a run that has ended, for all clients; earlier objects are deleted."""
+        """Return the parameters of a run that has ended, for all clients; earlier objects are deleted.
+
+        Of a model that is cut, those are the clients' layers.
+        """
         if self.status == RUNNING or self.machine.phase is not Phase.FINISHED:
             return None
         with self._lock:
             if self.final_model is None:
-                self.final_model = self._store(Payload(self.state.params_D))
+                self.final_model = self._store(Payload(part_for_clients(self.parts, self.state.params_D)))
                 self.models, self.news = {}, ()
                 self.objects.keep_only({self.final_model.name})
         return self.final_model
@@ -253,10 +244,10 @@ class Run:
         changed = ""
         for number in sorted(known & state.sent.keys()):
             if number not in models:
-                models[number] = Model(self._store(state.sent[number].plain()))
+                models[number] = Model(self._store(for_clients(self.parts, state.sent[number])))
         if machine.version not in models:
             if machine.version in state.sent:
-                models[machine.version] = Model(self._store(state.sent[machine.version].plain()))
+                models[machine.version] = Model(self._store(for_clients(self.parts, state.sent[machine.version])))
             else:
                 self.state, heard = self.parts.versions.broadcast(state)
                 models[machine.version] = self._store_broadcast(machine.version, heard)
@@ -273,12 +264,13 @@ class Run:
         self.sites.layout = layout_of_sums(self.parts, self.state.params_D)
 
     def count_down(self, tasks: Iterable[Task]) -> None:
-        """Count what clients are sent for these tasks of the newest version."""
-        self.state, _ = self.parts.versions.count_down(self.state, [task.client for task in tasks])
+        """Count what clients are sent for these tasks of the newest version; sessions count for themselves."""
+        if self.parts.parties is None:
+            self.state, _ = self.parts.versions.count_down(self.state, [task.client for task in tasks])
 
     def _store_broadcast(self, number: int, heard: DecodedBroadcast) -> Model:
         """Store a broadcast whole, and as it is encoded; or the difference, for those who know the version before."""
-        whole = self._store(heard.broadcast.plain())
+        whole = self._store(for_clients(self.parts, heard.broadcast))
         if heard.payload is None:
             return Model(whole)
         encoded = self._store(heard.payload, compress=True)
@@ -292,16 +284,23 @@ class Run:
         return Ref(name=self.objects.put(*parts), num_bytes=sum(map(len, parts)))
 
     def commit(
-        self, machine: CoordinatorState, rows: Mapping[Task, TaskRow], now: float, secret: SecureContext | None
+        self,
+        machine: CoordinatorState,
+        rows: Mapping[Task, TaskRow],
+        now: float,
+        secret: SecureContext | None,
+        held: HeldRound | None = None,
     ) -> CommitResult:
-        """Commit the next version from delivered updates."""
+        """Commit the next version from delivered updates, or from what sessions came to."""
         parts, state = self.parts, self.state._replace(coordinator=machine)
         took = max(0.0, now - self.began)
         if self.lost_sum:
             self.lost_sum = False
             did = RoundWork((), None)
         else:
-            did = self._round_work(parts, state, rows, secret)
+            did = self._round_work(parts, state, rows, secret, held)
+            if held is not None:
+                state = state._replace(bytes_down=state.bytes_down + held.traffic.bytes_down)
         outcome = commit_round(parts, state, did, lambda: took)
         measured = () if outcome.committed is not None else self.measure_last()
         return CommitResult(outcome, self.files.save_state(outcome.state), measured)
@@ -311,13 +310,21 @@ class Run:
         return measured_again(self.parts, self.state, self.files.last_row)
 
     def _round_work(
-        self, parts: ServerParts, state: RunState, rows: Mapping[Task, TaskRow], secret: SecureContext | None
+        self,
+        parts: ServerParts,
+        state: RunState,
+        rows: Mapping[Task, TaskRow],
+        secret: SecureContext | None,
+        held: HeldRound | None,
     ) -> RoundWork:
         """Return the work of clients for the round that is committed."""
         tasks, policy = state.coordinator.committing, parts.coordinator.policy
         own = parts.versions.own_update(state)
         by_client = {task.client: task for task in tasks}
-        parts.engine.read = lambda task: self._delivered(parts, rows[by_client[task.client]])
+        if held is None:
+            parts.engine.read = lambda task: self._delivered(parts, rows[by_client[task.client]])
+        else:
+            parts.engine.read = lambda task: DeliveredUpdate(*held.updates[by_client[task.client]])
         done = list(tasks) if parts.guard is None else parts.guard.orders(list(tasks), state.rule)
         added: Added | None = None
         if secret is not None:
@@ -334,7 +341,9 @@ class Run:
         def fold(clients: Collection[int]) -> State:
             return parts.engine.train([task for task in done if task.client in clients], state.sent, {}).folded
 
-        return RoundWork(tasks=tasks, work=work, own=own, added=added, fold=fold)
+        counts = {} if held is None else held.traffic.counts
+        extras = {name: (self.files.last_row or {}).get(name, 0) + num for name, num in counts.items()}
+        return RoundWork(tasks=tasks, work=work, own=own, added=added, fold=fold, extras=extras)
 
     def _delivered(self, parts: ServerParts, row: TaskRow) -> DeliveredUpdate:
         manifest = msgspec.msgpack.decode(bytes.fromhex(row.report["manifest"]), type=Manifest)
