@@ -11,21 +11,22 @@ name.
 from __future__ import annotations
 
 import argparse
-import itertools
+import functools
 import json
 import math
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from compare_private import privacy
+from compare_runs import Runs, mean_nats
 from compare_tables import METHODS, codecs_table, methods_table, privacy_table, ranks_table
 
-from atoll import Plan, run
-from atoll.commit.privacy_plan import calibrated_plan
-from atoll.core.events import Evaluated, Event
+from atoll import Plan
 from atoll.data.targets import IGNORED
 from atoll.report.reading import read_run
 from atoll.train.federation import Federation, build_federation
@@ -41,19 +42,6 @@ CODECS: dict[str, list[Any]] = {
     "top_k 10 %, quantise 8 bits": [{"name": "top_k", "fraction": 0.1}, {"name": "quantise", "bits": 8}],
 }
 RANKS = {"all 16": [], "4, 8, 16": [4, 8, 16]}
-DELTA = 1e-4
-EPSILONS = (2.0, 8.0, None)
-SIZES = ((4, 40), (8, 40), (4, 120))
-"""Ranks and expected cohorts."""
-PRIVATE_METHODS = ("fedit", "ffa_lora")
-OTHER_NOISE = (
-    ("distributed", "ffa_lora", 4, 120, 8.0),
-    ("local", "ffa_lora", 4, 120, 8.0),
-    ("local", "fedit", 4, 120, 8.0),
-    ("local", "ffa_lora", 4, 120, 100.0),
-)
-"""Rows of other mechanisms: method, rank, cohort, epsilon."""
-CLIP = 0.5
 ROLES = Plan(
     rounds=16,
     data={"name": "atoll.data.sequences:shakespeare", "length": 32, "min_characters": 7000, "test": 0.01},
@@ -72,80 +60,12 @@ ROLES = Plan(
     engine="inline",
 )
 """Roles with little text each: 40 rows of 32 tokens to train on, 20 to be measured on."""
-PRIVATE = Plan(
-    rounds=20,
-    data={"name": "atoll.data.sequences:shakespeare", "length": 16, "test": 0.01},
-    partition="natural",
-    policy={"size": 100},
-    sampler="poisson",
-    model={"name": "hf_causal", "path": "models/stories15m", "dtype": "bfloat16"},
-    algorithm="fedit",
-    local={"steps": 1, "batch_size": 1, "lr": 1.0},
-    server={"lr": 0.5},
-    evaluation={"metrics": ["perplexity"], "every": 0},
-    engine="inline",
-)
-"""All 801 roles, one step on one row of 16 tokens each time that a client is asked."""
-
-
-class Runs:
-    """Runs by name, each made once, with what they measured at clients."""
-
-    def __init__(self, folder: Path, model: str) -> None:
-        self.folder, self.model = folder, model
-
-    def plan(self, plan: Plan, changes: Mapping[str, object]) -> Plan:
-        """Return a plan for the base model, with some settings changed."""
-        return plan.replace({"data.tokenizer": self.model, "model.path": self.model, **changes})
-
-    def done(self, name: str, plan: Plan) -> Path:
-        """Return the directory of a run, which is made if there is none."""
-        path = self.folder / name
-        if not (path / "result.json").exists():
-            print(name, flush=True)
-            self.folder.mkdir(parents=True, exist_ok=True)
-            watch = [_recorder(self.folder / f"{name}.jsonl")]
-            run(plan, out=path, resume=(path / "plan.toml").exists(), watch=watch, report=False)
-        return path
-
-    def nats(self, name: str, plan: Plan) -> list[list[float]]:
-        """Return nats a token on each client's held-out text, for every time that it was measured."""
-        self.done(name, plan)
-        lines = (self.folder / f"{name}.jsonl").read_text().splitlines()
-        by_round = {entry["round"]: entry["nats"] for entry in map(json.loads, lines)}
-        return [by_round[number] for number in sorted(by_round)]
-
-    def kept(self, name: str, make: Callable[[], Any]) -> Any:
-        """Return a value that was computed before, or compute it."""
-        path = self.folder / f"{name}.json"
-        if not path.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(make()))
-        return json.loads(path.read_text())
-
-
-def _recorder(path: Path) -> Callable[[Event], None]:
-    """Return a reader of events that appends what was measured at clients to a file."""
-
-    def read(event: Event) -> None:
-        if isinstance(event, Evaluated) and event.scores_C2 is not None:
-            entry = {"round": event.version, "nats": np.log(event.scores_C2[:, 0]).tolist()}
-            with path.open("a") as stream:
-                stream.write(json.dumps(entry) + "\n")
-
-    return read
 
 
 def of_base(plan: Plan) -> list[float]:
     """Return nats a token of the base on each client's held-out text."""
     federation, model = build_federation(plan), plan.model.build("models").eval()
     return [_nats(model, federation, federation.evaluation_indices(client)) for client in _clients(federation)]
-
-
-def of_base_on_test(plan: Plan) -> float:
-    """Return nats a token of the base on the test set."""
-    federation, model = build_federation(plan), plan.model.build("models").eval()
-    return _mean_nats(model, np.asarray(federation.dataset.test_x), federation.dataset.test_y)
 
 
 def of_unigram(plan: Plan) -> Json:
@@ -179,18 +99,7 @@ def _clients(federation: Federation) -> range:
 
 
 def _nats(model: torch.nn.Module, federation: Federation, indices: np.ndarray) -> float:
-    return _mean_nats(model, np.asarray(federation.dataset.train_x[indices]), federation.dataset.train_y[indices])
-
-
-def _mean_nats(model: torch.nn.Module, x_NT: np.ndarray, y_NT: np.ndarray) -> float:
-    """Return the mean cross entropy over all positions that count."""
-    total, count = 0.0, int((y_NT != IGNORED).sum())
-    with torch.inference_mode():
-        for start in range(0, len(x_NT), 32):
-            rows = slice(start, start + 32)
-            scores, y = model(torch.from_numpy(x_NT[rows]).long()), torch.from_numpy(y_NT[rows]).long()
-            total += float(torch.nn.functional.cross_entropy(scores.flatten(0, 1), y.flatten(), reduction="sum"))
-    return total / count
+    return mean_nats(model, np.asarray(federation.dataset.train_x[indices]), federation.dataset.train_y[indices])
 
 
 def methods(runs: Runs, seeds: Sequence[int]) -> Json:
@@ -253,48 +162,6 @@ def ranks(runs: Runs, seeds: Sequence[int]) -> Json:
     return found
 
 
-def privacy(runs: Runs, seeds: Sequence[int]) -> Json:
-    """Measure what privacy of clients leaves of the gain on the test set, by method, rank, cohort and epsilon."""
-    seed, rows = seeds[0], []
-    grid = itertools.product(SIZES, PRIVATE_METHODS, EPSILONS)
-    central = [("central", method, rank, cohort, epsilon) for (rank, cohort), method, epsilon in grid]
-    for mechanism, method, rank, cohort, epsilon in [*central, *OTHER_NOISE]:
-        plan = _private(runs, seed, mechanism, method, rank, cohort, epsilon)
-        name = f"private-{mechanism}-{method}-{rank}-{cohort}-{'none' if epsilon is None else f'{epsilon:g}'}-{seed}"
-        row = read_run(runs.done(name, plan)).rows[-1]
-        spent = row.get("privacy") or {}
-        rows.append(
-            {
-                "mechanism": mechanism,
-                "method": method,
-                "rank": rank,
-                "cohort": cohort,
-                "sigma": None if plan.privacy is None else plan.privacy.options["sigma"],
-                "epsilon": spent.get("epsilon"),
-                "nats": math.log(row["test"]["perplexity"]),
-            }
-        )
-    plan = runs.plan(PRIVATE, {"seed": seed})
-    base = runs.kept(f"private-base-{seed}", lambda: of_base_on_test(plan))
-    num = build_federation(plan).num_clients
-    return {"base": base, "clients": num, "rounds": PRIVATE.rounds, "delta": DELTA, "rows": rows}
-
-
-def _private(runs: Runs, seed: int, mechanism: str, method: str, rank: int, cohort: int, epsilon: float | None) -> Plan:
-    """Return the plan of a row of the table, with the noise that its epsilon needs; updates are clipped anyway."""
-    changes: Json = {"seed": seed, "algorithm": method, "model.rank": rank, "model.alpha": 2.0 * rank}
-    changes["policy.size"] = cohort
-    if epsilon is None:
-        return runs.plan(PRIVATE, {**changes, "uplink": [{"name": "clip", "norm": CLIP}]})
-    if mechanism != "central":
-        changes["sampler"] = "round_robin"
-    if mechanism == "distributed":
-        changes["secagg"] = {}
-    plan = runs.plan(PRIVATE, {**changes, "privacy": {"name": mechanism, "clip": CLIP, "sigma": 1.0, "delta": DELTA}})
-    sigma = runs.kept(f"sigma-{mechanism}-{cohort}-{epsilon:g}", lambda: calibrated_plan(plan, epsilon).sigma)
-    return plan.replace({"privacy.sigma": sigma})
-
-
 TABLES: dict[str, tuple[Callable[[Runs, Sequence[int]], Json], Callable[[Json], list[str]]]] = {
     "methods": (methods, methods_table),
     "codecs": (codecs, codecs_table),
@@ -322,9 +189,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--model", default="models/stories15m")
     parser.add_argument("--runs", type=Path, default=Path("runs/language"))
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no row of privacy after these")
     parser.add_argument("--out", type=Path, default=Path("docs"))
     args = parser.parse_args()
     torch.set_num_threads(1)
+    TABLES["privacy"] = functools.partial(privacy, until=time.monotonic() + 60 * args.minutes), privacy_table
     for name in args.tables:
         measure, table = TABLES[name]
         found = measure(Runs(args.runs, args.model), args.seeds)

@@ -45,16 +45,30 @@ def ranks_table(found: Json) -> list[str]:
 
 
 def privacy_table(found: Json) -> list[str]:
-    """Return the rows of the table of privacy: what remains of the gain over the base without noise."""
-    free = {(r["method"], r["rank"], r["cohort"]): found["base"] - r["nats"] for r in found["rows"] if not r["sigma"]}
-    lines = [line("noise", "method", "rank", "cohort", "sigma", "epsilon", "nats", "gain", "of that without noise")]
-    for row in found["rows"]:
-        gain = found["base"] - row["nats"]
-        share = gain / free[row["method"], row["rank"], row["cohort"]]
-        sigma, epsilon = ("none", "none") if row["sigma"] is None else (f"{row['sigma']:g}", f"{row['epsilon']:.3f}")
-        shown = (row["method"], row["rank"], row["cohort"], sigma, epsilon)
-        mechanism = row["mechanism"] if row["sigma"] else "none"
-        lines.append(line(mechanism, *map(str, shown), f"{row['nats']:.3f}", f"{gain:.3f}", f"{100 * share:.0f} %"))
+    """Return the rows of the table of privacy: what remains of the gain over the base of the row without noise."""
+    rows = found["rows"]
+    noise = {"clip": "none", "none": "none, not clipped", "central": "server's", "local": "each client's"}
+    seeds, noise_free = list(rows[0]["nats"]), [row for row in rows if row["mechanism"] == "clip"]
+    whole_of = {(row["method"], row["rank"], row["cohort"]): row["nats"] for row in noise_free}
+    titles = ["noise", "method", "rank", "cohort", "epsilon", "sigma", "server rate", *seeds_of(rows[0]["nats"])]
+    lines = [line(*titles, "gain", "of that without noise")]
+    for row in rows:
+        free = whole_of[row["method"], row["rank"], row["cohort"]]
+        gain, whole = (statistics.fmean(found["base"] - nats[seed] for seed in seeds) for nats in (row["nats"], free))
+        lines.append(
+            line(
+                noise.get(row["mechanism"], row["mechanism"]),
+                row["method"],
+                str(row["rank"]),
+                str(row["cohort"]),
+                "none" if row["epsilon"] is None else f"{row['epsilon']:.2f}",
+                "0" if row["sigma"] is None else f"{row['sigma']:.3g}",
+                f"{row['rate']:g}",
+                *(f"{row['nats'][seed]:.3f}" for seed in seeds),
+                f"{gain:.2f}",
+                f"{100 * gain / whole:.0f} %",
+            )
+        )
     return lines
 
 

@@ -210,6 +210,9 @@ def test_an_app_gives_directories(base: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(base.parent)
     assert replace(app, bases={NAME: base.name}).bases == {NAME: str(base)}  # whatever the directory is later
     monkeypatch.setattr("network.apps.client", lambda: app)
-    assert _app("network.apps:client", [f"more={base}"]).bases == {NAME: str(tmp_path / "mine"), "more": str(base)}
+    assert _app("network.apps:client", [f"more={base}"], None).bases == {
+        NAME: str(tmp_path / "mine"),
+        "more": str(base),
+    }
     with pytest.raises(PlanError, match="--base is a name and a directory"):
-        _app("network.apps:client", [str(base)])
+        _app("network.apps:client", [str(base)], None)

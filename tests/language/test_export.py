@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,34 @@ def test_transformers_loads_the_merged_model(llm_plan: Plan, tmp_path: Path, cha
     merged = transformers.AutoModelForCausalLM.from_pretrained(out)
     assert (scores_of(merged) - scores(result)).abs().max() < 1e-4
     assert transformers.AutoTokenizer.from_pretrained(out).bos_token_id == 0
+
+
+@pytest.mark.parametrize("change", [{"algorithm": "fedex_lora"}, {"model.tune": "ia3"}], ids=str)
+def test_layers_that_hold_their_weight_transposed_are_merged(
+    llm_plan: Plan, base: Path, tmp_path: Path, change: dict[str, object]
+) -> None:
+    """As those of GPT-2 do, one of which is square: a product added the wrong way round would go unnoticed."""
+    shutil.copytree(base, tmp_path / "base", ignore=shutil.ignore_patterns("config.json", "model.safetensors"))
+    config = transformers.GPT2Config(
+        vocab_size=31,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        n_positions=64,
+        initializer_range=0.3,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    torch.manual_seed(1)
+    plain = transformers.GPT2LMHeadModel(config)
+    plain.save_pretrained(tmp_path / "base")
+    model = {"model.path": str(tmp_path / "base"), "model.targets": ["c_attn", "c_proj"], "local.lr": 0.1}
+    result = run(llm_plan.replace({**model, **change, "rounds": 1}))
+    out = result.save_adapter(tmp_path / "merged", merged=True)
+    assert (scores_of(plain) - scores(result)).abs().max() > 0.01
+    assert (scores_of(transformers.AutoModelForCausalLM.from_pretrained(out)) - scores(result)).abs().max() < 1e-5
+    loaded = peft.PeftModel.from_pretrained(plain, result.save_adapter(tmp_path / "adapter"))
+    assert (scores_of(loaded) - scores(result)).abs().max() < 1e-5
 
 
 def test_the_command_writes_what_a_run_ended_with(llm_plan: Plan, base: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from atoll.core.parts import Part
 from atoll.core.plan import Plan
 from atoll.core.wire import packed_size
 from atoll.models.hf_causal import CausalLM, hf_causal
-from atoll.models.hf_files import base_hash
+from atoll.models.hf_files import base_hash, quantise
 from atoll.testing.runs import must_resume
 from atoll.train import evaluate
 from atoll.train.build import build_job
@@ -215,6 +215,53 @@ def test_checkpointing_changes_nothing_and_bfloat16_little(llm_plan: Plan) -> No
     assert half.test["perplexity"] == pytest.approx(plain.test["perplexity"], rel=0.02)
 
 
+INT8: dict[str, dict[str, Any]] = {
+    **{name: PLANS[name] for name in ("user-level", "sample-level", "secure", "codecs")},
+    "fedex_lora": {"algorithm": "fedex_lora"},
+    "flora": {"algorithm": "flora"},
+    "ffa_lora": {"algorithm": "ffa_lora"},
+    "ia3": {"model.tune": "ia3", "local.lr": 0.1},
+    "agents": {"algorithm": "fedit", "model.personal_rank": 2, "keep": ["*.personal.*"]},
+    "checkpointing": {"model.checkpointing": True},
+    "processes": {"engine": {"name": "processes", "workers": 2}},
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in ("sample-level", "fedex_lora") else pytest.param(name, marks=pytest.mark.slow) for name in INT8],
+)
+def test_an_adapter_beside_eight_bits_learns_what_one_beside_float32_does(llm_plan: Plan, name: str) -> None:
+    pytest.importorskip("torchao", reason="needs the extra int8: pip install 'atoll[llm,int8]'")
+    plan = llm_plan.replace({"local.lr": 0.05, **INT8[name], "rounds": 1, "local.epochs": 1})
+    plain, small = run(plan), run(plan.replace({"model.dtype": "int8"}))
+    moved, apart = plain.params_D - build_job(plan).first_D, plain.params_D - small.params_D
+    assert 0 < apart.norm() < 0.3 * moved.norm()
+    assert small.test["perplexity"] == pytest.approx(plain.test["perplexity"], rel=0.03)
+
+
+def test_eight_bits_are_what_is_held_and_nothing_of_them_travels(llm_plan: Plan, tmp_path: Path) -> None:
+    pytest.importorskip("torchao", reason="needs the extra int8: pip install 'atoll[llm,int8]'")
+    plan = llm_plan.replace({"model.dtype": "int8"})
+    result = run(plan)
+    assert set(result.model.state_dict()) == set(run(llm_plan.replace({"rounds": 0})).model.state_dict())
+    base, head = result.model.model.model.layers[0].mlp.down_proj.weight, result.model.model.lm_head.weight
+    assert base.qdata.dtype == torch.int8 and head.dtype == torch.bfloat16
+    assert copy.deepcopy(result.model).model.model.layers[0].mlp.down_proj.weight is base
+    must_resume(plan)
+    result.save_adapter(tmp_path / "merged", merged=True)
+
+
+def test_eight_bits_need_a_package_and_linear_layers(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "torchao.quantization", None)
+        with pytest.raises(PlanError, match=r"pip install \"atoll\[llm,int8\]\""):
+            hf_causal(str(base), dtype="int8")
+    pytest.importorskip("torchao", reason="needs the extra int8: pip install 'atoll[llm,int8]'")
+    with pytest.raises(PlanError, match="linear layers"):
+        quantise(nn.Conv1d(1, 1, 1))
+
+
 def test_packed_texts_do_not_see_each_other(base: Path) -> None:
     apart, together = hf_causal(str(base), separator=0).eval(), hf_causal(str(base)).eval()
     one, two = torch.tensor([[0, 5, 6, 7]]), torch.tensor([[0, 9, 8]])
@@ -253,6 +300,21 @@ def test_the_hash_is_of_the_weights(base: Path, tmp_path: Path) -> None:
     hf_causal(str(base), sha256=own)
     with pytest.raises(PlanError, match="get the same base as all others"):
         hf_causal(str(tmp_path / "other"), sha256=own)
+
+
+def test_a_name_on_the_hub_is_a_base_too(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the hub's own cache, as after a first fetch; nothing is asked of a network."""
+    cached = tmp_path / "models--someone--tiny"
+    shutil.copytree(base, cached / "snapshots" / "a1")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("a1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    x = torch.tensor([[0, 5, 6, 7]])
+    named = hf_causal("someone/tiny", sha256=base_hash(str(base))).eval()
+    assert torch.equal(named(x), hf_causal(str(base)).eval()(x))
+    with pytest.raises(PlanError, match="or a name on the hub"):
+        hf_causal("someone/unknown")
 
 
 def test_code_of_a_model_is_not_run(base: Path, tmp_path: Path) -> None:

@@ -173,12 +173,19 @@ def _merge(model: CausalLM, base: str, out: Path, options: Mapping[str, Any]) ->
     else:
         with torch.no_grad():
             for name, layer in adapted_layers(model.model, "an adapter").items():
-                weight = whole.get_submodule(name).weight
-                weight.copy_(weight.double() + scaling_of(layer) * _product(layer))
+                weight_OI = _matrix(whole.get_submodule(name))
+                weight_OI.copy_(weight_OI.double() + scaling_of(layer) * _product(layer))
     whole.save_pretrained(str(out))
     for pattern in TOKENIZER:
         for file in base_directory(base).glob(pattern):
             shutil.copy(file, out / file.name)
+
+
+def _matrix(layer: nn.Module) -> Tensor:
+    """Return a view of a layer's weight of shape (O, I); layers of GPT-2 have it transposed."""
+    transformers, _ = extra()
+    weight: Tensor = layer.weight  # type: ignore[assignment]
+    return weight.T if isinstance(layer, transformers.pytorch_utils.Conv1D) else weight
 
 
 def _scale(model: CausalLM, whole: Any) -> None:
@@ -188,8 +195,8 @@ def _scale(model: CausalLM, whole: Any) -> None:
             vectors = getattr(layer, "ia3_l", None)
             if vectors is None or not len(vectors):
                 continue
-            vector, weight = vectors["default"].detach(), whole.get_submodule(name).weight
-            weight.mul_(vector if layer.is_feedforward else vector.reshape(-1, 1))
+            vector, weight_OI = vectors["default"].detach(), _matrix(whole.get_submodule(name))
+            weight_OI.mul_(vector.reshape(1, -1) if layer.is_feedforward else vector.reshape(-1, 1))
             bias = getattr(whole.get_submodule(name), "bias", None)
             if bias is not None and not layer.is_feedforward:
                 bias.mul_(vector.flatten())

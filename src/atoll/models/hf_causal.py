@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -13,7 +14,7 @@ from atoll.core.adapters import FACTOR
 from atoll.core.errors import PlanError
 from atoll.core.options import Positive, ShareBelowOne, at_least
 from atoll.core.personal_adapters import add_personal
-from atoll.models.hf_files import base_hash, extra, loaded_base
+from atoll.models.hf_files import base_hash, extra, loaded_base, quantise
 from atoll.models.sizes import MaybeWidth, Width
 
 TARGETS = {"lora": ("q_proj", "v_proj"), "ia3": ("k_proj", "v_proj", "down_proj"), "head": ()}
@@ -21,7 +22,8 @@ TARGETS = {"lora": ("q_proj", "v_proj"), "ia3": ("k_proj", "v_proj", "down_proj"
 EXAMPLE = {"path": "models/base"}
 SIZE = "that of the base"
 """It reads, or fetches, a whole model."""
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
+"""Types of frozen weights; with `int8`, of those that are not quantised."""
 
 
 class CausalLM(nn.Module):
@@ -72,7 +74,7 @@ def hf_causal(
     alpha: Positive = 16.0,
     targets: tuple[str, ...] = (),
     dropout: ShareBelowOne = 0.0,
-    dtype: Literal["float32", "bfloat16"] = "float32",
+    dtype: Literal["float32", "bfloat16", "int8"] = "float32",
     checkpointing: bool = False,
     separator: Annotated[int, at_least(0)] | None = None,
     sha256: str = "",
@@ -82,8 +84,9 @@ def hf_causal(
 
     `lora` trains a product of rank `rank`, times alpha / rank, beside each layer of `targets` (Hu et al. 2022,
     arXiv:2106.09685); `ia3` a factor for each output of `targets` (Liu et al. 2022, arXiv:2205.05638); `head` the last
-    layer. `dtype` is that of the frozen weights. `checkpointing` computes activations twice to save memory. Rows may
-    hold several texts: with a `separator`, the token that each begins with, none sees those before it. `sha256` is the
+    layer. `dtype` is that of the frozen weights; `int8` rounds the matrices of linear layers, but the last, to eight
+    bits and holds the rest in bfloat16. `checkpointing` computes activations twice to save memory. Rows may hold
+    several texts: with a `separator`, the token that each begins with, none sees those before it. `sha256` is the
     hash of the base (`atoll.models.hf_files.base_hash`): another base is refused. With a `personal_rank` each client
     has adapters of its own beside the shared ones (`core/personal_adapters.py`). Code of a model's own is never run.
     """
@@ -100,6 +103,8 @@ def hf_causal(
             f"{sha256}; get the same base as all others"
         )
     model = loaded_base(transformers, path, DTYPES[dtype]).requires_grad_(False)
+    if dtype == "int8" and not sized:
+        quantise(model)
     if tune == "head":
         _train_head(model, dtype)
     else:
@@ -122,7 +127,9 @@ def _config(peft: Any, tune: str, targets: tuple[str, ...], rank: int, alpha: fl
 def _inject(peft: Any, model: nn.Module, config: Any, targets: tuple[str, ...]) -> None:
     """Put adapters beside layers; they are trained in float32 whatever the base has."""
     try:
-        peft.inject_adapter_in_model(config, model)
+        with warnings.catch_warnings():  # of merging into quantised weights, which export does not do
+            warnings.filterwarnings("ignore", "TorchaoLoraLinear was instantiated")
+            peft.inject_adapter_in_model(config, model)
     except ValueError as error:
         linear = sorted({name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, nn.Linear)})
         raise PlanError(

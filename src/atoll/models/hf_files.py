@@ -53,6 +53,27 @@ def loaded_base(transformers: Any, path: str, dtype: torch.dtype) -> Any:
             bars.enable_progress_bar()
 
 
+def quantise(model: torch.nn.Module) -> None:
+    """Round the matrices of linear layers, but of the last one, to eight bits with a scale for each output."""
+    try:
+        quantisation: Any = importlib.import_module("torchao.quantization")
+    except ImportError as error:
+        raise PlanError(
+            f'model.dtype = "int8" needs torchao ({error}): use pip install "atoll[llm,int8]", with --constraint '
+            'constraints.txt for the tested versions, or model.dtype = "bfloat16"'
+        ) from error
+    last_of: Any = getattr(model, "get_output_embeddings", None)
+    last = None if last_of is None else last_of()
+    layers = [each for each in model.modules() if isinstance(each, torch.nn.Linear) and each is not last]
+    if not layers:
+        raise PlanError(
+            f'model.dtype = "int8" rounds the matrices of linear layers, and {type(model).__name__} has none but the '
+            'last: use model.dtype = "bfloat16"'
+        )
+    chosen = set(map(id, layers))
+    quantisation.quantize_(model, quantisation.Int8WeightOnlyConfig(), filter_fn=lambda layer, _: id(layer) in chosen)
+
+
 def base_directory(path: str) -> Path:
     """Return the directory of a model's files: the one that is given, or the local copy of one on the hub."""
     if Path(path).is_dir():
