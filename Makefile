@@ -8,7 +8,7 @@ COVERED := tests/core tests/ledger tests/secagg tests/laws/test_golden.py tests/
 	tests/cli/test_cli_ledger.py tests/cli/test_result_api.py tests/network/test_admin.py \
 	tests/network/test_network_ends.py tests/network/test_serving.py tests/network/test_web.py
 
-.PHONY: help install demo federation banks test test-all coverage check bench ui clean
+.PHONY: help install demo federation banks test test-all coverage check bench bench-gpu ui clean
 
 help:
 	@echo "make demo      train FedAvg on non-IID MNIST and write a report"
@@ -20,6 +20,7 @@ help:
 	@echo "make check     formatting, lint, types and import rules"
 	@echo "make ui        build the live page from frontend/ (needs node 20); what it writes is committed"
 	@echo "make bench     speed, side by side with a plain PyTorch loop, pfl and Flower; codecs beside a copy of memory"
+	@echo "make bench-gpu  what only a real accelerator can show: speed, memory, repetition, lower precision"
 
 install: .venv/installed
 
@@ -27,6 +28,8 @@ install: .venv/installed
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --upgrade pip # groups need pip 25.1
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ckks,frames,llm,objects,server]' --group dev
+	$(BIN)/python -m pip install --quiet --no-deps openmined.psi==2.0.6 # pins a protobuf that TensorBoard is too new for
+	-@$(BIN)/python -m atoll.train.kernels.build # faster where there is a C compiler, never needed
 	@touch $@
 
 demo: install
@@ -61,6 +64,9 @@ check: install
 bench: install
 	$(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/codecs.py
+
+bench-gpu: install
+	$(BIN)/python benchmarks/gpu.py
 
 ui:
 	cd frontend && npm ci --ignore-scripts && npm run check && npm test && npm run build

@@ -33,8 +33,8 @@ from atoll.report.record import RunDirectory, written_plan
 from atoll.report.writer import Checkpoints, RunWriter, run_info
 from atoll.simulation.devices import build_devices
 from atoll.simulation.driver import Simulation
-from atoll.split.driver import SplitEngine
-from atoll.split.rehearsal import rehearse_split
+from atoll.split.driver import SplitEngine, split_engine
+from atoll.split.vertical import VerticalEngine
 from atoll.train.build import build_model, final_model
 from atoll.train.federation import Federation, build_federation
 from atoll.train.job import Job
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 SHOWN_CLIENTS = 100
 """So many clients are drawn in the picture of a partition."""
+WHERE = ("workers", "address", "working_dir", "patience")
+"""Options of engines that change no result, so that a run may go on with others."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -227,11 +229,11 @@ def _run(plan: Plan, directory: RunDirectory | None, read: Reader, checkpoint_se
         plan,
         directory.path / LEDGER if directory is not None else None,
         begun=described is not None,
-        fingerprint=described.get("privacy", {}).get("ledger") if described is not None else None,
+        fingerprint=fingerprint_of(described),
     )
     identity = plan.identity() + (f" {ledger.fingerprint}" if ledger else "")
     state, history, engine_part = _where_it_stands(plan, directory, identity, described)
-    if ledger is not None and state is not None:
+    if ledger is not None and state is not None and plan.privacy is not None:
         ledger.check(state.coordinator.attempt)
     version, setup_seconds = state.coordinator.version if state else 0, 0.0
 
@@ -243,9 +245,9 @@ def _run(plan: Plan, directory: RunDirectory | None, read: Reader, checkpoint_se
         rehearse_training(job)
         started = time.perf_counter()
         if plan.split is not None:
-            made: Engine = SplitEngine(rehearse_split(plan, job))
+            made: Engine = split_engine(plan, job)
         else:
-            made = build_engine(engine_part, job, coordinator, version, tell)
+            made = build_engine(engine_part, job, coordinator, version, tell, plan)
         setup_seconds = time.perf_counter() - started
         return made
 
@@ -254,8 +256,9 @@ def _run(plan: Plan, directory: RunDirectory | None, read: Reader, checkpoint_se
         writer = RunWriter(directory, history)
         if described is None:
             info = run_info(parts, name=plan.name, setup_seconds=setup_seconds, num_train=federation.dataset.num_train)
-            if isinstance(parts.engine, SplitEngine):
-                info["split"] = parts.engine.parties.cut.describe()
+            if isinstance(parts.engine, SplitEngine | VerticalEngine):
+                info["split"] = parts.engine.parties.describe()
+                info["split"] |= {} if ledger is None else {"ledger": ledger.fingerprint}
             # who holds what is what privacy hides
             writer.describe(info, partition_counts(federation) if plan.privacy is None else None)
         simulation = Simulation(parts, state, devices, history[-1] if history else None)
@@ -286,6 +289,12 @@ def _run(plan: Plan, directory: RunDirectory | None, read: Reader, checkpoint_se
         )
     finally:
         parts.engine.close()
+
+
+def fingerprint_of(described: Mapping[str, Any] | None) -> object:
+    """Return what a run wrote down of its ledger when it began; None if it did not begin, or needs no secret."""
+    sections = [(described or {}).get(name) or {} for name in ("privacy", "split")]
+    return next((section["ledger"] for section in sections if "ledger" in section), None)
 
 
 def _simulate(simulation: Simulation, writer: RunWriter, checkpoints: Checkpoints, read: Reader) -> Reason:
@@ -330,8 +339,9 @@ def _where_it_stands(
     state = directory.load(identity)
     history = directory.keep_rows(state.coordinator.version if state else 0)
     part = Part.of(described["engine"]) if described else plan.engine
-    if described and "workers" in plan.engine.options and part.name == "processes":
-        part = Part(part.name, **part.options, workers=plan.engine.options["workers"])
+    if described and part.name == plan.engine.name:
+        where = {key: value for key, value in plan.engine.options.items() if key in WHERE}
+        part = Part(part.name, **{**part.options, **where})
     return state, history, part
 
 

@@ -47,9 +47,13 @@ WRONG = [
     (["--set", "policy.fraction=1.5"], PLAN, "policy.fraction must be in [0, 1], got 1.5; 0 means one client"),
     (["--rounds", "-1"], PLAN, "rounds must be 0 or more, got -1"),
     (["--seed", "-1"], PLAN, "seed must be 0 or more, got -1"),
-    (["--engine", "warp"], PLAN, "there is no 'warp' in engine: Known: auto, inline, processes, vectorised"),
+    (["--engine", "warp"], PLAN, "there is no 'warp' in engine: Known: auto, inline, processes, ray, vectorised"),
     (["--engine", "processes", "--workers", "0"], PLAN, "processes: engine.workers must be in [1, 1024], got 0"),
-    (["--engine", "inline", "--workers", "2"], PLAN, "engine inline has no option 'workers': there are none"),
+    (
+        ["--engine", "inline", "--workers", "2"],
+        PLAN,
+        "engine inline has no option 'workers': Known: device, precision, tf32",
+    ),
     # options that are not finite, of another kind, or do not fit the data
     (["--set", "devices={name='fleet', spread=nan}"], PLAN, "fleet: devices.spread must be a finite number in [0, 20]"),
     (

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 from docs.reading import ROOT, Block, Command, blocks, commands_in
@@ -23,6 +25,7 @@ SHORTER = {
     "personal": ["--set", "rounds=2", "--seeds", "1"],
     "sweep": ["--set", "rounds=1", "--seeds", "1"],
     "redteam": ["--seconds", "4"],
+    "compare": ["--set", "rounds=1", "--set", "policy.size=2", "--set", "data=digits"],
     "serve": ["--set", "rounds=2"],
     "data measure": ["--clients", "3", "--budget", "2"],
 }
@@ -34,6 +37,8 @@ PAGES = {"ui": "http://", "run": "the live page stays"}
 """Likewise of those that serve a page to the end of a reading; `run` with `--ui` only."""
 GROUPS = ("access", "clients", "runs", "data", "plan", "privacy", "ledger")
 """Commands that have commands."""
+WITH_SCRIPTS = ("language.md",)
+"""Pages whose scripts are run too, since later commands need what they write."""
 AT_EACH_CLIENT = ("enrol", "join")
 SECONDS = 300.0
 
@@ -64,6 +69,9 @@ class Reader:
                 if command.text.startswith("atoll "):
                     self.type(command)
                     typed.append(command.text)
+                elif page.name in WITH_SCRIPTS and command.text.startswith("python "):
+                    self._run_script(command)
+                    typed.append(command.text)
         return typed
 
     def type(self, command: Command) -> str:
@@ -76,6 +84,12 @@ class Reader:
             place = self.directory if letter == "a" else self.directory / "hospital-b"
             self._run(command, name, [self._filled(word, letter) for word in words], place)
         return self.printed[name]
+
+    def _run_script(self, command: Command) -> None:
+        """Run a script of the repository in the reader's directory."""
+        words = [sys.executable, *shlex.split(command.text)[1:]]
+        done = subprocess.run(words, cwd=self.directory, capture_output=True, text=True)
+        assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
 
     def wait_for_the_end(self) -> None:
         """Wait until the federation's run is over, and both hospitals have the model."""

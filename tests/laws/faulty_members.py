@@ -16,6 +16,7 @@ from atoll.core.aggregator import stacked
 from atoll.core.algorithm import Algorithm
 from atoll.core.attack import Attack
 from atoll.core.client_work import ClientWork
+from atoll.core.defence import Defence
 from atoll.core.errors import PlanError
 from atoll.core.metric import Metric
 from atoll.core.transform import Transform
@@ -173,7 +174,23 @@ def unweighted() -> Metric:
 
 counting_work = work(lambda number, w, x: w + number)
 noisy_work = work(lambda number, w, x: w + np.random.standard_normal())
+
+
+def hiding(hide: Callable[..., Any], **fields: Any) -> Built:
+    """Return what makes a defence of split learning that sends something else."""
+    return lambda: Defence(hide=hide, **fields)
+
+
 FAULTS: dict[str, dict[str, Built]] = {
+    "split.defences": {
+        "it is built by its example": lambda: None,
+        "it fills a slot": Defence,
+        "values keep shape and type and are finite": hiding(lambda values, key: values.double()),
+        "the same values in the same place get the same bits": hiding(lambda v, key: v + torch.randn_like(v)),
+        "noise is secret and never comes twice": hiding(lambda values, key: values + 1, draws=True),
+        "what draws nothing needs no secret": hiding(lambda values, key: values + key(values)[0]),
+        "a run repeats and a resumed run ends the same": hiding(lambda v, key: v + torch.randn_like(v)),
+    },
     "aggregators": {
         "it is built by its example": lambda: None,
         "folding in parts equals folding at once": lambda: mean()._replace(merge=lambda left, right: left or right),

@@ -57,6 +57,7 @@ OPTIONS: dict[tuple[str, str], list[Options]] = {
     ("privacy.mechanisms", "central"): [NOISE, {**NOISE, "per_layer": True}, {**NOISE, "epsilon": 20.0}],
     ("privacy.mechanisms", "distributed"): [NOISE],
     ("privacy.mechanisms", "ftrl"): [NOISE],
+    ("privacy.mechanisms", "activations"): [{"clip": 0.1, "sigma": 4.0, "delta": 1e-5, "test_noise": True}],
     ("privacy.mechanisms", "local"): [NOISE],
     ("privacy.mechanisms", "sample"): [NOISE],
     ("privacy.mechanisms", "proportional"): [{"noise": 3.0, "epsilon": 50.0, "delta": 1e-5, "test_noise": True}],
@@ -185,17 +186,62 @@ CUT: list[tuple[Options, list[int | str], list[int | str]]] = [
 """Models that are cut, after which layers, and where a tail may begin."""
 
 
+WAYS = [way for way in members("split.ways") if way != "vertical"]
+BOTTOMS: list[Options] = [{"name": "mlp", "widths": [6]}, {"name": "logistic"}, {"name": "mlp_2nn", "hidden": 5}]
+
+
+def vertical_plan(seed: int) -> Options:
+    """Draw a plan of parties that hold columns, and up to two parts that go with them or not."""
+    rng = np.random.default_rng([11, seed])
+    ends = sorted(rng.choice(np.arange(1, 63), size=int(rng.integers(0, 4)), replace=False).tolist())
+    parties: list[Options] = [
+        {
+            "name": f"party-{number}",
+            "columns": [f"{first}-{last - 1}"],
+            "model": BOTTOMS[int(rng.integers(len(BOTTOMS)))],
+            "width": int(rng.integers(1, 6)),
+        }
+        for number, (first, last) in enumerate(zip([0, *ends], [*ends, 64], strict=True))
+    ]
+    split: Options = {"way": "vertical", "parties": parties, "labels": str(rng.choice([p["name"] for p in parties]))}
+    if rng.random() < 0.3:
+        split["tail"] = int(rng.integers(1, 5))
+    if rng.random() < 0.3:
+        split |= {"micro_batches": int(rng.integers(2, 4)), "latency": 0.02, "bandwidth": 1e6}
+    if rng.random() < 0.3:
+        split["codecs"] = [part(rng, "transforms")]
+    if rng.random() < 0.1:
+        split["missing"] = float(rng.choice([0.1, 0.6]))
+    plan: Options = {
+        "seed": seed,
+        "rounds": 2,
+        "model": {"name": "mlp", "widths": [7]},
+        "split": split,
+        "local": {"lr": 0.05, "batch_size": 8, "steps": 3, "optimizer": part(rng, "train.optimizers")},
+        "evaluation": {"every": 1},
+    }
+    if rng.random() < 0.2:
+        plan["algorithm"] = part(rng, "algorithms")
+    if rng.random() < 0.3:
+        BESIDE[str(rng.choice(list(BESIDE)))](rng, plan)
+    return plan
+
+
 def split_plan(seed: int) -> Options:
     """Draw a plan whose model is cut, and up to two parts that go with it or not."""
     rng = np.random.default_rng([10, seed])
     model, cuts, tails = CUT[int(rng.integers(len(CUT)))]
-    split: Options = {"way": str(rng.choice(members("split.ways"))), "cut": cuts[int(rng.integers(len(cuts)))]}
+    split: Options = {"way": str(rng.choice(WAYS)), "cut": cuts[int(rng.integers(len(cuts)))]}
     if rng.random() < 0.3:
         split["tail"] = tails[int(rng.integers(len(tails)))]
     if rng.random() < 0.3:
         split |= {"micro_batches": int(rng.integers(2, 4)), "latency": 0.02, "bandwidth": 1e6}
     if rng.random() < 0.3:
         split["codecs"] = [part(rng, "transforms")]
+    guarded = np.random.default_rng([11, seed])
+    if guarded.random() < 0.4:
+        split["defences"] = [part(guarded, "split.defences") for _ in range(int(guarded.integers(1, 3)))]
+    split |= {"frozen": True} if guarded.random() < 0.15 else {}
     if split["way"] == "in_turn" and rng.random() < 0.5:
         split["handover"] = "peer"
     plan: Options = {
@@ -212,6 +258,11 @@ def split_plan(seed: int) -> Options:
         plan["algorithm"] = part(rng, "algorithms")
     if rng.random() < 0.3:
         BESIDE[str(rng.choice(list(BESIDE)))](rng, plan)
+    if guarded.random() < 0.15:
+        plan["privacy"] = {"name": "activations", **options(guarded, "privacy.mechanisms", "activations")}
+        split |= {"frozen": True} if guarded.random() < 0.8 else {}
+        if guarded.random() < 0.8 and "tail" not in split:
+            split["tail"] = tails[int(guarded.integers(len(tails)))]
     return plan
 
 

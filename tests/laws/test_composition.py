@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import timeless
-from laws.random_plans import OPTIONS, calm, personal_plan, random_plan, split_plan
+from helpers import timeless, with_kernels
+from laws.random_plans import OPTIONS, calm, personal_plan, random_plan, split_plan, vertical_plan
 
 from atoll.api import Result, run
 from atoll.commit.finish import without_nan
@@ -20,7 +20,7 @@ from atoll.core.parts import find, members
 from atoll.core.plan import SOLVES_FOR_ROUNDS, Plan
 from atoll.engine.base import InProcess
 
-NUM_FAST, NUM_SLOW = 70, 2080
+NUM_FAST, NUM_SLOW = 40, 2110
 LAWS = ("vectorised", "workers", "resume")
 ADVICE = re.compile(
     r"\b(set|use|leave|lower|raise|choose|put|ask|take|give|change|name|pass|let|add|correct|make|start|say|allow)\b"
@@ -69,6 +69,13 @@ def test_a_model_that_is_cut_holds_its_laws_beside_other_parts(
     hold_for(split_plan(seed), ["resume"], monkeypatch, tmp_path)
 
 
+@pytest.mark.parametrize("seed", [*range(5), *(pytest.param(n, marks=pytest.mark.slow) for n in range(5, 200))])
+def test_parties_that_hold_columns_keep_their_laws_beside_other_parts(
+    seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hold_for(vertical_plan(seed), ["resume"], monkeypatch, tmp_path)
+
+
 def hold(seed: int, laws: Iterable[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Run the plan of a seed, and check some laws on it."""
     hold_for(random_plan(seed), laws, monkeypatch, tmp_path)
@@ -97,12 +104,16 @@ def hold_for(settings: dict[str, Any], laws: Iterable[str], monkeypatch: pytest.
         CHECKS[law](plan, whole, tmp_path)
 
 
-ENGINES = ({"name": "vectorised", "stack": 3}, {"name": "processes", "workers": 2, "stack": 2})
+ENGINES = (
+    {"name": "vectorised", "stack": 3},
+    {"name": "processes", "workers": 2, "stack": 2},
+    {"name": "vectorised", "stack": 3, **with_kernels()},
+)
 
 
 @pytest.mark.parametrize("seed", range(0, NUM_FAST, 2))
 def test_a_random_plan_trains_alike_in_another_engine(seed: int) -> None:
-    train_alike(seed, ENGINES[seed // 2 % 2 :][:1])
+    train_alike(seed, ENGINES[seed // 2 % 3 :][:1])
 
 
 @pytest.mark.slow
@@ -161,7 +172,8 @@ def same_course_when_stacked(plan: Plan, whole: Result, tmp_path: Path) -> None:
 
 
 def same_for_any_workers(plan: Plan, whole: Result, tmp_path: Path) -> None:
-    ends = [run(plan.replace({"engine": {"name": "processes", "workers": n, "stack": 2}})) for n in (1, 2)]
+    by = with_kernels() if plan.seed % 2 else {}
+    ends = [run(plan.replace({"engine": {"name": "processes", "workers": n, "stack": 2, **by}})) for n in (1, 2)]
     assert torch.equal(ends[0].params_D, ends[1].params_D), plan.to_toml()
     assert timeless(ends[0].history) == timeless(ends[1].history), plan.to_toml()
     assert without_nan(ends[0].new_clients) == without_nan(ends[1].new_clients), plan.to_toml()

@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from atoll.checks import adapters, network, personal, privacy, problems, public, robust, rounds, secret, split
+from atoll.checks import (
+    adapters,
+    devices,
+    engines,
+    network,
+    personal,
+    privacy,
+    problems,
+    public,
+    robust,
+    rounds,
+    secret,
+    split,
+    vertical,
+)
 from atoll.checks.rule import Rule
 from atoll.checks.views import Budget, Networked, NewClients, Parts, Round, Served, ServerSamples, Simulated
 from atoll.core.errors import PlanError
@@ -14,9 +28,10 @@ TABLE: Mapping[type, tuple[Rule[Any], ...]] = {
     Networked: network.RULES,
     NewClients: personal.NEW_CLIENTS,
     ServerSamples: robust.SAMPLES,
-    Simulated: (*rounds.SIMULATED, *secret.SIMULATED),
+    Simulated: (*rounds.SIMULATED, *secret.SIMULATED, *engines.SIMULATED),
     Parts: (
         *split.RULES,
+        *vertical.RULES,
         *problems.RULES,
         *rounds.RULES,
         *personal.RULES,
@@ -25,6 +40,7 @@ TABLE: Mapping[type, tuple[Rule[Any], ...]] = {
         *adapters.RULES,
         *secret.RULES,
         *privacy.RULES,
+        *devices.RULES,
     ),
     Budget: privacy.BUDGET,
     Round: (*privacy.REHEARSED, *rounds.REHEARSED),

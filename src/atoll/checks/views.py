@@ -11,6 +11,7 @@ from atoll.core.attack import Attack
 from atoll.core.client_work import ClientWork
 from atoll.core.contribution import Contribution
 from atoll.core.coordinator import CoordinatorState, Policy
+from atoll.core.defence import Defence
 from atoll.core.detection import Detector
 from atoll.core.downlink import Downlink
 from atoll.core.params import ParamSpec
@@ -102,6 +103,12 @@ class Parts:
     """Whether each target is one of several classes, and the model has an output for each."""
     spec: ParamSpec
     """What travels of the model, and what clients keep."""
+    tokens: bool = False
+    """Whether samples are ids of tokens."""
+    outputs: int = 0
+    """How many outputs the model must have."""
+    defences: tuple[Defence, ...] = ()
+    """Defences of split learning."""
 
     @property
     def keeps(self) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from atoll.cli.align import align
 from atoll.cli.compare import compare
 from atoll.cli.export import answers, export
 from atoll.cli.join import enrol, join
@@ -21,6 +22,7 @@ from atoll.cli.plan import plan_app
 from atoll.cli.plans import (
     PlanArgument,
     QuietOption,
+    RayOption,
     SetOption,
     WorkersOption,
     continued_in,
@@ -94,7 +96,7 @@ def run(
     settings: SetOption = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all randomness.")] = None,
-    engine: Annotated[str | None, typer.Option(help="auto, inline, vectorised or processes.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, inline, vectorised, processes or ray.")] = None,
     workers: Annotated[
         int | None, typer.Option(help="Number of worker processes; by default one for each core.")
     ] = None,
@@ -207,6 +209,7 @@ def matrix(
     settings: SetOption = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds, e.g. 0,1; by default the plan's.")] = None,
     workers: WorkersOption = None,
+    ray: RayOption = None,
     out: Annotated[Path | None, typer.Option(help="Directory; by default runs/NAME-matrix.")] = None,
     quiet: QuietOption = False,
 ) -> None:
@@ -226,6 +229,7 @@ def matrix(
             out=directory,
             seeds=whole_numbers("--seeds", seeds) if seeds is not None else None,
             workers=workers,
+            ray=ray,
             progress=not quiet,
         )
     print(worst_text(results))
@@ -366,7 +370,22 @@ def _resumed(directory: Path, source: str | None, settings: dict[str, object]) -
     return plan.replace(settings) if settings else plan
 
 
-for _command in (export, answers, compare, personal, sweep, redteam, ui, serve, enrol, join, status, stop, certs):
+for _command in (
+    export,
+    answers,
+    align,
+    compare,
+    personal,
+    sweep,
+    redteam,
+    ui,
+    serve,
+    enrol,
+    join,
+    status,
+    stop,
+    certs,
+):
     app.command()(_command)
 data_app.command()(summarise)
 data_app.command()(encode)

@@ -195,8 +195,9 @@ def forget(state: RunState, done: Iterable[Task], policy: Policy) -> RunState:
     A version that is yet to be improved keeps its broadcast, so that it is sent in one form however often it is tried.
     """
     machine = state.coordinator
-    working = (*machine.in_flight.values(), *machine.arrived) if policy.overlaps_rounds else ()
-    needed = {machine.version, *(task.version for task in working)}
+    needed = {machine.version}
+    if policy.overlaps_rounds:
+        needed |= {task.version for task in machine.in_flight.values()} | {task.version for task in machine.arrived}
     sent = {version: broadcast for version, broadcast in state.sent.items() if version in needed}
     if not policy.overlaps_rounds:
         return state._replace(journeys=(), works={}, sent=sent)

@@ -12,6 +12,7 @@ from atoll.commit.guard import Guard, guarded
 from atoll.commit.rehearsal import rehearse_round
 from atoll.commit.versions import Versions
 from atoll.core.coordinator import Coordinator
+from atoll.core.defence import defences_of
 from atoll.core.errors import RunError
 from atoll.core.plan import Plan
 from atoll.engine.base import Engine
@@ -62,14 +63,16 @@ def build_parts(
 
 
 def open_ledger(plan: Plan, path: Path | None, *, begun: bool, fingerprint: object = None) -> Ledger | None:
-    """Open the privacy ledger of a run, or begin one if the run has not begun; None if the plan is not private.
+    """Open the privacy ledger of a run, or begin one if the run has not begun; None if the plan needs no secret.
 
-    Without a path it is kept in memory. `fingerprint` is what the run wrote down of its ledger when it began, if it
-    did.
+    Defences of split learning that draw noise take their secret from it, and charge nothing. Without a path it is kept
+    in memory. `fingerprint` is what the run wrote down of its ledger when it began, if it did.
     """
-    if plan.privacy is None:
+    drawing = [each for each in defences_of(plan) if each.draws]
+    if plan.privacy is None and not drawing:
         return None
-    secret = test_secret(plan.seed) if plan.privacy.options.get("test_noise") else fresh_secret()
+    for_test = plan.privacy is not None and bool(plan.privacy.options.get("test_noise"))
+    secret = test_secret(plan.seed) if for_test or any(each.test_noise for each in drawing) else fresh_secret()
     if path is None:
         return Ledger(secret)
     if path.exists():

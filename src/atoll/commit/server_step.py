@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from atoll.core.aggregator import rows_of
-from atoll.core.algorithm import PublicSamples, ServerTask
+from atoll.core.algorithm import PublicSamples, ServerTask, add_delta
 from atoll.core.messages import HELD, STATISTICS, Aggregate, State, Update
 from atoll.core.seeds import generator
 from atoll.train.job import Job
@@ -40,6 +40,8 @@ def stepped(
     algorithm's momentum and rate; variances stay at least 0, whatever clients sent. Buffers that the server alone moves
     are part of what the algorithm's step gets and returns as the server's memory, and of the model elsewhere.
     """
+    if job.algorithm.server_step is add_delta and not job.spec.buffers:  # a task would cost more than the step
+        return (job.server_lr * aggregate.delta_D).add_(model_M), server
     if not job.spec.buffers:
         return job.algorithm.server_step(model_M, aggregate, server, server_task(job, version, num_clients))
     old_B = model_M[job.spec.num_trainable :]

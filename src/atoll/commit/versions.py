@@ -75,8 +75,10 @@ class Versions:
         """Send the newest version: what clients hear of it."""
         job, machine = self.job, state.coordinator
         fresh = broadcast_of(job, state.params_D, state.server)
-        rng = generator(job.seed, "downlink", machine.attempt)
-        encoding = Encoding(job.spec.without_buffers, machine.attempt, rng)
+        encoding = None
+        if job.downlink.chain.transforms:
+            rng = generator(job.seed, "downlink", machine.attempt)
+            encoding = Encoding(job.spec.without_buffers, machine.attempt, rng)
         found, memory = job.downlink.send(fresh, state.downlink, encoding)
         state = state._replace(
             sent={**state.sent, machine.version: found.broadcast},
