@@ -4,8 +4,9 @@
     python benchmarks/scale.py --only million
 
 Each prediction is made from small cohorts by a process of its own, and each run is another one. Seconds are the median
-of a run's rounds after the first; memory is what the kernel calls the peak resident set of the driving process and of
-its largest worker, in which pages that processes share count in each.
+of a run's rounds between the first, which warms up, and the last, which is evaluated; memory is what the kernel calls
+the peak resident set of the driving process and of its largest worker, in which pages that processes share count in
+each.
 """
 
 import argparse
@@ -43,17 +44,16 @@ CASES = {
 }
 
 RUN = """
-import json, resource, sys, threading
+import json, sys
 from multiprocessing import active_children
 from atoll import Plan, run
-from atoll.simulation.cost import peak_memory
+from atoll.simulation.cost import own_peak_memory, peak_memory
 peaks = [0]
 def watch(event):
     peaks.append(max([0, *(peak_memory(child.pid) for child in active_children())]))
 result = run(Plan.read(json.loads(sys.argv[1])), watch=[watch])
-own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-rounds = [row["round_seconds"] for row in result.history[1:]]
-print(json.dumps({"rounds": rounds, "memory": own, "worker_memory": max(peaks)}))
+rounds = [row["round_seconds"] for row in result.history[1:-1]]
+print(json.dumps({"rounds": rounds, "memory": own_peak_memory(), "worker_memory": max(peaks)}))
 """
 
 

@@ -7,34 +7,43 @@ A synchronous round of C clients on w workers that train s clients as one takes
 where b is the time of one group of s clients and a that of everything that happens once a round: making and sending
 the broadcast, the rule, the server's step, the metrics row. Both are measured: the plan runs some rounds with cohorts
 of about 4 and 8 groups, with the engine, stack and workers of the plan itself.
+
+Memory is the peak of these rounds. So that it is that of a run, the plan is built once, its rounds ask fewer or more
+clients in turn, each goes on from the state of the last, and of a past round nothing is held but numbers.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import os
 import resource
+import sys
 from collections.abc import Sequence
-from itertools import pairwise
+from dataclasses import replace
 from multiprocessing import active_children
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from atoll.commit.guard import Guard
 from atoll.commit.parts import RunParts, build_parts, open_ledger
 from atoll.commit.run_state import RunState
-from atoll.core.coordinator import Coordinator, CoordinatorState
+from atoll.core.coordinator import FAILURES, Coordinator, CoordinatorState, Policy
 from atoll.core.errors import PlanError
 from atoll.core.plan import Plan
+from atoll.engine.base import Engine
 from atoll.engine.build import build_engine
-from atoll.privacy.ledger import Ledger
 from atoll.simulation.driver import Simulation
-from atoll.train.federation import Federation, build_federation
+from atoll.train.federation import build_federation
+from atoll.train.job import Job
 
 ROUNDS, MOST_ROUNDS, SECONDS = 3, 20, 4.0
 """Timed rounds of each small cohort after a first that warms up: at least, at most, and seconds that they may take."""
 GROUPS = (4, 8)
 """Groups of clients in the two small cohorts, at least, and for each worker a half and one."""
+ALL_ROUNDS = len(GROUPS) * (MOST_ROUNDS + 1) + 1
+"""Rounds of all small cohorts at most, and one more, since the last of a run is evaluated."""
 KEPT = 2
 """Copies of all updates that a rule needs which sees each of them."""
 
@@ -55,13 +64,21 @@ class RoundCost(NamedTuple):
     seconds: float
     """Seconds a round."""
     memory: int
-    """Bytes of resident memory of the process that drives the run, at the most."""
+    """Bytes of resident memory of the process that drives the run, at the most; what this one held before counts."""
     worker_memory: int
     """Bytes of resident memory of its largest worker, most of which all workers share; 0 without workers."""
     bytes_down: float
     """Bytes sent to clients a round."""
     bytes_up: float
     """Bytes sent by clients a round."""
+
+
+class Row(NamedTuple):
+    """What one round took and sent."""
+
+    seconds: float
+    bytes_down: int
+    bytes_up: int
 
 
 class Sample(NamedTuple):
@@ -86,18 +103,16 @@ def round_cost(plan: Plan) -> RoundCost:
         )
     if plan.split is not None:
         raise PlanError("the cost of a round with [split] is told by atoll compare: use that")
-    plan = plan.replace({"evaluation.every": 0, "evaluation.clients_every": 0, "stop": None, "rounds": MOST_ROUNDS + 2})
-    federation = build_federation(plan)
-    ledger = open_ledger(plan, None, begun=False)
-    whole = build_parts(plan, federation, ledger, lambda job, asked: build_engine(plan.engine, job, asked))
+    forget_peak()
+    whole = _built(plan)
     engine, job, num_clients = whole.engine, whole.job, _asked(whole.coordinator)
     try:
         stack, num_workers = engine.trainer.stack, engine.num_workers
         size, workers = max(1, stack), max(1, num_workers)
-        groups = sorted({max(num, num * workers // GROUPS[1]) for num in GROUPS})
-        sizes = sorted({min(num_clients, size * num) for num in groups})
-        samples = _samples([_smaller(whole, federation, ledger, each) for each in sizes])
+        sizes = _sizes(num_clients, _least(whole), size, workers)
+        samples = _samples([_smaller(whole, each) for each in sizes])
         worker_memory = max([0, *(peak_memory(worker.pid) for worker in active_children())])
+        memory = own_peak_memory()
     finally:
         engine.close()
     once, group = line_of(samples, size, workers)
@@ -111,18 +126,27 @@ def round_cost(plan: Plan) -> RoundCost:
         once=once,
         group=group,
         seconds=once + group * turns_of(num_clients, size, workers),
-        memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 + (KEPT * more if job.wants_rows else 0),
+        memory=memory + (KEPT * more if job.wants_rows else 0),
         worker_memory=worker_memory,
         bytes_down=scale * largest.bytes_down,
         bytes_up=scale * largest.bytes_up,
     )
 
 
-def _smaller(whole: RunParts, federation: Federation, ledger: Ledger | None, size: int) -> RunParts:
-    """Return the parts of the plan with a smaller cohort, on the same engine."""
-    plan = whole.plan.replace({"policy": {"name": "cohort", "size": size}})
-    own = None if ledger is None else Ledger(ledger.secret)
-    return build_parts(plan, federation, own, lambda job, coordinator: whole.engine)
+def _built(plan: Plan) -> RunParts:
+    """Return the parts of a plan that runs for long enough, evaluates nothing, and has no limit but its rounds."""
+    longer = plan.replace({"evaluation.every": 0, "evaluation.clients_every": 0, "stop": None, "rounds": ALL_ROUNDS})
+    rounds = min(max(1, plan.rounds), MOST_ROUNDS)
+
+    def engine(job: Job, coordinator: Coordinator) -> Engine:
+        return build_engine(longer.engine, job, coordinator, ALL_ROUNDS - rounds)  # it may prepare for those left
+
+    parts = build_parts(longer, build_federation(longer), open_ledger(longer, None, begun=False), engine)
+    guard = parts.guard
+    if guard is None or guard.mechanism.epsilon is None:
+        return parts
+    free = guard.mechanism._replace(epsilon=None)  # nothing is released, so that no budget ends the rounds
+    return replace(parts, guard=Guard(parts.job, free, guard.exposure(0), guard.ledger))
 
 
 def _asked(coordinator: Coordinator) -> int:
@@ -130,27 +154,60 @@ def _asked(coordinator: Coordinator) -> int:
     return coordinator.policy.num_wanted(CoordinatorState(), coordinator.num_clients)
 
 
+def _least(whole: RunParts) -> int:
+    """Return how many clients a round needs, for its rule or for the sums of its groups."""
+    secure = whole.job.secure
+    if secure is None:
+        return whole.job.aggregator.min_updates
+    return secure.settings.groups * (secure.settings.required_survivors + 1)
+
+
+def _sizes(num_clients: int, least: int, size: int, workers: int) -> list[int]:
+    """Return how many clients the small cohorts have: fewer and more, but no more than the plan's."""
+    groups = sorted(max(num, num * workers // GROUPS[1]) for num in GROUPS)
+    return sorted({min(num_clients, max(size * num, least * times)) for times, num in enumerate(groups, start=1)})
+
+
+def _smaller(whole: RunParts, size: int) -> RunParts:
+    """Return the parts of the plan, all but the policy the same objects, with a cohort of this size."""
+    policy: Policy = whole.plan.replace({"policy": {"name": "cohort", "size": size}}).policy.build("rounds")
+    least = 1 if whole.job.secure is not None else whole.job.aggregator.min_updates
+    if whole.guard is not None and whole.guard.mechanism.min_reports is not None:
+        least = whole.guard.mechanism.min_reports(size)
+    return replace(whole, coordinator=replace(whole.coordinator, policy=policy._replace(min_reports=least)))
+
+
 def _samples(parts: Sequence[RunParts]) -> list[Sample]:
     """Run rounds of several cohorts in turns, so that a busy machine is busy for all; return what one of each takes."""
-    simulations = [Simulation(each) for each in parts]
-    rounds = [simulation.rounds() for simulation in simulations]
-    states: list[list[RunState]] = [[] for _ in parts]
-    while len(states[0]) <= ROUNDS or (len(states[0]) <= MOST_ROUNDS and states[-1][-1].seconds < SECONDS):
-        for simulation, each, seen in zip(simulations, rounds, states, strict=True):
-            if next(each, None) is None:
-                raise PlanError(
-                    f"the plan ends after {len(seen)} rounds: let it run for {MOST_ROUNDS}, to measure them"
-                )
-            seen.append(simulation.state)
-    return [_sample(each, seen) for each, seen in zip(parts, states, strict=True)]
+    state: RunState | None = None
+    rows: list[list[Row]] = [[] for _ in parts]
+    while len(rows[0]) <= ROUNDS or (len(rows[0]) <= MOST_ROUNDS and sum(row.seconds for row in rows[-1]) < SECONDS):
+        for each, some in zip(parts, rows, strict=True):
+            state, row = _round(each, state)
+            some.append(row)
+    return [_sample(each, some[1:]) for each, some in zip(parts, rows, strict=True)]
 
 
-def _sample(parts: RunParts, states: Sequence[RunState]) -> Sample:
-    """Return how long a round takes, and what it sends, by the states after some of them."""
-    seconds = median(after.seconds - before.seconds for before, after in pairwise(states))
-    first, last, num = states[0], states[-1], len(states) - 1
-    down, up = (last.bytes_down - first.bytes_down) / num, (last.bytes_up - first.bytes_up) / num
-    return Sample(_asked(parts.coordinator), seconds, down, up)
+def _round(parts: RunParts, state: RunState | None) -> tuple[RunState, Row]:
+    """Run one round from a state, the first one if there is none; return the next state and what the round took."""
+    simulation = Simulation(parts, state)
+    before = simulation.state
+    seconds, bytes_down, bytes_up = before.seconds, before.bytes_down, before.bytes_up
+    if next(simulation.rounds(), None) is None:
+        reason = simulation.reason
+        remedy = FAILURES.get(reason) if reason else None
+        raise PlanError(
+            f"the cost is measured on rounds of {_asked(parts.coordinator)} clients, and these end after "
+            f"{before.coordinator.version} ({reason}): {remedy or 'run a few rounds of the plan itself'}"
+        )
+    after = simulation.state
+    return after, Row(after.seconds - seconds, after.bytes_down - bytes_down, after.bytes_up - bytes_up)
+
+
+def _sample(parts: RunParts, rows: Sequence[Row]) -> Sample:
+    """Return how long a round takes, and what it sends, by some of them."""
+    down, up = sum(row.bytes_down for row in rows) / len(rows), sum(row.bytes_up for row in rows) / len(rows)
+    return Sample(_asked(parts.coordinator), median(row.seconds for row in rows), down, up)
 
 
 def turns_of(num_clients: int, size: int, workers: int) -> int:
@@ -175,3 +232,15 @@ def peak_memory(pid: int | None) -> int:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     return 0
+
+
+def forget_peak() -> None:
+    """Set the peak memory of this process back to what it holds now, where the system can (Linux)."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def own_peak_memory() -> int:
+    """Return the most bytes that this process had in memory since `forget_peak`, or ever where that is not known."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return peak_memory(os.getpid()) or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
