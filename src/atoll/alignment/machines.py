@@ -50,6 +50,7 @@ from atoll.alignment.messages import (
     Terms,
     decode,
     encode,
+    most_bytes,
 )
 
 SALT = KEY = 32
@@ -67,6 +68,18 @@ class Phase(StrEnum):
     COMMITTED = "its commitment"
     ENDING = "word that all have the same rows"
     DONE = "nothing"
+
+
+ASKER_WAITS = (Phase.HELLO, Phase.ANSWER, Phase.COMMITTED)
+"""Phases of another party in which the asking one waits for it."""
+
+
+class Due(NamedTuple):
+    """A message that a party waits for."""
+
+    what: Phase
+    most: int
+    """Bytes that it may take."""
 
 
 class Aligned(NamedTuple):
@@ -157,10 +170,19 @@ class Asker:
         state = AskerState(side, hello, MappingProxyType({name: Other() for name in self.others}))
         return state, [(name, hello) for name in self.others]
 
+    def due(self, state: AskerState) -> dict[str, Due]:
+        """Return the message that is due from each party that is waited for."""
+        points = {
+            name: other.hello.num_ids + len(self.ids) if other.hello is not None and other.phase == Phase.ANSWER else 0
+            for name, other in state.others.items()
+            if other.phase in ASKER_WAITS
+        }
+        return {name: Due(state.others[name].phase, most_bytes(num)) for name, num in points.items()}
+
     def handle(self, state: AskerState, name: str, data: bytes) -> tuple[AskerState, Sent]:
         """Process a message of a party; return the messages that follow."""
         other = state.others.get(name)
-        if other is None or other.phase not in (Phase.HELLO, Phase.ANSWER, Phase.COMMITTED):
+        if other is None or other.phase not in ASKER_WAITS:
             raise AlignmentError(f"got a message of {name}, from whom nothing is due: send each message once")
         if other.phase == Phase.HELLO:
             return self._greeted(state, name, data)
@@ -243,6 +265,11 @@ class Answerer:
     secret: bytes = b""
     max_ids: int = MAX_IDS
     spread: Spread = in_order
+
+    def due(self, state: AnswererState) -> Due:
+        """Return the message that is due from the asking party."""
+        points = {Phase.REQUEST: state.num_asked, Phase.CHOSEN: min(state.num_asked, len(self.ids))}
+        return Due(state.phase, most_bytes(points.get(state.phase, 0)))
 
     def handle(self, state: AnswererState, data: bytes) -> tuple[AnswererState, list[bytes]]:
         """Process a message of the asking party; return the answers."""
@@ -330,7 +357,7 @@ def _must_agree(hello: Hello, terms: Terms, max_ids: int, who: str) -> None:
         raise AlignmentError(f"{who} speaks version {theirs.version} of the alignment, this release {VERSION}: update")
     if theirs.rule != terms.rule:
         raise AlignmentError(
-            f"{who} compares ids by the rule '{theirs.rule}', this party by '{terms.rule}': say the same at all"
+            f"{who} compares ids by the rule {theirs.rule!a}, this party by '{terms.rule}': say the same at all"
         )
     if theirs.count_only != terms.count_only:
         raise AlignmentError(f"{who} wants {_wanted(theirs)}, this party {_wanted(terms)}: say the same at all parties")

@@ -69,9 +69,14 @@ def encode(message: Message) -> bytes:
     return msgspec.msgpack.encode(message)
 
 
+def most_bytes(num_points: int) -> int:
+    """Return how long a message that holds so many points may be."""
+    return OVERHEAD + POINT * num_points
+
+
 def decode(data: bytes, due: type[Kind], num_points: int, who: str) -> Kind:
     """Read the message that is due and may hold so many points; another one, or a longer one, is an error."""
-    most = OVERHEAD + POINT * num_points
+    most = most_bytes(num_points)
     if len(data) > most:
         raise AlignmentError(
             f"{who} sent {len(data):,} bytes, at most {most:,} are due by the number of ids that it told of: let it "
@@ -81,7 +86,7 @@ def decode(data: bytes, due: type[Kind], num_points: int, who: str) -> Kind:
         message = msgspec.msgpack.decode(data, type=Message)
     except msgspec.MsgspecError as error:
         raise AlignmentError(
-            f"{who} sent what is no message of an alignment ({error}): let it run atoll align"
+            f"{who} sent what is no message of an alignment ({str(error)!a}): let it run atoll align"
         ) from error
     if not isinstance(message, due):
         raise AlignmentError(

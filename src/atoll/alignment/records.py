@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import os
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from atoll.alignment.curve import AlignmentError
+from atoll.alignment.files import write_once
 from atoll.alignment.ids import RULES, Rule, normalised
 from atoll.alignment.machines import Aligned, committed_tag
 from atoll.core.errors import DataError, nearest
@@ -60,15 +61,13 @@ def read_rows(path: Path) -> Rows:
 
 def write_aligned(table: Rows, aligned: Aligned, column: str, rule: Rule, directory: Path) -> Path:
     """Write a table's common rows in their order, and its record, which only the owner can read."""
-    path = directory / table.path.name
-    with path.open("x", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(table.head)
-        writer.writerows(table.rows[row] for row in aligned.rows)
+    path, text = directory / table.path.name, io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(table.head)
+    writer.writerows(table.rows[row] for row in aligned.rows)
+    write_once(path, text.getvalue().encode())
     record = Record(column=column, rule=rule, rows=len(aligned.rows), key=aligned.key.hex(), tag=aligned.tag.hex())
-    data = msgspec.json.format(msgspec.json.encode(record), indent=1)
-    with os.fdopen(os.open(record_path(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
-        out.write(data + b"\n")
+    write_once(record_path(path), msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n", 0o600)
     return path
 
 

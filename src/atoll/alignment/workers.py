@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -16,5 +17,6 @@ def spread_over(workers: int) -> Iterator[Spread]:
     if workers == 1:
         yield in_order
         return
-    with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
+    quiet = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits for them, which then ends them
+    with ProcessPoolExecutor(workers, get_context("fork"), initializer=signal.signal, initargs=quiet) as pool:
         yield lambda function, parts: list(pool.map(function, parts)) if len(parts) > 1 else in_order(function, parts)
