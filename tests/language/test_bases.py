@@ -19,9 +19,10 @@ from atoll.cli.join import _app
 from atoll.core.errors import AtollError, DataError, PlanError
 from atoll.core.plan import Plan
 from atoll.models.hf_files import base_hash
+from atoll.network.client.agreeing import _model_bytes, agree
 from atoll.network.client.app import ClientApp
 from atoll.network.client.home import RunHome
-from atoll.network.client.task import AgreedRun, WorkRefused, _model_bytes, agree
+from atoll.network.client.task import AgreedRun, WorkRefused
 from atoll.network.protocol.agreement import Floors, plan_for_clients, read_plan
 from atoll.network.protocol.messages import RunInfo
 from atoll.network.server.parts import dry_run_for
@@ -74,7 +75,7 @@ def app(plan: Plan, base: Path, tmp_path: Path) -> ClientApp:
 
 def agreed(app: ClientApp, plain: dict[str, Any], path: Path, floors: Floors | None = None) -> AgreedRun:
     info = RunInfo("run", plain, "hash", 8, 1, 1, 20)
-    return agree(app, floors or Floors(), info, 0, RunHome(path / "home"), bytes(32))
+    return agree(app, floors or Floors(), info, 0, RunHome(path / "home"), bytes(32), name="c0")
 
 
 def test_clients_are_told_a_name_and_a_hash(plan: Plan, tmp_path: Path) -> None:

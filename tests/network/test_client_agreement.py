@@ -22,11 +22,12 @@ from atoll.core.plan import Plan
 from atoll.core.transform import Encoding
 from atoll.core.wire import pack
 from atoll.ledger import chain
+from atoll.network.client.agreeing import agree
 from atoll.network.client.app import ClientApp
 from atoll.network.client.client import Client, OwnerOutput
 from atoll.network.client.connection import Connection
 from atoll.network.client.home import EnrolledServer, Home, RunHome
-from atoll.network.client.task import AgreedRun, agree
+from atoll.network.client.task import AgreedRun
 from atoll.network.protocol.agreement import Floors, plan_for_clients
 from atoll.network.protocol.identity import public_bytes
 from atoll.network.protocol.messages import News, Order, Ref, RunInfo
@@ -88,7 +89,13 @@ class One:
     def work(self) -> AgreedRun:
         """What a willing client would make of the plan."""
         return agree(
-            self.app, Floors(min_survivors=2), info_of(self.plan), 0, RunHome(self.path / "willing"), bytes(32)
+            self.app,
+            Floors(min_survivors=2),
+            info_of(self.plan),
+            0,
+            RunHome(self.path / "willing"),
+            bytes(32),
+            name="c0",
         )
 
     def reasons(self) -> list[str]:

@@ -144,7 +144,7 @@ def test_a_model_that_gives_no_numbers_is_not_the_sites_offence(tmp_path: Path) 
 )
 def test_secret_sums_are_as_good_as_secure_updates_but_no_noise(floors: Floors, rounds: int, why: str | None) -> None:
     info = RunInfo(RUN, {}, "", 3, 3, 0, 1)
-    reason = refusal_reason(floors, info, ONLY.replace({"rounds": rounds}), None, 0)
+    reason = refusal_reason(floors, info, ONLY.replace({"rounds": rounds}), None, 0, number=0)
     assert reason is None if why is None else reason is not None and why in reason
 
 

@@ -14,6 +14,7 @@ from helpers import rows
 from network.federation import Federation, federation, simulated, until
 from network.fork_server import ForkServer
 from network.proxy import FaultyProxy
+from split.parties import vertical_plan
 
 from atoll import Plan
 
@@ -28,10 +29,16 @@ BASE = Plan(
     evaluation={"every": 3},
 )
 TAIL = {"cut": "2", "tail": "5", "micro_batches": 2, "codecs": [{"name": "quantise", "bits": 8}]}
-WAYS = ("in_turn", "splitfed_v1", "splitfed_v2")
+TOGETHER = ("in_turn", "splitfed_v1", "splitfed_v2")
+WAYS = (*TOGETHER, "vertical")
 
 
 def plan_for(way: str, **more: Any) -> Plan:
+    if way == "vertical":
+        pieces = {"split_micro_batches": 2, "split_codecs": TAIL["codecs"]}
+        return vertical_plan(split_tail="2", **pieces, evaluation={"every": 3}).replace(
+            {"seed": 3, "rounds": 6, **more}
+        )
     return BASE.replace({"split": {**TAIL, "way": way}, **more})
 
 
@@ -43,7 +50,8 @@ def begun(made: Federation) -> None:
 
 
 def join(made: Federation, number: int) -> None:
-    made.join(number, app="network.apps:split")
+    is_vertical = "vertical" in (made.root / "plan.toml").read_text()
+    made.join(number, app="network.apps:party" if is_vertical else "network.apps:split")
 
 
 def num_rounds(made: Federation) -> int:
@@ -85,7 +93,10 @@ def assert_as_simulated(made: Federation, plan: Plan, path: Path) -> None:
     assert (made.directory() / "result.json").exists()
 
 
-@pytest.mark.parametrize("way", [WAYS[0], *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS[1:])])
+FAST = ("in_turn", "vertical")
+
+
+@pytest.mark.parametrize("way", [way if way in FAST else pytest.param(way, marks=pytest.mark.slow) for way in WAYS])
 def test_kills_of_any_party(processes: ForkServer, certs: Path, tmp_path: Path, way: str) -> None:
     plan = plan_for(way)
     with federation(tmp_path / "f", processes, certs, plan) as made:
@@ -109,7 +120,10 @@ def test_many_kills_of_any_party(processes: ForkServer, certs: Path, tmp_path: P
         assert_as_simulated(made, plan, tmp_path / "alone")
 
 
-@pytest.mark.parametrize("way", ["splitfed_v1", pytest.param("splitfed_v2", marks=pytest.mark.slow)])
+LOST = ("splitfed_v1", "splitfed_v2", "vertical")
+
+
+@pytest.mark.parametrize("way", [LOST[0], *(pytest.param(way, marks=pytest.mark.slow) for way in LOST[1:])])
 def test_lost_and_repeated_requests(processes: ForkServer, certs: Path, tmp_path: Path, way: str) -> None:
     plan = plan_for(way, rounds=2)
     with federation(tmp_path / "f", processes, certs, plan) as made, FaultyProxy(made.port, certs, 1).between() as bad:
@@ -126,7 +140,7 @@ def test_lost_and_repeated_requests(processes: ForkServer, certs: Path, tmp_path
         assert_as_simulated(made, plan, tmp_path / "alone")
 
 
-@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.slow) for way in WAYS])
+@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.slow) for way in TOGETHER])
 def test_a_client_that_stops_is_left_out(processes: ForkServer, certs: Path, tmp_path: Path, way: str) -> None:
     """It counts again once it goes on, and the rounds between are made by the others."""
     plan = plan_for(way, rounds=8, **{"policy": {"name": "cohort", "min_reports": 1, "deadline": 2.0}})
@@ -141,3 +155,18 @@ def test_a_client_that_stops_is_left_out(processes: ForkServer, certs: Path, tmp
         assert (found.rounds, found.ended) == (plan.rounds, "all rounds done")
         left_out = [commit["rejected"] for commit in made.commits() if commit["rejected"]]
         print(left_out)
+
+
+@pytest.mark.slow
+def test_a_party_that_stops_is_waited_for(processes: ForkServer, certs: Path, tmp_path: Path) -> None:
+    """Every step needs every party: rounds in which one is silent are done again, to the same bits."""
+    plan = plan_for("vertical", **{"policy.deadline": 2.0})
+    with federation(tmp_path / "f", processes, certs, plan) as made:
+        begun(made)
+        until(lambda: num_rounds(made) >= 1, 60, made.said)
+        made.clients[0].signal(signal.SIGSTOP)
+        until(lambda: "did no batch in 2 s" in (made.root / "server.out").read_text(), 60, made.said)
+        made.clients[0].signal(signal.SIGCONT)
+        made.wait(180)
+        assert made.model() == simulated(plan, tmp_path / "alone")
+        assert made.audited().ended == "all rounds done"

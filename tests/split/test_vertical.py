@@ -232,10 +232,10 @@ def activations(holder: int, width: int, batch: int = 16, **more: Any) -> Messag
 )
 def test_a_message_that_is_not_due_changes_nothing(message: Message, says: str) -> None:
     _, exchange = joint(vertical_plan())
-    machine, state = exchange._server, exchange._server_state
+    machine, state = exchange.server.machine, exchange.server.state
     with pytest.raises(SplitError, match=says):
         machine.handle(state, message)
-    assert state == exchange._server_state and machine.half.num_steps == 0
+    assert state == exchange.server.state and machine.half.num_steps == 0
 
 
 def test_rows_in_another_order_are_found_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,19 +254,19 @@ def test_rows_in_another_order_are_found_before_training(monkeypatch: pytest.Mon
     halves = [Half(job, holder.cut.client) for holder in parties.holders]
     exchange = JointExchange(parties, [Task(number, 0, 0) for number in range(3)], halves, server)
     with pytest.raises(SplitError, match="rows of client 2 are not those of client 0"):
-        exchange.run({number: holder.cut.client.take(job.first_D) for number, holder in enumerate(parties.holders)})
+        exchange.run(job.first_D)
     assert server.num_steps == 0 and all(half.num_steps == 0 for half in halves)
 
 
 def test_a_party_that_says_nothing_of_its_rows_is_found() -> None:
     _, exchange = joint(vertical_plan())
-    state, tag = exchange._server_state, torch.zeros(32, dtype=torch.uint8)
+    state, tag = exchange.server.state, torch.zeros(32, dtype=torch.uint8)
     labels = torch.zeros(16, dtype=torch.uint8)
     for message in (activations(0, 5, rows=tag), activations(2, 4, rows=tag)):
-        state, _ = exchange._server.handle(state, message)
+        state, _ = exchange.server.machine.handle(state, message)
     with pytest.raises(SplitError, match="rows of client 1"):
-        exchange._server.handle(state, activations(1, 6, targets=labels))
-    assert exchange._server.handle(state, activations(1, 6, targets=labels, rows=tag))[1]
+        exchange.server.machine.handle(state, activations(1, 6, targets=labels))
+    assert exchange.server.machine.handle(state, activations(1, 6, targets=labels, rows=tag))[1]
 
 
 DEFENDED: list[dict[str, Any]] = [
@@ -318,12 +318,12 @@ def test_what_travels_is_listed(tmp_path: Path) -> None:
 
 def test_another_batch_size_of_a_second_party_is_refused() -> None:
     _, exchange = joint(vertical_plan())
-    state, answers = exchange._server.handle(exchange._server_state, activations(0, 5))
+    state, answers = exchange.server.machine.handle(exchange.server.state, activations(0, 5))
     assert not answers
     with pytest.raises(SplitError, match="its first piece said 16"):
-        exchange._server.handle(state, activations(2, 4, batch=12))
+        exchange.server.machine.handle(state, activations(2, 4, batch=12))
     with pytest.raises(SplitError, match="twice"):
-        exchange._server.handle(state, activations(0, 5))
+        exchange.server.machine.handle(state, activations(0, 5))
 
 
 def test_weights_of_another_size_are_refused() -> None:

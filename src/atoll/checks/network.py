@@ -5,7 +5,6 @@ from __future__ import annotations
 from atoll.checks.rule import NETWORK, Rule, Values, first
 from atoll.checks.vertical import PLAIN
 from atoll.checks.views import Networked, Served
-from atoll.core.split import VERTICAL
 
 
 def _simulated(view: Networked) -> Values | None:
@@ -19,6 +18,8 @@ def _simulated(view: Networked) -> Values | None:
         "public is for simulations so far": plan.public,
         "split.latency and split.bandwidth are for simulations, and over a network links are what they are": plan.split
         and plan.split.takes_time,
+        "split.missing is for simulations, and over a network parties join their rows by atoll align": plan.split
+        and plan.split.missing,
     }
     return first(uses)
 
@@ -38,8 +39,8 @@ RULES: tuple[Rule[Networked], ...] = (
     Rule(
         name="network-simulates-nothing",
         parts=(NETWORK,),
-        reason="{use|attack, devices, secagg.lost, schemes other than pairwise, models, public, and split.latency and "
-        "split.bandwidth are for simulations}",
+        reason="{use|attack, devices, secagg.lost, schemes other than pairwise, models, public, and split.latency, "
+        "split.bandwidth and split.missing are for simulations}",
         way_out="leave it out",
         finding=_simulated,
         refused=[
@@ -49,17 +50,9 @@ RULES: tuple[Rule[Networked], ...] = (
             {"secagg.scheme": "additive"},
             {"public": {"name": "held_out", "fraction": 0.1}},
             {"model": "mlp_2nn", "split": {"cut": "2", "latency": 0.02}},
+            {**PLAIN, "split.missing": 0.2},
         ],
         mended={"attack": None, "devices": None, "secagg": None, "public": None, "split": None},
-    ),
-    Rule(
-        name="network-parties-are-simulated",
-        parts=(NETWORK, "split"),
-        reason="parties that hold columns are simulated so far, and atoll align joins their rows in files",
-        way_out='use another split.way, e.g. "splitfed_v1" with split.cut, or leave split out',
-        finding=lambda view: view.plan.split is not None and view.plan.split.way == VERTICAL,
-        refused=[{**PLAIN}],
-        mended={"split": None},
     ),
     Rule(
         name="network-layers-go-through-the-server",

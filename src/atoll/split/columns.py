@@ -19,7 +19,7 @@ from atoll.core.split import Split
 from atoll.split.cut import Cut, Side, Traffic, side_of
 from atoll.split.graph import Place, trace
 from atoll.split.messages import Codec
-from atoll.split.parties import codec_of, must_not_cut_masks
+from atoll.split.parties import Parties, build_parties, codec_of, must_not_cut_masks
 from atoll.split.shield import OPEN, Shield, build_shield
 from atoll.split.way import Way
 from atoll.train.attributes import as_before
@@ -87,6 +87,15 @@ class VerticalParties(NamedTuple):
         """Values of one sample that cross the cuts of all parties one way: q."""
         return sum(holder.cut.width for holder in self.holders)
 
+    def of(self, client: int) -> Parties:
+        """Return the cut of one party."""
+        holder = self.holders[client]
+        return Parties(self.job, self.split, holder.cut, self.way, holder.codec, self.shield)
+
+    def states_loss(self, client: int) -> bool:
+        """Return whether a party alone knows the loss."""
+        return client == self.labels and self.holders[client].cut.tail is not None
+
     def cost(self, num_samples: int, batch: int) -> Traffic:
         """Return the bytes of a batch and of an epoch of so many samples over all cuts, up and down."""
         costs = [holder.cut.cost(num_samples, batch) for holder in self.holders]
@@ -123,6 +132,12 @@ class VerticalParties(NamedTuple):
             self.holders[number].cut.client.put(model_M, values)
         self.server.put(model_M, server)
         return model_M
+
+
+def build_cut(plan: Plan, job: Job) -> Parties | VerticalParties:
+    """Cut a plan's model between clients, or between parties, and the server; refuse what does not fit."""
+    assert plan.split is not None
+    return build_vertical(plan, job) if plan.split.parties else build_parties(plan, job)
 
 
 def build_vertical(plan: Plan, job: Job) -> VerticalParties:

@@ -118,6 +118,17 @@ class Codec(NamedTuple):
         return message._replace(arrays={VALUES: values, **arrays})
 
 
+def read_message(codec: Codec, data: bytes) -> Message:
+    """Read a message of somebody else's: whatever a codec makes of rubbish is a SplitError."""
+    try:
+        return codec.decode(data)
+    except SplitError:
+        raise
+    except Exception as error:
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise SplitError(f"a message cannot be read ({text}): send it as the plan says") from error
+
+
 def piece_sizes(num_samples: int, pieces: int) -> list[int]:
     """Return how many samples each piece of a batch has; a batch smaller than the number of pieces has fewer.
 

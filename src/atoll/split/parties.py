@@ -36,6 +36,14 @@ class Parties(NamedTuple):
     heard: Callable[[str, Message, int], None] | None = None
     """Told of every message of a simulation as it arrives: direction, message, attempt."""
 
+    def of(self, client: int) -> Parties:
+        """Return the cut of a client, which is that of all."""
+        return self
+
+    def states_loss(self, client: int) -> bool:
+        """Return whether a client alone knows the loss."""
+        return self.cut.tail is not None
+
     def describe(self) -> dict[str, Any]:
         """Return what a run directory and a command say of the cut."""
         return self.cut.describe()

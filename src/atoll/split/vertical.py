@@ -1,23 +1,19 @@
 """Rounds of vertical learning in a simulation: an engine that lets all parties and the server exchange messages.
 
-What the round makes of it is the ordinary commit: the party that holds the labels gives the one update, of all sides,
-and the others say that they took part. So the mean is that update to the bit.
+What the round makes of it is the ordinary commit of what `outcome` says of each party's task.
 """
 
 from __future__ import annotations
 
 import copy
-import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import final
 
 import torch
-from torch import Tensor
 
 from atoll.core.errors import PlanError, TrainingError
-from atoll.core.messages import STATISTICS, Broadcast, State, Task, Update
+from atoll.core.messages import STATISTICS, Broadcast, State, Task
 from atoll.core.plan import Plan
 from atoll.core.transform import chain
 from atoll.engine.base import InProcess, Progress, silent
@@ -25,9 +21,10 @@ from atoll.split.columns import Holder, VerticalParties, build_vertical
 from atoll.split.cut import is_close
 from atoll.split.half import Half
 from atoll.split.joint import JointExchange
+from atoll.split.outcome import joint_traffic, joint_works
 from atoll.split.shield import OPEN
-from atoll.train.exchange import Told, Traffic, Work, received
-from atoll.train.job import Job, broadcast_of, first_server, with_statistics
+from atoll.train.exchange import Work
+from atoll.train.job import Job, broadcast_of, first_server
 from atoll.train.trainer import Trainer
 
 
@@ -64,14 +61,13 @@ class VerticalEngine(InProcess):
                 f"{sorted(task.client for task in tasks)}: set policy.size to the number of parties"
             )
         exchange = JointExchange(parties, tasks, self._halves, self._server)
-        self._server.restore(parties.server.take(start_M))
-        exchange.run({number: holder.cut.client.take(start_M) for number, holder in enumerate(parties.holders)})
+        exchange.run(start_M)
         if exchange.failed:
             raise TrainingError(
                 f"round {tasks[0].version + 1} ends, since every step needs all parties; {exchange.failed}"
             )
-        self._done = dict(self._works(tasks, start_M, exchange))
-        return super().train(tasks, sent, states, progress)._replace(traffic=_traffic(parties, exchange))
+        self._done = joint_works(parties, self.trainer.fold, tasks, start_M, exchange.server)
+        return super().train(tasks, sent, states, progress)._replace(traffic=joint_traffic(parties, exchange.server))
 
     def works(
         self, groups: list[list[Task]], sent: Mapping[int, Broadcast], states: Mapping[int, State]
@@ -79,46 +75,6 @@ class VerticalEngine(InProcess):
         """Return what came of each party's task."""
         for [task] in groups:
             yield self._done[task]
-
-    def _works(self, tasks: Sequence[Task], start_M: Tensor, exchange: JointExchange) -> Iterable[tuple[Task, Work]]:
-        """Yield the update of the party that holds the labels, and a report of each other one."""
-        job, parties = self.job, self.parties
-        delta_M = parties.assembled(start_M, exchange.weights, self._server.vector) - start_M
-        num_samples = job.federation.num_samples(parties.labels)
-        up = {
-            number: sum(n for (who, way, _), n in exchange.bytes.items() if (who, way) == (number, "up"))
-            for number in range(len(parties.holders))
-        }
-        weight = torch.tensor(float(num_samples), dtype=job.spec.dtype)
-        update = with_statistics(job, Update(job.trainable(delta_M), weight, {}), delta_M)
-        [owner] = [task for task in tasks if task.client == parties.labels]
-        told = Told(num_samples, exchange.loss, up[parties.labels])
-        counted = received(job, self.trainer.fold, [owner], update.alone(), [told])
-        yield owner, counted
-        [report] = counted.reports
-        for task in tasks:
-            if task != owner:
-                side = parties.holders[task.client].cut.client
-                own = report._replace(
-                    client=task.client, norm=float(side.take(delta_M).norm()), bytes_up=up[task.client]
-                )
-                yield task, Work(self.trainer.fold.zero(), [own], {})
-
-
-def _traffic(parties: VerticalParties, exchange: JointExchange) -> Traffic:
-    """Add up what all parties sent and got."""
-    total, end = Counter[tuple[str, bool]](), exchange.now
-    for (_, way, crosses), num in exchange.bytes.items():
-        total[way, crosses] += num
-    return Traffic(
-        bytes_down=sum(num for (way, _), num in total.items() if way == "down"),
-        seconds=end.seconds if parties.split.takes_time else None,
-        counts={
-            "messages": exchange.messages,
-            "round_trips": math.ceil(end.trips),
-            "cut_bytes": sum(num for (_, crosses), num in total.items() if crosses),
-        },
-    )
 
 
 def _undefended(holder: Holder) -> Holder:
@@ -138,13 +94,12 @@ def rehearse_vertical(plan: Plan, job: Job) -> VerticalParties:
     trial = parties._replace(job=one_step, holders=tuple(exact), shield=OPEN)
     tasks = [Task(number, 0, 0) for number in range(len(exact))]
     server = Half(one_step, parties.server)
-    server.restore(parties.server.take(job.first_D))
     halves = [Half(one_step, holder.cut.client) for holder in exact]
     exchange = JointExchange(trial, tasks, halves, server)
-    exchange.run({number: holder.cut.client.take(job.first_D) for number, holder in enumerate(exact)})
+    exchange.run(job.first_D)
     if exchange.failed:
         return parties  # a first step that diverges is for training to report
-    moved_M = parties.assembled(job.first_D, exchange.weights, server.vector) - job.first_D
+    moved_M = parties.assembled(job.first_D, dict(exchange.server.state.weights), server.vector) - job.first_D
     whole_M = torch.cat([whole.delta_D, *([whole.aux[STATISTICS]] if STATISTICS in whole.aux else [])])
     moved_M = moved_M[: len(whole_M)]
     if not is_close(whole_M, moved_M):

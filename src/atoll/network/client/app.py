@@ -13,7 +13,7 @@ import numpy as np
 from atoll.core.errors import DataError, PlanError
 from atoll.data.dataset import Dataset
 from atoll.data.rows import Rows, is_lazy
-from atoll.data.targets import Array
+from atoll.data.targets import CLASSIFICATION, Array
 from atoll.network.protocol.agreement import ANY, NO_FUNCTIONS, Floors, Functions, OwnParts
 from atoll.network.protocol.bases import NO_BASES
 from atoll.train.array_work import Evaluate, Train, array_work
@@ -44,13 +44,20 @@ class ClientApp:
     """
 
     train_x: Array | Rows
-    train_y: Array
+    train_y: Array | None = None
+    """Targets; left out by a party of vertical learning that has none."""
     num_classes: int = 0
     scale: float = 1.0
     shift: float = 0.0
     tokens: bool = False
     problem: str = ""
     """The kind of problem that the targets are for; inferred if left out, unless the plan says it."""
+    columns: tuple[str, ...] = ()
+    """In vertical learning, names of the features of `train_x`, in its order, as the server's data have them; left out
+    if that is the order of the server's data."""
+    rows: str | Path | bytes | None = None
+    """In vertical learning, what commits to the rows in their order: the table that `atoll align` wrote, or 32 bytes
+    that all parties make alike."""
     models: Functions = field(default_factory=lambda: NO_FUNCTIONS)
     """Own models by the names that plans use, each a function as in the catalogue."""
     algorithms: Functions = field(default_factory=lambda: NO_FUNCTIONS)
@@ -73,7 +80,7 @@ class ClientApp:
 
     def __post_init__(self) -> None:
         for name in ("train_x", "train_y"):  # the memory layout must not change results
-            if not is_lazy(getattr(self, name)):
+            if getattr(self, name) is not None and not is_lazy(getattr(self, name)):
                 object.__setattr__(self, name, np.ascontiguousarray(getattr(self, name)))
         given = [name for name in ("first", "train", "evaluate") if getattr(self, name) is not None]
         if len(given) not in (0, 3):
@@ -115,18 +122,23 @@ class ClientApp:
             ) from error
 
     def dataset(self) -> Dataset:
-        """Return the samples, checked; as a client tests nothing, one sample stands for the test set."""
+        """Return the samples, checked; as a client tests nothing, one sample stands for the test set.
+
+        Where there are no targets, zeros stand for them.
+        """
+        has_targets = self.train_y is not None
+        targets = np.zeros(len(self.train_x), dtype=np.int64) if self.train_y is None else self.train_y
         return Dataset(
             name="own samples",
             train_x=self.train_x,
-            train_y=self.train_y,
+            train_y=targets,
             test_x=np.asarray(self.train_x[np.arange(1)]),
-            test_y=self.train_y[:1],
-            num_classes=self.num_classes,
+            test_y=targets[:1],
+            num_classes=self.num_classes if has_targets else 2,
             scale=self.scale,
             shift=self.shift,
             tokens=self.tokens,
-            problem=self.problem,
+            problem=self.problem if has_targets else CLASSIFICATION,
         )
 
 

@@ -15,6 +15,7 @@ from atoll.core.errors import AtollError, DiskFull, RunError
 from atoll.core.messages import Broadcast, State
 from atoll.core.params import params_hash
 from atoll.ledger import chain
+from atoll.network.client.agreeing import agree
 from atoll.network.client.app import ClientApp
 from atoll.network.client.connection import Connection, Declined
 from atoll.network.client.consent import Consent, asked_for
@@ -25,7 +26,7 @@ from atoll.network.client.record import Record
 from atoll.network.client.secret_evaluation import EvaluationAddend, KeptEvaluations
 from atoll.network.client.secure_session import Addend, SecureSession, SilentSessions, UpdateAddend, end_silent_sessions
 from atoll.network.client.split_session import hold_session
-from atoll.network.client.task import AgreedRun, WorkRefused, agree, signed_delivery, why_not_trained
+from atoll.network.client.task import AgreedRun, WorkRefused, signed_delivery, why_not_trained
 from atoll.network.client.witness import DISTRUST, LedgerReader
 from atoll.network.protocol import endpoints
 from atoll.network.protocol.agreement import IN_SECRET, NOISED, OPEN, Floors, is_working_hour
@@ -97,7 +98,7 @@ class Client:
         """Work until stopped; with `once`, until all runs have ended."""
         self._end_silent_sessions()
         welcome = self._connection.welcome()
-        self._output.info(f"joined as {welcome.name}, client {welcome.number}; {len(self._app.train_y):,} samples")
+        self._output.info(f"joined as {welcome.name}, client {welcome.number}; {len(self._app.train_x):,} samples")
         while not (self.step() and once):
             pass
         self._connection.ask_once(endpoints.POLL, self._poll(wait=0.0))  # tells the server that it may end, too
@@ -129,7 +130,7 @@ class Client:
 
     def _poll(self, wait: float) -> Poll:
         return Poll(
-            num_samples=len(self._app.train_y),
+            num_samples=len(self._app.train_x),
             wait=wait,
             attributes=self._app.current_attributes(),
             ended=tuple(sorted(self._ended)),
@@ -215,15 +216,16 @@ class Client:
         if run not in self._agreed_runs:
             info = self._connection.ask(endpoints.RUN, None, run=run)
             self._check_consent(run, info)
-            number, secret = self._connection.welcome().number, self._home.secret(run)
+            welcome = self._connection.welcome()
             try:
                 self._agreed_runs[run] = agree(
                     self._app,
                     self._floors,
                     info,
-                    number,
+                    welcome.number,
                     self._home.run(run),
-                    secret,
+                    self._home.secret(run),
+                    name=welcome.name,
                     keys_known=self._given_peers is not None,
                 )
             except RunError:
@@ -384,7 +386,7 @@ class Client:
                 pending = home.pending()
                 if pending is not None and self._ledgers.witness(run, home).knows_counted(pending.attempt):
                     home.confirm_update(pending.attempt)  # no later order says so
-                self._save_final_model(run, home, last.body)
+                self._save_final_model(run, last.body)
                 home.mark_ended()
                 KeptEvaluations(home).forget_sums()
                 self._agreed_runs.pop(run, None)
@@ -394,20 +396,19 @@ class Client:
                 kept.add(run)
         self._ended = set(names) - kept
 
-    def _save_final_model(self, run: str, home: RunHome, end: Mapping[str, Any]) -> None:
+    def _save_final_model(self, run: str, end: Mapping[str, Any]) -> None:
         """Save the final model of a run, or this side's layers of it, after a check against the ledger's end."""
-        ref = self._connection.ask(endpoints.RUN, None, run=run).model
+        info = self._connection.ask(endpoints.RUN, None, run=run)
         try:
-            if ref is None:
-                raise WorkRefused("the server does not give it")
             agreed = self._agreed_run(run)
-            params_D = agreed.final_params(ref, lambda ref: self._connection.fetch(run, ref, agreed.home.objects))
-        except (Declined, RunError):
+            path = save_final_model(
+                agreed, info, end, lambda ref: self._connection.fetch(run, ref, agreed.home.objects)
+            )
+        except (Declined, DiskFull, RunError):
             raise
         except AtollError as error:
             self._warn_once(run, f"its model was left there: {error}")
             return
-        path = save_final_model(agreed, home, ref, params_D, end)
         self._output.info(f"{run}: {'its model is' if agreed.parties is None else 'its layers are'} in {path}")
 
     def _warn_once(self, run: str, reason: str) -> None:

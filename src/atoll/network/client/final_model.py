@@ -6,27 +6,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from atoll.core.errors import RunError
 from atoll.core.params import params_hash
-from atoll.network.client.home import RunHome
-from atoll.network.client.task import AgreedRun
-from atoll.network.protocol.messages import Ref
+from atoll.network.client.task import AgreedRun, Fetch, WorkRefused
+from atoll.network.protocol.messages import RunInfo
 from atoll.train.own_models import OwnModels
 
 
-def save_final_model(agreed: AgreedRun, home: RunHome, ref: Ref, params_D: Tensor, end: Mapping[str, Any]) -> Path:
-    """Save the final parameters that the ledger's last record names, as this client's own model; return its path.
+def save_final_model(agreed: AgreedRun, info: RunInfo, end: Mapping[str, Any], fetch: Fetch) -> Path:
+    """Download the final parameters that the ledger's last record names; save them as this client's own model.
 
-    Of a model that is cut a client gets its own layers, and the record has their name.
+    Of a model that is cut a client gets its own layers. The record has their name, or that of the list of all parties'.
     """
-    job, parties, (_, state) = agreed.job, agreed.parties, home.state()
-    found = (params_hash(params_D).hex(), end.get("model")) if parties is None else (ref.name, end.get("layers"))
-    if found[0] != found[1]:
+    job, home, (_, state) = agreed.job, agreed.home, agreed.home.state()
+    if info.model is None:
+        raise WorkRefused("the server does not give it")
+    params_D = agreed.final_params(info.model, fetch)
+    if agreed.parties is None:
+        is_named = params_hash(params_D).hex() == end.get("model")
+    else:
+        named = info.model if info.layers is None else info.layers
+        is_named = (named.name, agreed.layers_name(named, fetch)) == (end.get("layers"), info.model.name)
+    if not is_named:
         raise RunError(f"{home.path.name} ended with another model than its ledger says; do not trust this server")
-    if parties is not None:
-        return home.save_model(parties.cut.client.named(params_D))
+    if agreed.parties is not None:
+        return home.save_model(agreed.own_parties.cut.client.named(params_D))
     return home.save_model(
         OwnModels(job, [lambda: job.model], params_D, {agreed.number: state})[agreed.number].state_dict()
     )

@@ -17,13 +17,14 @@ import torch
 
 from atoll.core.errors import AtollError, RunError
 from atoll.core.messages import Task
+from atoll.network.client.agreeing import agree
 from atoll.network.client.app import ClientApp
 from atoll.network.client.connection import Connection
 from atoll.network.client.home import Home, RunHome
-from atoll.network.client.task import AgreedRun, WorkRefused, agree
+from atoll.network.client.task import AgreedRun, WorkRefused
 from atoll.network.protocol import endpoints
 from atoll.network.protocol.agreement import Floors
-from atoll.network.protocol.messages import Readiness, RunInfo
+from atoll.network.protocol.messages import Readiness, RunInfo, Welcome
 from atoll.privacy.noise import fresh_secret
 from atoll.report.reading import human_bytes, human_seconds
 from atoll.train.job import Job
@@ -44,7 +45,7 @@ def preflight(
     keys_known: bool,
 ) -> bool:
     """Check the runs of these names, or all that have not ended; return whether the client is ready for each."""
-    number = connection.welcome().number
+    welcome = connection.welcome()
     runs = [info for info in connection.ask(endpoints.RUNS, None).runs if not names or info.run in names]
     missing = set(names) - {info.run for info in runs}
     if missing or not runs:
@@ -54,7 +55,7 @@ def preflight(
     ready = True
     for info in runs:
         say(f"{info.run}:")
-        told = _checked(make_app, home, floors, info, number, lambda text: say(f"  {text}"), keys_known=keys_known)
+        told = _checked(make_app, home, floors, info, welcome, lambda text: say(f"  {text}"), keys_known=keys_known)
         connection.ask(endpoints.READINESS, told, run=info.run)
         say(f"  {'ready' if told.ready else 'NOT READY'}; the operator was told")
         ready = ready and told.ready
@@ -66,7 +67,7 @@ def _checked(
     home: Home,
     floors: Floors | None,
     info: RunInfo,
-    number: int,
+    welcome: Welcome,
     say: Callable[[str], None],
     *,
     keys_known: bool,
@@ -80,23 +81,27 @@ def _checked(
     try:
         app = make_app()
         passed(check, _described(app))
-        check = "shapes"
-        _check_shapes(app, info)
-        passed(check, f"samples {app.dataset().input_shape}, {app.dataset().num_outputs} outputs, as the server's")
+        if not _has_columns_only(info):  # which are compared with the plan's parties below
+            check = "shapes"
+            _check_shapes(app, info)
+            passed(check, f"samples {app.dataset().input_shape}, {app.dataset().num_outputs} outputs, as the server's")
         check = "plan, floors"
         with tempfile.TemporaryDirectory() as folder:
             trial = RunHome(Path(folder), home.run_budget(info.run))
             own = app.floors if floors is None else floors
-            agreed = agree(app, own, info, number, trial, fresh_secret(), keys_known=keys_known)
+            agreed = agree(
+                app, own, info, welcome.number, trial, fresh_secret(), name=welcome.name, keys_known=keys_known
+            )
             passed(check, f"{agreed.job.spec.num_params:,} parameters, {info.plan.get('rounds', '?')} rounds")
             check = "one step"
             seconds = _step_seconds(agreed)
-            steps = agreed.job.num_steps(number)
+            steps = agreed.job.num_steps(agreed.number)
             passed(
                 check, f"{human_seconds(seconds)}; a round of {steps:,} takes about {human_seconds(steps * seconds)}"
             )
-            check = "evaluation"
-            passed(check, _evaluated(agreed))
+            if not _has_columns_only(info):  # nobody but the server has all of the model
+                check = "evaluation"
+                passed(check, _evaluated(agreed))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         passed("memory", f"{human_bytes(peak)} at most")
     except AtollError as error:
@@ -110,6 +115,12 @@ def _described(app: ClientApp) -> str:
     data = app.dataset()
     held = f", {len(np.unique(data.train_y))} of {data.num_classes} classes" if data.has_classes else ""
     return f"{data.num_train:,} samples of {data.train_x.dtype}, none missing; {data.problem}{held}"
+
+
+def _has_columns_only(info: RunInfo) -> bool:
+    """Return whether clients of a run hold columns of samples."""
+    split = info.plan.get("split")
+    return isinstance(split, dict) and bool(split.get("parties"))
 
 
 def _check_shapes(app: ClientApp, info: RunInfo) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from atoll.core.messages import Payload
+from atoll.core.messages import Payload, Task
 from atoll.core.wire import pieces
 from atoll.ledger import signing
 from atoll.network.client.connection import Connection
@@ -20,8 +20,10 @@ from atoll.network.protocol.messages import Order
 from atoll.network.protocol.objects import manifest_of
 from atoll.split.exchange import client_side
 from atoll.split.half import Half
-from atoll.split.machines import ClientState
+from atoll.split.joint import joint_load, owners_task, party_side
+from atoll.split.machines import ClientMachine, ClientState
 from atoll.split.messages import Kind, Message, SplitError
+from atoll.split.parties import Parties
 from atoll.split.session import Phase
 from atoll.train.trainer import explained
 
@@ -37,21 +39,22 @@ def hold_session(
     It begins anew whenever it is called: what the server has is not sent again. `note` is called with the name of the
     session's transcript before it leaves. A session that cannot go on here is left with the reason, and WorkRefused.
     """
-    parties, session = agreed.parties, order.session
-    assert parties is not None and session is not None
+    codec, session = agreed.own_parties.codec, order.session
+    assert session is not None
     task = agreed.task(order)
-    machine = client_side(parties, task, Half(agreed.job, parties.cut.client))
+    machine = _machine(agreed, task)
+    layers = agreed.layers_name(order.model, lambda ref: connection.fetch(order.run, ref, agreed.home.objects))
     state, number = ClientState(), 0
-    with Lanes(connection, order.run, order.attempt, session, parties.codec.max_bytes) as lanes:
+    with Lanes(connection, order.run, order.attempt, session, codec.max_bytes) as lanes:
         try:
             with explained():
                 while state.phase is not Phase.DONE:
-                    message = parties.codec.decode(lanes.receive())
+                    message = codec.decode(lanes.receive())
                     if message.kind == Kind.WEIGHTS:
-                        _check_weights(agreed, order, message)
+                        _check_weights(agreed, order, layers, message)
                     state, answers = machine.handle(state, message)
                     for answer in answers:
-                        lanes.send(parties.codec.encode(answer, task.attempt), number, last=answer.kind == Kind.WEIGHTS)
+                        lanes.send(codec.encode(answer, task.attempt), number, last=answer.kind == Kind.WEIGHTS)
                     number += 1
             lanes.flush()
         except (SplitError, WorkRefused) as error:
@@ -65,15 +68,23 @@ def hold_session(
     return int(lanes.transcript.describe()["up"][1])
 
 
-def _check_weights(agreed: AgreedRun, order: Order, message: Message) -> None:
-    """Refuse layers that are not those of the ledger, or that moved farther than the floors allow.
+def _machine(agreed: AgreedRun, task: Task) -> ClientMachine:
+    """Return this client's machine of a task, in whichever way the model is cut."""
+    half, parties = Half(agreed.job, agreed.own_parties.cut.client), agreed.parties
+    if isinstance(parties, Parties):
+        return client_side(parties, task, half)
+    assert parties is not None
+    num_steps, load = joint_load(parties, owners_task(parties, task))
+    return party_side(parties, task, half, num_steps, load, agreed.rows)
+
+
+def _check_weights(agreed: AgreedRun, order: Order, name: str, message: Message) -> None:
+    """Refuse layers that have another name than in the ledger, or that moved farther than the floors allow.
 
     Where clients train in turn, only the first gets those of the version, and nobody else knows those of the others.
     """
-    parties = agreed.parties
-    assert parties is not None
-    values = message.values
-    if not parties.way.hands_on and manifest_of(*pieces(Payload(values))).name() != order.model.name:
+    parties, values = agreed.own_parties, message.values
+    if not parties.way.hands_on and manifest_of(*pieces(Payload(values))).name() != name:
         raise WorkRefused("the server sends other layers than its ledger names: do not trust this server")
     agreed.check_change(order.version, values, parties.cut.client.take(agreed.job.first_D))
     if agreed.floors.max_change is not None:

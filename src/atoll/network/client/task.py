@@ -1,4 +1,4 @@
-"""One run on the client: whether to take part, receiving broadcasts, training updates.
+"""One run on the client: receiving broadcasts, training updates.
 
 Shapes: V, the packed vector of a broadcast.
 """
@@ -9,43 +9,28 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
-import numpy as np
-import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import Tensor
 
-from atoll.commit.coordinator import build_coordinator
-from atoll.commit.privacy_plan import last_round
-from atoll.core.algorithm import Algorithm
-from atoll.core.client_work import ClientWork
-from atoll.core.coordinator import Coordinator
 from atoll.core.eligibility import ANYBODY
-from atoll.core.errors import AtollError, PlanError, TrainingError
+from atoll.core.errors import AtollError, TrainingError
 from atoll.core.messages import Broadcast, Payload, State, Task, Update, stack
-from atoll.core.parts import Part
 from atoll.core.plan import Plan
-from atoll.core.privacy import Mechanism
 from atoll.core.wire import packed_size, pieces, unpack_parts
-from atoll.data.dataset import Dataset
-from atoll.data.index import drawn
 from atoll.network.client.app import ClientApp
 from atoll.network.client.budget import cost_of
 from atoll.network.client.home import RunHome
-from atoll.network.protocol.agreement import Floors, read_plan, refusal_reason
-from atoll.network.protocol.bases import names_for_paths
-from atoll.network.protocol.messages import Delivery, EvaluationOrder, Order, Ref, RunInfo, update_text
+from atoll.network.protocol.agreement import Floors
+from atoll.network.protocol.layers import name_in
+from atoll.network.protocol.messages import Delivery, EvaluationOrder, Order, Ref, update_text
 from atoll.network.protocol.objects import Manifest, ObjectError, manifest_of
-from atoll.privacy.accounting import spent
+from atoll.split.columns import VerticalParties
 from atoll.split.parties import Parties
-from atoll.split.rehearsal import rehearse_split
-from atoll.train.build import build_job
-from atoll.train.devices import PLAIN, WITHOUT_DOUBLE, Place
+from atoll.train.devices import PLAIN, Place
 from atoll.train.exchange import acceptable, decoded, encoded, protected, sent_by
-from atoll.train.federation import Federation, with_problem
 from atoll.train.job import Job, broadcast_of, first_server
 from atoll.train.trainer import Trainer
 
@@ -90,8 +75,10 @@ class AgreedRun:
     """Where the client trains."""
     keys_known: bool = False
     """Whether the owner gave the other clients' keys, so that the server's are not used."""
-    parties: Parties | None = None
+    parties: Parties | VerticalParties | None = None
     """What its sessions need, where the model is cut."""
+    rows: bytes = b""
+    """Commitment to the rows in their order, where parties hold columns."""
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -103,6 +90,12 @@ class AgreedRun:
         """Return a broadcast with the shape of all broadcasts of this run."""
         first_M = self.job.first_D
         return broadcast_of(self.job, first_M, first_server(self.job, first_M))
+
+    @property
+    def own_parties(self) -> Parties:
+        """Return the cut between this client and the server, of a model that is cut."""
+        assert self.parties is not None
+        return self.parties.of(self.number)
 
     @property
     def max_bytes(self) -> int:
@@ -161,12 +154,18 @@ class AgreedRun:
     def final_params(self, ref: Ref, fetch: Fetch) -> Tensor:
         """Download the final parameters of the run, or of the layers that clients have."""
         params_D = self._payload(ref, fetch).carrier
-        due_D = self.job.first_D if self.parties is None else self.parties.cut.client.take(self.job.first_D)
+        due_D = self.job.first_D if self.parties is None else self.own_parties.cut.client.take(self.job.first_D)
         if params_D.shape != due_D.shape or params_D.dtype != due_D.dtype:
             raise WorkRefused(
                 f"the last model has {tuple(params_D.shape)} values of {params_D.dtype}: tell the operator"
             )
         return params_D
+
+    def layers_name(self, ref: Ref, fetch: Fetch) -> str:
+        """Return the name of this client's layers where the model is cut, of a version that is named by `ref`."""
+        if isinstance(self.parties, VerticalParties):
+            return name_in(self._payload(ref, fetch), self.number)
+        return ref.name
 
     def train(self, order: Order, sent: Broadcast) -> TrainedUpdate:
         """Train for an order, and encode the update."""
@@ -284,125 +283,3 @@ def signed_delivery(key: Ed25519PrivateKey, order: Order, manifest: Manifest, tr
     )
     text = update_text(order.run, order.attempt, order.version, manifest.name(), delivery)
     return msgspec.structs.replace(delivery, signature=key.sign(text))
-
-
-def agree(
-    app: ClientApp,
-    floors: Floors,
-    info: RunInfo,
-    number: int,
-    home: RunHome,
-    secret: bytes,
-    *,
-    keys_known: bool = False,
-) -> AgreedRun:
-    """Check a run against the floors, and build it; WorkRefused if its plan is weaker.
-
-    What is compared follows from the plan wherever possible, since a malicious server could state anything.
-    """
-    parts = app.own_parts
-    plan = read_plan(info.plan, parts)
-    dataset = with_problem(plan, app.dataset())
-    with names_for_paths(parts.bases):
-        info = msgspec.structs.replace(info, num_bytes=max(info.num_bytes, _model_bytes(plan, dataset)))
-    if info.num_bytes > floors.max_model_bytes:  # before it is built
-        raise WorkRefused(refusal_reason(floors, info, plan, None, 0) or "the model is too large")
-    indices = np.arange(dataset.num_train)
-    partition = drawn(max(info.num_clients, number + 1), dataset.num_train, lambda client: indices)
-    ask = plan.evaluation
-    federation = Federation(dataset, partition, seed=plan.seed, holdout=ask.holdout, validation=ask.validation or 0.0)
-    with names_for_paths(parts.bases):
-        job = build_job(plan, federation, secret=secret, loss=parts.loss(plan.loss))
-    if floors.max_change is not None and job.spec.num_held:
-        raise WorkRefused(
-            f"algorithm '{plan.algorithm.name}' sends values beside the parameters that floors.max_change does not "
-            "measure: use fedit or ffa_lora, or leave the floor out"
-        )
-    coordinator = build_coordinator(plan, federation)
-    min_cohort = _min_cohort(coordinator, job.mechanism)
-    info = msgspec.structs.replace(info, cohort=min(info.cohort, min_cohort))
-    if floors.max_epsilon is not None and job.mechanism is not None and info.epsilon is not None:
-        own = _epsilon(job, max(1, plan.rounds))
-        budget = job.mechanism.epsilon
-        info = msgspec.structs.replace(info, epsilon=max(info.epsilon, own if budget is None else min(own, budget)))
-    num_steps = max(job.num_steps(number), 0 if job.algorithm.adapt is None else job.algorithm.adapt.steps)
-    reason = refusal_reason(floors, info, plan, job.mechanism, num_steps, keys_known=keys_known)
-    if reason is not None:
-        raise WorkRefused(reason)
-    if job.mechanism is not None and job.exposure is not None and floors.max_epsilon is not None:
-        rounds = last_round(job.mechanism, job.exposure, max(1, plan.rounds))
-        home.budget.check_affordable(cost_of(job, rounds), floors.max_epsilon)
-    parties = None if plan.split is None else rehearse_split(plan, job)
-    home.save_info(info)
-    return AgreedRun(
-        plan=plan,
-        job=job,
-        floors=floors,
-        number=number,
-        home=home,
-        min_cohort=min_cohort,
-        place=_place(app, job),
-        keys_known=keys_known,
-        parties=parties,
-    )
-
-
-def _place(app: ClientApp, job: Job) -> Place:
-    """Return where this client trains a job; WorkRefused if its device cannot."""
-    place = app.place()
-    if job.work.first is not None or place.on_cpu:
-        return PLAIN  # functions on arrays use a device themselves, or not
-    if place.torch_device.type in WITHOUT_DOUBLE and (job.private is not None or job.spec.dtype == torch.float64):
-        raise WorkRefused(
-            f"this plan needs float64, which {place.device} has not: join with --device cpu, or leave the app's device "
-            "out"
-        )
-    return place
-
-
-def _min_cohort(coordinator: Coordinator, mechanism: Mechanism | None) -> int:
-    """Return the minimum number of clients behind a version."""
-    policy = coordinator.policy
-    if mechanism is None or mechanism.min_reports is None:
-        return max(1, policy.min_reports)
-    return max(1, mechanism.min_reports(policy.goal(coordinator.num_clients)))
-
-
-def _epsilon(job: Job, attempts: int) -> float:
-    """Return the epsilon that attempts cost this client."""
-    assert job.mechanism is not None and job.exposure is not None
-    return spent(job.mechanism, job.exposure._replace(attempts=attempts)).epsilon
-
-
-class _WithoutValues(TorchFunctionMode):
-    """Skips the initialisation of parameters without values, for which torch would import its compiler."""
-
-    def __torch_function__(
-        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if getattr(func, "__module__", "") == nn.init.__name__:
-            return args[0] if args else (kwargs or {})["tensor"]
-        return func(*args, **(kwargs or {}))
-
-
-def _model_bytes(plan: Plan, dataset: Dataset) -> int:
-    """Return the bytes of the models that travel without allocating them, as options could fill the memory.
-
-    They include what the algorithm adds. A model of the client's own is not counted, nor is the base of a language
-    model, of which no weights are read.
-    """
-    if plan.model.call is not None:
-        return 0
-    algorithm: Algorithm = plan.algorithm.build("algorithms")
-    work: ClientWork = (plan.work or algorithm.work or Part("sgd")).build("train.works")
-    with torch.device("meta"), _WithoutValues():
-        model = plan.model.build("models", input_shape=dataset.input_shape, num_classes=dataset.num_outputs)
-        if not isinstance(model, nn.Module):
-            raise PlanError(
-                f"model '{plan.model.name}' gave {type(model).__name__}: a factory must return an nn.Module"
-            )
-        if algorithm.prepare is not None:
-            algorithm.prepare(model)
-    state = model.state_dict()
-    tensors = (each for each in (*model.named_parameters(), *model.named_buffers()) if each[0] in state)
-    return (work.copies or 1) * sum(tensor.nbytes for _, tensor in tensors)

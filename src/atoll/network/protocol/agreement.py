@@ -203,15 +203,17 @@ def refusal_reason(
     mechanism: Mechanism | None,
     num_steps: int,
     *,
+    number: int,
     keys_known: bool = False,
 ) -> str | None:
     """Return why the floors refuse a run whose tasks, or adaptations, take `num_steps`; None if they allow it.
 
-    `keys_known` tells that the owner gave the other clients' keys, which protect against a malicious server.
+    `number` is the client's, and `keys_known` tells that the owner gave the other clients' keys, which protect against
+    a malicious server.
     """
     if info.cohort < floors.min_cohort:
         return f"a version is made of {info.cohort} clients, this client asks for at least {floors.min_cohort}"
-    reason = split_refusal_reason(floors, plan) or secure_refusal_reason(floors, plan, keys_known=keys_known)
+    reason = split_refusal_reason(floors, plan, number) or secure_refusal_reason(floors, plan, keys_known=keys_known)
     if reason is not None:
         return reason
     charged = not plan.rounds and floors.evaluation in (NOISED, NOTHING)  # evaluations are charged one by one
@@ -234,8 +236,8 @@ def refusal_reason(
     return None
 
 
-def split_refusal_reason(floors: Floors, plan: Plan) -> str | None:
-    """Return why the floors refuse what a plan with a cut lets clients send; None if they allow it."""
+def split_refusal_reason(floors: Floors, plan: Plan, number: int) -> str | None:
+    """Return why the floors refuse what a plan with a cut lets this client send; None if they allow it."""
     if plan.split is None or floors.split == LABELS:
         return None
     if floors.split == NOTHING:
@@ -243,7 +245,7 @@ def split_refusal_reason(floors: Floors, plan: Plan) -> str | None:
             'the model is cut, and the server would see activations of single samples, which floors.split = "none" '
             "keeps here"
         )
-    if plan.split.tail is None:
+    if plan.split.tail is None and (not plan.split.parties or number == plan.split.label_holder):
         return (
             "the model is cut without split.tail, so that the server would see labels of single samples: this client "
             'sends them with floors.split = "labels" only'
@@ -311,6 +313,8 @@ def _check_plain(plain: dict[str, Any]) -> None:
         _check_part(Part.of(part, where="split.codecs"), "split.codecs", "transforms")
     for part in plain.get("split", {}).get("defences", []):
         _check_part(Part.of(part, where="split.defences"), "split.defences", "split.defences")
+    for party in plain.get("split", {}).get("parties") or []:
+        _check_part(Part.of(party.get("model", "mlp"), where="split.parties"), "split.parties: model", "models")
     if "secagg" in plain:
         _check_part(Part.of(plain["secagg"].get("scheme", "pairwise")), "secagg.scheme", "secagg.schemes")
 

@@ -218,6 +218,12 @@ class RunInfo(Message, frozen=True):
     """The shape of one sample of the server's data."""
     num_outputs: int | None = None
     """The number of the model's outputs for the server's data, such as its classes."""
+    problem: str = ""
+    """The kind of problem that the server's data are for."""
+    features: tuple[str, ...] = ()
+    """Names of the columns of the server's data, where parties hold columns and these have names."""
+    layers: Ref | None = None
+    """Where parties hold columns, the names of the layers of each at the end."""
 
 
 class OpenRuns(Message, frozen=True):

@@ -154,7 +154,7 @@ class Answers:
 
     def run(self, request: Request, body: None) -> RunInfo:
         """Describe a run."""
-        return self._handler.run_info(request.run)
+        return self._handler.run_info(request.client, request.run)
 
     def ledger(self, request: Request, body: None) -> Lines:
         """Send ledger lines, as many as fit into a control message."""

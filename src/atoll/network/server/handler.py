@@ -35,6 +35,7 @@ from atoll.network.server.monitoring import Metrics, log
 from atoll.network.server.parts import BadUpdate
 from atoll.network.server.presence import REFUSED
 from atoll.network.server.runs import RUNNING, Run, WaitingRun
+from atoll.network.server.sent import NOBODY
 from atoll.network.server.sites import SiteAnswer, evaluation_orders, read_sums
 from atoll.network.server.tables import ClientRow, Stage
 from atoll.network.server.uploads import UploadTooLarge
@@ -99,14 +100,14 @@ class RequestHandler:
         """Describe the runs that have not ended, for clients that only want to try them."""
         keys = self._driver.presence.keys()
         going = [run for run in list(self._runs.values()) if run.status == RUNNING]
-        return tuple(run.info(keys) if isinstance(run, Run) else run.preview(keys) for run in going)
+        return tuple(run.info(keys, NOBODY) if isinstance(run, Run) else run.preview(keys) for run in going)
 
-    def run_info(self, run_name: str) -> RunInfo:
-        """Describe a run to clients."""
+    def run_info(self, client: ClientRow, run_name: str) -> RunInfo:
+        """Describe a run to a client."""
         run = self.run(run_name)
         if isinstance(run, WaitingRun):
             raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "the run has not begun yet", RETRY)
-        return run.info(self._driver.presence.keys())
+        return run.info(self._driver.presence.keys(), NOBODY if client.number is None else client.number)
 
     def ledger_lines(self, run_name: str, start: int = 0, most: int | None = None) -> list[str]:
         """Return lines of a run's ledger from a number on, at most `most`."""
@@ -123,7 +124,8 @@ class RequestHandler:
         with self._writer.lock:
             known = {name for model in run.models.values() for name in model.names()}
             known |= {news.object.name for news in run.news}
-        known |= {ref.name for ref in (mine, run.final_model) if ref is not None}
+        known |= set() if mine is None else {mine.name}
+        known |= set() if run.final is None else run.final.readable(number)
         if name not in known:
             raise Refused(HTTPStatus.GONE, "there is no such object any more: poll again")
         return run.objects

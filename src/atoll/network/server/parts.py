@@ -29,7 +29,8 @@ from atoll.engine.base import InProcess
 from atoll.network.protocol.agreement import plan_for_clients
 from atoll.network.protocol.objects import ObjectError
 from atoll.privacy.ledger import Ledger
-from atoll.split.parties import Parties, build_parties
+from atoll.split.columns import VerticalParties, build_cut
+from atoll.split.parties import Parties
 from atoll.train.exchange import Told, Work, acceptable, encoded, received
 from atoll.train.federation import Federation, load_dataset
 from atoll.train.job import Job, layout_of
@@ -82,7 +83,8 @@ class DeliveryEngine(InProcess):
 
     def __init__(self, job: Job, space: Workspace | None) -> None:
         super().__init__(job, Trainer(job, space=space))
-        self.read: Callable[[Task], DeliveredUpdate] = _nothing
+        self.read: Callable[[Task], DeliveredUpdate | Work] = _nothing
+        """Returns what a client delivered, or what came of its session."""
 
     def describe(self) -> dict[str, object]:
         """Return the engine's name, for `run.json`."""
@@ -95,8 +97,10 @@ class DeliveryEngine(InProcess):
         yield from (self._received(task) for [task] in groups)
 
     def _received(self, task: Task) -> Work:
-        update, told = self.read(task)
-        return received(self.job, self.trainer.fold, [task], update.alone(), [told])
+        delivered = self.read(task)
+        if isinstance(delivered, Work):
+            return delivered
+        return received(self.job, self.trainer.fold, [task], delivered.update.alone(), [delivered.told])
 
 
 def _nothing(task: Task) -> DeliveredUpdate:
@@ -114,7 +118,7 @@ class ServerParts(RunParts):
     """Maximum bytes of a delivered update."""
     kinds: Kinds
     """Names and types of the tensors of an encoded update."""
-    parties: Parties | None = None
+    parties: Parties | VerticalParties | None = None
     """What its sessions need, where the model is cut."""
 
     def decode_update(self, chunks: Iterable[bytes], num_bytes: int, weight: float) -> tuple[Update, int]:
@@ -199,7 +203,7 @@ def build_server_parts(plan: Plan, sizes: Sequence[int], ledger: Ledger | None) 
         layout=_without_values(layout),
         max_bytes=2 * packed_size(layout.plain()) + MAX_OVERHEAD,
         kinds=_kinds(like),
-        parties=None if plan.split is None else build_parties(plan, built.job),
+        parties=None if plan.split is None else build_cut(plan, built.job),
     )
     return parts, kept[0][0]
 

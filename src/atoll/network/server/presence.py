@@ -112,6 +112,8 @@ class Presence:
         not underestimate a client. There only the weight is bounded.
         """
         num = max([len(known) - 1, *self.clients]) + 1
+        if plan.split is not None and plan.split.parties:
+            num = len(plan.split.parties)  # the first clients; others take no part
         stated = {number: max(1, client.num_samples) for number, client in self.clients.items()}
         credited = stated if plan.privacy is not None else credited_samples(stated, self.agreed_samples)
         return (*known, *(credited.get(number, 1) for number in range(len(known), num)))

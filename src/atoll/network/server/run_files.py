@@ -22,6 +22,7 @@ from atoll.network.protocol.blobs import write_file
 from atoll.network.server.parts import ServerParts
 from atoll.report.record import RunDirectory
 from atoll.report.writer import RunWriter, run_info
+from atoll.split.columns import VerticalParties
 from atoll.train.build import final_model
 from atoll.train.job import Job
 from atoll.train.works.sgd import shared_tensors
@@ -118,10 +119,11 @@ class RunFiles:
 
     def describe(self, parts: ServerParts, version: int) -> None:
         """Write what is known before the first round."""
-        num_train = int(parts.job.federation.partition.sizes().sum())
+        sizes, parties = parts.job.federation.partition.sizes(), parts.parties
+        num_train = int(sizes[parties.labels] if isinstance(parties, VerticalParties) else sizes.sum())
         info = run_info(parts, name=self._plan.name or self.directory.name, setup_seconds=0.0, num_train=num_train)
-        if parts.parties is not None:
-            info["split"] = parts.parties.cut.describe()
+        if parties is not None:
+            info["split"] = parties.describe()
         self._writer.describe(info)
         title = f"{info['model']['name']} on the samples of {info['num_clients']} clients"
         self._writer(RunStarted(title=title, version=version, rounds=self._plan.rounds))

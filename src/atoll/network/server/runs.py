@@ -33,13 +33,13 @@ from atoll.network.protocol.agreement import plan_for_clients
 from atoll.network.protocol.blobs import MakeBlobs
 from atoll.network.protocol.messages import News, Ref, RunInfo
 from atoll.network.protocol.objects import Manifest, Objects
+from atoll.network.server.held import HeldRound
 from atoll.network.server.parts import DeliveredUpdate, ServerParts, build_server_parts, given_params
 from atoll.network.server.refusals import RefusalState, refusal_states
 from atoll.network.server.run_files import RunFiles
 from atoll.network.server.secure_session import Mailbox, SecureContext, sum_with_clients
-from atoll.network.server.sent import Model, for_clients, part_for_clients
+from atoll.network.server.sent import NOBODY, FinalModel, Model, final_model_of, for_clients, parts_hold_columns
 from atoll.network.server.sites import Sites, layout_of_sums
-from atoll.network.server.split_round import HeldRound
 from atoll.network.server.streams import Stream, Streams
 from atoll.network.server.tables import RefusalRow, TaskRow
 from atoll.network.server.uploads import PackPosition, Uploads
@@ -85,7 +85,8 @@ class WaitingRun:
         objects.sweep()
         uploads.sweep()
         self.objects, self.uploads = Objects(objects), Uploads(uploads)
-        self.min_clients: int = plan.policy.build("rounds").min_clients
+        parties = () if plan.split is None else plan.split.parties or ()
+        self.min_clients: int = max(plan.policy.build("rounds").min_clients, len(parties))
         self._previews: dict[int, RunInfo] = {}
         self._preview_lock = threading.Lock()
         self.not_before = 0.0
@@ -108,10 +109,12 @@ class WaitingRun:
         """Describe the run as if these clients had samples alike, for clients that try it before it begins."""
         with self._preview_lock:
             num = max(self.min_clients, len(keys), 1)
+            if self.plan.split is not None and self.plan.split.parties:
+                num = self.min_clients
             if num not in self._previews:
                 parts, first_M = build_server_parts(self.plan, [PREVIEW_SAMPLES] * num, None)
                 state = first_state(parts.job, parts.guard, first_M)
-                self._previews = {num: Run(self, parts, (PREVIEW_SAMPLES,) * num, state, FIRST, 0).info(keys)}
+                self._previews = {num: Run(self, parts, (PREVIEW_SAMPLES,) * num, state, FIRST, 0).info(keys, NOBODY)}
             return self._previews[num]
 
 
@@ -136,8 +139,8 @@ class Run:
         self.news: tuple[News, ...] = ()
         self.announced = NEVER
         """The newest version of which the ledger says what was sent."""
-        self.final_model: Ref | None = None
-        """The parameters that it ended with, once a client has asked for them."""
+        self.final: FinalModel | None = None
+        """What clients take home of the model that it ended with, once one has asked for it."""
         self._lock = threading.Lock()
         self.counted: dict[int, int] = {}
         """The last attempt in which each client's update counted."""
@@ -199,11 +202,11 @@ class Run:
         self.parts, _ = build_server_parts(self.plan, sizes, None)
         self.sizes = tuple(sizes)
 
-    def info(self, keys: Mapping[int, bytes]) -> RunInfo:
-        """Return what a client must know to agree."""
+    def info(self, keys: Mapping[int, bytes], client: int) -> RunInfo:
+        """Return what a client must know to agree, and at the end to take its model home."""
         job, guard, coordinator = self.parts.job, self.parts.guard, self.parts.coordinator
         in_secret = job.secure is not None or self.plan.evaluation.clients_every > 0  # clients may add in secret
-        epsilon = None
+        epsilon, final = None, None if client == NOBODY else self._last_model()
         if guard is not None:
             whole = guard.spent(self.plan.rounds).epsilon
             epsilon = whole if guard.mechanism.epsilon is None else min(whole, guard.mechanism.epsilon)
@@ -217,24 +220,24 @@ class Run:
             epsilon=epsilon,
             max_samples=1 if job.secure is None else job.federation.max_samples,  # nobody else needs to know
             peers={str(number): key for number, key in keys.items()} if in_secret else {},
-            model=self._last_model(),
             input_shape=job.federation.dataset.input_shape,
             num_outputs=job.federation.dataset.num_outputs,
+            problem=job.federation.dataset.problem,
+            features=job.federation.dataset.feature_names if parts_hold_columns(self.parts) else (),
+            model=None if final is None else final.of(client),
+            layers=None if final is None else final.layers,
         )
 
-    def _last_model(self) -> Ref | None:
-        """Return the parameters of a run that has ended, for all clients; earlier objects are deleted.
-
-        Of a model that is cut, those are the clients' layers.
-        """
+    def _last_model(self) -> FinalModel | None:
+        """Return what clients take home of a run that has ended; earlier objects are deleted."""
         if self.status == RUNNING or self.machine.phase is not Phase.FINISHED:
             return None
         with self._lock:
-            if self.final_model is None:
-                self.final_model = self._store(Payload(part_for_clients(self.parts, self.state.params_D)))
+            if self.final is None:
+                self.final = final_model_of(self.parts, self.state.params_D, self._store)
                 self.models, self.news = {}, ()
-                self.objects.keep_only({self.final_model.name})
-        return self.final_model
+                self.objects.keep_only(self.final.names())
+        return self.final
 
     def prepare_broadcast(self, machine: CoordinatorState) -> str:
         """Prepare the newest version for sending; return the file of the state, if that must be kept before."""
@@ -324,7 +327,7 @@ class Run:
         if held is None:
             parts.engine.read = lambda task: self._delivered(parts, rows[by_client[task.client]])
         else:
-            parts.engine.read = lambda task: DeliveredUpdate(*held.updates[by_client[task.client]])
+            parts.engine.read = lambda task: held.work_of(by_client[task.client], parts.engine.trainer.fold)
         done = list(tasks) if parts.guard is None else parts.guard.orders(list(tasks), state.rule)
         added: Added | None = None
         if secret is not None:

@@ -85,7 +85,7 @@ class SessionRequests:
             return "a whole session has a transcript, a signature and the name of the order's model: send them"
         if end.transcript != stream.transcript.name():
             return "the transcript is not that of what the server has exchanged: begin the session anew"
-        knows = parties is not None and parties.cut.tail is not None
+        knows = parties is not None and parties.states_loss(stream.client)
         if (end.loss is not None and not abs(end.loss) <= MAX_LOSS) or (knows and end.loss is None):
             return "the training loss is not a number: check the client's data and learning rate"
         if not math.isfinite(end.weight):

@@ -6,12 +6,15 @@ from collections.abc import Callable, Mapping
 
 from atoll.core.coordinator import Phase
 from atoll.core.messages import Task
+from atoll.network.server.held import HeldRound, RoundContext
+from atoll.network.server.joint_round import JointRound
 from atoll.network.server.monitoring import log
 from atoll.network.server.presence import Presence
 from atoll.network.server.runs import RUNNING, Run
 from atoll.network.server.secure_session import STEP_SECONDS
-from atoll.network.server.split_round import HeldRound, RoundContext, SplitRound
+from atoll.network.server.split_round import SplitRound
 from atoll.network.server.tables import Stage, TaskRow
+from atoll.split.parties import Parties
 
 
 def hold_sessions(
@@ -36,7 +39,11 @@ def hold_sessions(
         is_wanted=is_wanted,
         is_known=lambda client: client in presence.clients,
     )
-    held = SplitRound(parties, tasks, parties.job.model_of(run.state.sent[machine.version]), context).hold()
+    start_M = parties.job.model_of(run.state.sent[machine.version])
+    if isinstance(parties, Parties):
+        held = SplitRound(parties, tasks, start_M, context).hold()
+    else:
+        held = JointRound(parties, tasks, start_M, context).hold()
     for task, why in held.failed.items():
         log("rejected", run=run.name, client=task.client, why=why)
     return held

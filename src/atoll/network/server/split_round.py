@@ -9,87 +9,59 @@ simulation whose values are not finite. Shapes: M values of a model.
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from http import HTTPStatus
-from typing import Any, NamedTuple, final
+from collections.abc import Sequence
+from typing import final
 
 import torch
 from torch import Tensor
 
-from atoll.core.messages import Task, Update
+from atoll.core.aggregator import Aggregator
+from atoll.core.messages import Task
 from atoll.core.seeds import generator
-from atoll.network.protocol.exchange import SessionEnd
-from atoll.network.server.auth import Refused
-from atoll.network.server.streams import OVER, Stream, StreamLimits, Streams
+from atoll.network.server.held import HeldRound, RoundContext, Sessions
+from atoll.network.server.streams import Stream
 from atoll.split.clock import Link, Moment
 from atoll.split.exchange import server_side
 from atoll.split.half import Half
 from atoll.split.machines import ServerState
-from atoll.split.messages import ENCODED, VALUES, Kind, Message, NotFinite, SplitError
+from atoll.split.messages import ENCODED, VALUES, Kind, Message, NotFinite, SplitError, read_message
 from atoll.split.outcome import joined, traffic_of, updates_of
 from atoll.split.parties import Parties
 from atoll.split.session import Phase
-from atoll.train.exchange import Told, Traffic
+from atoll.train.exchange import Work, received
 from atoll.train.trainer import explained
 
 MOST_AT_ONCE = 16
 """Sessions that are open at a time where each has layers of the server's of its own."""
-LOOK_SECONDS = 1.0
-"""Seconds after which is looked whether the run still wants the round."""
-
-
-class RoundContext(NamedTuple):
-    """What a server needs to hold the sessions of a round."""
-
-    streams: Streams
-    seconds: float
-    """Seconds in which a client must get a batch done."""
-    is_wanted: Callable[[], bool]
-    """Whether the run goes on."""
-    is_known: Callable[[int], bool]
-    """Whether a client is approved."""
-
-
-class HeldRound(NamedTuple):
-    """What the sessions of a round came to."""
-
-    updates: Mapping[Task, tuple[Update, Told]]
-    traffic: Traffic
-    reports: Mapping[Task, Mapping[str, Any]]
-    """What is written of each client that ended its session: its signed numbers and the transcript."""
-    signed: Mapping[Task, SessionEnd]
-    failed: Mapping[Task, str]
-    """Why sessions failed."""
-    offenders: tuple[int, ...]
-    """Clients that sent what is not due."""
 
 
 @final
 class RemoteExchange:
     """One client's session: the server's machine, and what was sent."""
 
-    def __init__(self, parties: Parties, task: Task, half: Half, now: Moment) -> None:
-        self.task, self.now, self.failed, self.offends = task, now, "", False
+    def __init__(self, parties: Parties, task: Task, half: Half, now: Moment, stream: Stream) -> None:
+        self.task, self.now, self.failed, self.offends, self.stream = task, now, "", False, stream
         self.bytes, self.messages = Counter[tuple[str, bool]](), 0
         self.weights: Tensor | None = None
-        self.half, self.stated_loss = half, None if parties.cut.tail is None else math.nan
-        """The mean loss that the client states, where it alone knows it."""
+        self.half, self.stated_loss = half, math.nan if parties.states_loss(task.client) else None
         self._codec, self._attempt = parties.codec, task.attempt
         num_steps = parties.job.num_steps(task.client, task.work)
         self._machine = server_side(parties, task, half, num_steps)
         self._state, self._link = ServerState(), Link.of(parties.split, now)
         self._heard: list[Moment] = []
         """When each message down arrived."""
-        self.stream: Stream | None = None
         self.until = math.inf
-        """When the present batch must be done, by the monotonic clock."""
 
     @property
     def step(self) -> int:
         """Return the number of the present batch."""
         return self._state.step
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the client's layers are here."""
+        return self.weights is not None
 
     @property
     def trains(self) -> bool:
@@ -104,9 +76,8 @@ class RemoteExchange:
         losses = self._state.losses
         return float(torch.stack(losses).mean()) if losses else math.nan
 
-    def start(self, values: Tensor, stream: Stream) -> None:
+    def start(self, values: Tensor) -> None:
         """Send the client its layers."""
-        self.stream = stream
         self._down(Message(Kind.WEIGHTS, self.task.client, 0, arrays={VALUES: values}), self.now)
 
     def take(self, cause: int, data: bytes, free: Moment) -> Moment:
@@ -121,7 +92,7 @@ class RemoteExchange:
         return free
 
     def _take(self, cause: int, data: bytes, free: Moment) -> Moment:
-        message = self._read(data)
+        message = read_message(self._codec, data)
         self._count("up", message.kind, len(data))
         arrived = self._link.send("up", len(data), self._heard[min(cause, len(self._heard) - 1)])
         self.now = self.now.later(arrived)
@@ -134,17 +105,7 @@ class RemoteExchange:
             self._down(answer, taken)
         return free if is_last else taken
 
-    def _read(self, data: bytes) -> Message:
-        try:
-            return self._codec.decode(data)
-        except SplitError:
-            raise
-        except Exception as error:  # whatever a codec makes of rubbish
-            text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            raise SplitError(f"a message cannot be read ({text}): send it as the plan says") from error
-
     def _down(self, message: Message, ready: Moment) -> None:
-        assert self.stream is not None
         data = self._codec.encode(message, self._attempt)
         self._count("down", message.kind, len(data))
         arrived = self._link.send("down", len(data), ready)
@@ -162,13 +123,12 @@ class SplitRound:
     """Holds the sessions of a cohort in the plan's way."""
 
     def __init__(self, parties: Parties, tasks: Sequence[Task], start_M: Tensor, context: RoundContext) -> None:
-        self._parties, self._tasks, self._start_M, self._context = parties, tasks, start_M, context
-        self._signed: dict[Task, SessionEnd] = {}
-        self._reports: dict[Task, Mapping[str, Any]] = {}
+        self._parties, self._tasks, self._start_M = parties, tasks, start_M
+        self._sessions = Sessions(context)
 
     def hold(self) -> HeldRound:
         """Hold all sessions; Refused if the run does not want them any more."""
-        way, streams = self._parties.way, self._context.streams
+        way, job = self._parties.way, self._parties.job
         try:
             if way.hands_on:
                 exchanges, ends = self._in_turn()
@@ -177,13 +137,18 @@ class SplitRound:
             else:
                 exchanges, ends = self._together()
         finally:
-            streams.close_all()
-        updates = updates_of(self._parties.job, self._start_M, exchanges, ends)
+            self._sessions.close_all()
+        updates = dict(zip(self._tasks, updates_of(job, self._start_M, exchanges, ends), strict=True))
+
+        def work_of(task: Task, fold: Aggregator) -> Work:
+            update, told = updates[task]
+            return received(job, fold, [task], update.alone(), [told])
+
         return HeldRound(
-            updates=dict(zip(self._tasks, updates, strict=True)),
+            work_of=work_of,
             traffic=traffic_of(self._parties, exchanges),
-            reports=self._reports,
-            signed=self._signed,
+            reports=self._sessions.reports,
+            signed=self._sessions.signed,
             failed={each.task: each.failed for each in exchanges if each.failed},
             offenders=tuple(each.task.client for each in exchanges if each.offends),
         )
@@ -229,11 +194,11 @@ class SplitRound:
                 half = halves.pop() if halves else self._half()
                 half.restore(self._parties.cut.server.take(self._start_M))
                 going.append(self._begun(waiting.popleft(), half, self._start_M, Moment()))
-            self._wait(going)
+            self._sessions.wait(going)
             for exchange in going:
                 self._advance(exchange)
-            for exchange in [each for each in going if self._is_over(each)]:
-                self._end(exchange)
+            for exchange in [each for each in going if self._sessions.is_over(each)]:
+                self._sessions.end(exchange)
                 ended[exchange.task] = exchange, self._joined(self._start_M, exchange)
                 going.remove(exchange)
                 halves.append(exchange.half)
@@ -245,90 +210,41 @@ class SplitRound:
     def _begun(self, task: Task, half: Half, model_M: Tensor, now: Moment) -> RemoteExchange:
         """Open a client's session."""
         parties = self._parties
-        exchange = RemoteExchange(parties, task, half, now)
-        window = 2 * (parties.split.in_flight or parties.split.micro_batches) + 2
-        stream = self._context.streams.open(task.client, StreamLimits(parties.codec.max_bytes, window))
-        exchange.start(parties.cut.client.take(model_M), stream)
-        exchange.until = self._time_over()
+        exchange = RemoteExchange(parties, task, half, now, self._sessions.open(parties, task))
+        exchange.start(parties.cut.client.take(model_M))
+        exchange.until = self._sessions.time_over()
         return exchange
 
     def _batch(self, exchange: RemoteExchange, free: Moment) -> Moment:
         """Let a client do its present batch; return when the server is free."""
-        step, exchange.until = exchange.step, self._time_over()
+        step, exchange.until = exchange.step, self._sessions.time_over()
         while exchange.trains and exchange.step == step:
-            self._wait([exchange])
+            self._sessions.wait([exchange])
             free = self._advance(exchange, free, up_to=step)
         return free
 
     def _close(self, exchange: RemoteExchange) -> None:
         """Take a client's layers and its word at the end."""
-        exchange.until = self._time_over()
-        while not self._is_over(exchange):
-            self._wait([exchange])
+        exchange.until = self._sessions.time_over()
+        while not self._sessions.is_over(exchange):
+            self._sessions.wait([exchange])
             self._advance(exchange)
-        self._end(exchange)
+        self._sessions.end(exchange)
 
     def _advance(self, exchange: RemoteExchange, free: Moment | None = None, up_to: int | None = None) -> Moment:
         """Process the messages of a client that are here, of one batch if `up_to` names it."""
-        stream, free = exchange.stream, free or Moment()
-        assert stream is not None
-        while not exchange.failed and up_to in (None, exchange.step) and (taken := stream.take()) is not None:
+        free = free or Moment()
+        while not exchange.failed and up_to in (None, exchange.step) and (taken := exchange.stream.take()) is not None:
             step = exchange.step
             free = exchange.take(taken.cause, taken.data, free)
             if exchange.step != step:
-                exchange.until = self._time_over()
+                exchange.until = self._sessions.time_over()
         if not exchange.failed:
-            self._look(exchange, stream)
+            self._sessions.look(exchange)
         if exchange.failed:
-            self._context.streams.close(stream, f"the server left this session: {exchange.failed}"[:1000])
+            self._sessions.leave(exchange)
         return free
-
-    def _look(self, exchange: RemoteExchange, stream: Stream) -> None:
-        """Let a session fail whose client has left, is not approved any more, or has been silent for too long."""
-        end, client = stream.end, exchange.task.client
-        if end is not None and end.reason:
-            exchange.failed = f"client {client} left: {end.reason}"
-        elif end is not None and exchange.weights is None and not stream.is_ready:
-            exchange.failed, exchange.offends = f"client {client} ended its session before it had sent its layers", True
-        elif not self._context.is_known(client):
-            exchange.failed = f"client {client} is not approved any more"
-        elif time.monotonic() > exchange.until:
-            exchange.failed = f"client {client} did no batch in {self._context.seconds:g} s"
-
-    def _is_over(self, exchange: RemoteExchange) -> bool:
-        stream = exchange.stream
-        assert stream is not None
-        return bool(exchange.failed) or (exchange.weights is not None and stream.end is not None)
-
-    def _end(self, exchange: RemoteExchange) -> None:
-        """Close a session, and keep what the client signed."""
-        stream = exchange.stream
-        assert stream is not None
-        end = stream.end
-        if not exchange.failed and end is not None and end.transcript is not None and end.signature is not None:
-            if exchange.stated_loss is not None:
-                exchange.stated_loss = math.nan if end.loss is None else end.loss
-            self._signed[exchange.task] = end
-            self._reports[exchange.task] = {
-                "num_samples": end.num_samples,
-                "loss": end.loss,
-                "weight": end.weight,
-                "broadcast": end.broadcast,
-                "session": stream.transcript.describe(),
-            }
-        self._context.streams.close(stream, exchange.failed or OVER)
 
     def _joined(self, like_M: Tensor, exchange: RemoteExchange) -> Tensor:
         weights = None if exchange.failed else exchange.weights
         return joined(self._parties.cut, like_M, weights, exchange.half.vector)
-
-    def _wait(self, exchanges: Sequence[RemoteExchange]) -> None:
-        """Wait for messages of clients; Refused if the run does not want the round any more."""
-        soonest = min(exchange.until for exchange in exchanges) - time.monotonic()
-        streams = [exchange.stream for exchange in exchanges if exchange.stream is not None]
-        self._context.streams.wait(streams, max(0.0, min(LOOK_SECONDS, soonest)))
-        if not self._context.is_wanted():
-            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "the run does not go on")
-
-    def _time_over(self) -> float:
-        return time.monotonic() + self._context.seconds
