@@ -90,7 +90,7 @@ def test_runs_that_compile_nothing_do_not_import_the_compiler() -> None:
     """Private steps are tried before training; layouts of updates and models that are measured have no values."""
     names = imported(
         "import numpy, torch, atoll\n"
-        "from atoll.network.client.task import _model_bytes\n"
+        "from atoll.network.client.agreeing import _model_bytes\n"
         "from atoll.core.messages import Update\n"
         "privacy = {'name': 'sample', 'clip': 1.0, 'sigma': 1.0, 'delta': 1e-4}\n"
         "assert atoll.run(atoll.Plan(rounds=0, privacy=privacy, engine='vectorised')).history == []\n"
