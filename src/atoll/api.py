@@ -35,9 +35,9 @@ from atoll.simulation.devices import build_devices
 from atoll.simulation.driver import Simulation
 from atoll.split.driver import SplitEngine, split_engine
 from atoll.split.vertical import VerticalEngine
-from atoll.train.build import build_model, final_model
 from atoll.train.federation import Federation, build_federation
 from atoll.train.job import Job
+from atoll.train.model import build_model, final_model
 from atoll.train.own_models import OwnModels
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from atoll.privacy.ledger import Ledger
 from atoll.report.html import write_report
 from atoll.report.reading import read_run
 from atoll.report.record import RunDirectory
-from atoll.train.build import build_model
 from atoll.train.federation import build_federation
+from atoll.train.model import build_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 RELEASES = sorted(path for path in FIXTURES.iterdir() if path.name.startswith("release-"))

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from atoll import Plan, Result, run
 from atoll.core.errors import PlanError
 from atoll.core.plan import ADAPT_STEPS
-from atoll.train.build import build_job, build_model
+from atoll.train.build import build_job
 from atoll.train.federation import build_federation
 from atoll.train.job import broadcast_of, first_server
 from atoll.train.loop_worker import LoopWorker
+from atoll.train.model import build_model
 
 HEAD = ["5.*"]
 """The last layer of mlp_2nn."""

@@ -19,8 +19,9 @@ from atoll.core.params import load
 from atoll.core.plan import Plan
 from atoll.core.wire import packed_size
 from atoll.models.lora_mlp import LowRankLinear
-from atoll.train.build import build_job, build_model
+from atoll.train.build import build_job
 from atoll.train.job import Job, broadcast_of, first_server
+from atoll.train.model import build_model
 from atoll.train.trainer import Trainer
 
 MODEL = {"name": "lora_mlp", "hidden": 16, "rank": 4}

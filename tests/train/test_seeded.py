@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from atoll import Plan
-from atoll.train.build import build_model
 from atoll.train.federation import build_federation
+from atoll.train.model import build_model
 from atoll.train.seeded import seeded
 
 

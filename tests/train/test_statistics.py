@@ -14,8 +14,8 @@ from atoll.core.errors import PlanError
 from atoll.core.messages import STATISTICS, Broadcast, Update
 from atoll.core.parts import Part
 from atoll.core.plan import Plan
-from atoll.train.build import build_model
 from atoll.train.federation import build_federation
+from atoll.train.model import build_model
 
 PLAN = Plan(
     partition={"num_clients": 8},

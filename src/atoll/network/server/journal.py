@@ -241,8 +241,6 @@ class Journal:
                     self._abandon(transaction, run, command)
                 case Finish(reason):
                     self._finish(transaction, run, reason, run.state if state is None else state)
-                case _:
-                    pass
 
     def _abandon(self, transaction: Transaction, run: Run, command: Abandon) -> None:
         machine, _ = transaction.machine(run)
@@ -301,9 +299,8 @@ class Journal:
             self._record_round(transaction, run, before, outcome, rows, left_out)
         self._record_measured(transaction, run, result.measured)
         if outcome.reason is not None and outcome.row is not None and run.plan.evaluation.clients_every:
-            transaction.after_commit(
-                lambda: setattr(run, "halting", outcome.reason)
-            )  # clients measure the last version
+            # clients measure the last version
+            transaction.after_commit(lambda: setattr(run, "halting", outcome.reason))
         elif outcome.reason is not None:
             machine, more = run.parts.coordinator.step(machine, Halt(outcome.reason))
             commands = commands + more

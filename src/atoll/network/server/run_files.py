@@ -23,8 +23,8 @@ from atoll.network.server.parts import ServerParts
 from atoll.report.record import RunDirectory
 from atoll.report.writer import RunWriter, run_info
 from atoll.split.columns import VerticalParties
-from atoll.train.build import final_model
 from atoll.train.job import Job
+from atoll.train.model import final_model
 from atoll.train.works.sgd import shared_tensors
 
 LEDGER, INFO, RESULT, SITES = "ledger.jsonl", "run.json", "result.json", "sites.json"
