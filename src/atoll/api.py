@@ -25,6 +25,7 @@ from atoll.data.heterogeneity import label_counts
 from atoll.engine.base import Engine
 from atoll.engine.build import build_engine
 from atoll.privacy.ledger import NAME as LEDGER
+from atoll.privacy.ledger import Ledger
 from atoll.report.main_figure import main_of
 from atoll.report.new_clients import new_clients_text
 from atoll.report.progress import Bar, summary
@@ -222,6 +223,16 @@ def _forget_if_nothing_ran(directory: RunDirectory) -> None:
             directory.path.rmdir()  # it stays if it holds anything else
 
 
+def _described(parts: RunParts, ledger: Ledger | None, setup_seconds: float) -> dict[str, Any]:
+    """Return what is written of a run before its first round."""
+    plan, num_train = parts.plan, parts.job.federation.dataset.num_train
+    info = run_info(parts, name=plan.name, setup_seconds=setup_seconds, num_train=num_train)
+    if isinstance(parts.engine, SplitEngine | VerticalEngine):
+        info["split"] = parts.engine.parties.describe()
+        info["split"] |= {} if ledger is None else {"ledger": ledger.fingerprint}
+    return info
+
+
 def _run(plan: Plan, directory: RunDirectory | None, read: Reader, checkpoint_seconds: float) -> Result:
     federation, devices = build_federation(plan), build_devices(plan)
     described = directory.read_json("run.json") if directory is not None else None
@@ -255,12 +266,9 @@ def _run(plan: Plan, directory: RunDirectory | None, read: Reader, checkpoint_se
     try:
         writer = RunWriter(directory, history)
         if described is None:
-            info = run_info(parts, name=plan.name, setup_seconds=setup_seconds, num_train=federation.dataset.num_train)
-            if isinstance(parts.engine, SplitEngine | VerticalEngine):
-                info["split"] = parts.engine.parties.describe()
-                info["split"] |= {} if ledger is None else {"ledger": ledger.fingerprint}
             # who holds what is what privacy hides
-            writer.describe(info, partition_counts(federation) if plan.privacy is None else None)
+            counts = partition_counts(federation) if plan.privacy is None else None
+            writer.describe(_described(parts, ledger, setup_seconds), counts)
         simulation = Simulation(parts, state, devices, history[-1] if history else None)
         checkpoints = Checkpoints(writer, identity, simulation.state, checkpoint_seconds)
         started = RunStarted(title=_title(parts), version=version, rounds=plan.rounds, setup_seconds=setup_seconds)

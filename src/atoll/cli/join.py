@@ -51,7 +51,7 @@ def enrol(
     print(f"\n    atoll join --home {home} --app MODULE:FUNCTION\n")
 
 
-def join(
+def join(  # long, since each option of the command is a parameter
     app: Annotated[str, typer.Option(metavar="MODULE:FUNCTION", help="Your function that returns an atoll.ClientApp.")],
     home: HomeOption = Path("atoll-client"),
     floors: Annotated[

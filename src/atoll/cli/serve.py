@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from atoll.core.plan import Plan
 
 
-def serve(
+def serve(  # long, since each option of the command is a parameter
     plan: PlanArgument = None,
     settings: SetOption = None,
     home: Annotated[

@@ -34,7 +34,7 @@ from atoll.train.model import ArrayModel, build_loss, build_model, build_problem
 from atoll.train.secure import Secure
 
 
-def build_job(
+def build_job(  # long, since a job is built by keyword
     plan: Plan, federation: Federation | None = None, *, secret: bytes | None = None, loss: Loss | None = None
 ) -> Job:
     """Build every part of a plan; parts refuse options that cannot be right.
