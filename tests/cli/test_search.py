@@ -87,7 +87,7 @@ def ctrl_c() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("ctrl_c")
-@pytest.mark.parametrize("number", [2, BATCH + 1])
+@pytest.mark.parametrize("number", [2, pytest.param(BATCH + 1, marks=pytest.mark.slow)])
 def test_workers_and_stops_change_nothing_of_what_is_tried(optuna: Any, number: int, tmp_path: Path) -> None:
     """A search is stopped in its first or in its second batch."""
     stops = {"name": "helpers:stops", "mark": str(tmp_path / "mark"), "attempt": 1, "number": number}

@@ -240,10 +240,12 @@ def exact(flipped: bool) -> Result:
     ("name", "flipped", "truncate", "error", "cost"),
     [
         ("gtg_shapley", True, 0.001, 0.15, 0.95),  # clients differ much, and hardly an order is cut
-        ("tmc_shapley", True, 0.001, 0.15, 1.0),
+        pytest.param("tmc_shapley", True, 0.001, 0.15, 1.0, marks=pytest.mark.slow),
         ("gtg_shapley", False, 0.001, 0.15, 0.6),
-        ("tmc_shapley", False, 0.001, 0.15, 0.9),
-        ("gtg_shapley", False, 0.01, 0.3, 0.15),  # the first client brings nearly all of the gain
+        pytest.param("tmc_shapley", False, 0.001, 0.15, 0.9, marks=pytest.mark.slow),
+        pytest.param(
+            "gtg_shapley", False, 0.01, 0.3, 0.15, marks=pytest.mark.slow
+        ),  # the first client brings nearly all of the gain
         ("tmc_shapley", False, 0.01, 0.3, 0.15),
     ],
 )
@@ -263,7 +265,7 @@ def test_sampled_shares_are_close_to_exact_and_cost_less(
         assert min(found.contribution, key=found.contribution.__getitem__) == 6
 
 
-@pytest.mark.parametrize("attack", ["label_flip", "free_rider"])
+@pytest.mark.parametrize("attack", ["label_flip", pytest.param("free_rider", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", every("contribution"))
 def test_bad_clients_come_out_lowest(name: str, attack: str) -> None:
     plan = plan_with(name, rounds=3, partition={"num_clients": 6}, attack=attack, attackers={"clients": [2, 5]})
@@ -271,7 +273,10 @@ def test_bad_clients_come_out_lowest(name: str, attack: str) -> None:
     assert set(sorted(totals, key=lambda client: totals[client])[:2]) == {2, 5}
 
 
-@pytest.mark.parametrize("name", every("contribution"))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (place % 2)) for place, name in enumerate(every("contribution"))],
+)
 def test_resume_and_workers_change_nothing(name: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"rounds": 4, "partition": {"num_clients": 8}, "policy": {"size": 4}}
     plan = plan_with(name, **settings, evaluation={"clients_every": 1})

@@ -30,7 +30,7 @@ WITH_COMMANDS = [
     for page in PAGES
     if page.name not in ELSEWHERE and any(c.page == page.name and c.text.startswith("atoll ") for c in FENCED)
 ]
-LONG = ("byzantine.md", "language.md", "privacy.md")
+LONG = ("byzantine.md", "language.md", "privacy.md", "redteam.md", "split.md", "split_exposure.md")
 """Pages whose commands take more than a few seconds even when shortened."""
 PLACEHOLDER = re.compile(r"\b[A-Z]{2,}\b|\.\.\.|·")
 

@@ -71,7 +71,9 @@ def kill_often(farm: Farm, plan: dict[str, Any], whole: Path, path: Path, kills:
     return went_on
 
 
-@pytest.mark.parametrize("engine", ["inline", pytest.param("vectorised", marks=pytest.mark.slow), "processes"])
+@pytest.mark.parametrize(
+    "engine", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("inline", "vectorised")), "processes"]
+)
 def test_killed_at_random_moments(farm: Farm, tmp_path: Path, engine: str) -> None:
     went_on = kill_often(farm, plan_for(engine, 30), tmp_path / "whole", tmp_path / "run", kills=8)
     assert_same_end(tmp_path / "run", tmp_path / "whole")

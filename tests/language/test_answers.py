@@ -63,7 +63,7 @@ def test_a_choice_goes_by_the_sum_and_an_answer_must_be_exact() -> None:
     assert figures(Alphabet(), LETTERS, [end]) == {"exact_match": 1.0}
 
 
-@pytest.mark.parametrize("algorithm", ["fedit", "flora"])
+@pytest.mark.parametrize("algorithm", [pytest.param("fedit", marks=pytest.mark.slow), "flora"])
 def test_a_trained_model_says_what_its_clients_say(llm_plan: Plan, texts: Path, tmp_path: Path, algorithm: str) -> None:
     changes = {"algorithm": algorithm, "data.prompt": "asked", "data.packed": False, "data.length": 32}
     plan = llm_plan.replace({**changes, "partition": "iid", "partition.num_clients": 2, "policy": {"size": 2}})

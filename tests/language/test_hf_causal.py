@@ -90,7 +90,7 @@ def test_evaluation_in_passes_gives_the_same(llm_plan: Plan, monkeypatch: pytest
     assert parts["perplexity"] == pytest.approx(whole["perplexity"], rel=1e-6)
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "flora"])
+@pytest.mark.parametrize("algorithm", [pytest.param("fedavg", marks=pytest.mark.slow), "flora"])
 def test_processes_and_resume_give_the_same_bits(llm_plan: Plan, algorithm: str) -> None:
     plan = llm_plan.replace({"algorithm": algorithm, "local.epochs": 1})
     one, two = (run(plan.replace({"engine": engine})) for engine in ("inline", {"name": "processes", "workers": 2}))

@@ -26,7 +26,11 @@ PLAN = Plan(
 )
 
 
-@pytest.mark.parametrize("change", [{}, {"secagg": {}}, {"algorithm": "scaffold"}], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [{"secagg": {}}, *(pytest.param(change, marks=pytest.mark.slow) for change in ({}, {"algorithm": "scaffold"}))],
+    ids=str,
+)
 def test_clients_keep_what_a_simulation_gives_them(
     change: dict[str, object], tmp_path: Path, processes: ForkServer, certs: Path
 ) -> None:

@@ -62,7 +62,8 @@ def _is_past(made: Federation, round_number: int) -> bool:
     return len(made.commits()) > round_number
 
 
-@pytest.mark.parametrize(("private", "times"), [(False, 1), pytest.param(True, 4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("private", "times"), [(False, 1), (True, 4)])
 def test_a_full_disk(
     processes: ForkServer, certs: Path, tmp_path: Path, small_disk: Path, private: bool, times: int
 ) -> None:

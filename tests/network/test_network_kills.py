@@ -110,7 +110,7 @@ def assert_undisturbed(made: Federation, plan: Plan, path: Path) -> None:
     assert len(list(made.directory().glob("*state-*"))) == 1
 
 
-@BOTH
+@pytest.mark.parametrize("plan", [PLAN, pytest.param(IN_CHUNKS, marks=pytest.mark.slow)], ids=["whole", "chunks"])
 def test_a_few_kills(processes: ForkServer, certs: Path, tmp_path: Path, plan: Plan) -> None:
     plan = plan.replace({"rounds": 12})
     with federation(tmp_path / "f", processes, certs, plan) as made:

@@ -20,7 +20,12 @@ PROBLEMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+FAST = ("diabetes", "sequences")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in PROBLEMS]
+)
 def test_a_federation_ends_as_its_simulation(name: str, tmp_path: Path, processes: ForkServer, certs: Path) -> None:
     base = Plan(
         data=f"problem_data:{name}",

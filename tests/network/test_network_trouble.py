@@ -153,7 +153,8 @@ class Worker:
         self._connection.ask(endpoints.UPDATE, signed, **task)
 
 
-@pytest.mark.parametrize(("num", "seconds"), [(40, 2.0), pytest.param(200, 60.0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("num", "seconds"), [(40, 2.0), (200, 60.0)])
 def test_a_partition_after_which_all_come_back_at_once(
     processes: ForkServer, certs: Path, tmp_path: Path, num: int, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +199,7 @@ def test_a_partition_after_which_all_come_back_at_once(
         assert (found.rounds, found.abandoned, found.rejected) == (len(cohorts), 0, 0)
 
 
+@pytest.mark.slow
 def test_sleepers_are_not_waited_for_and_do_not_count_when_they_wake(
     processes: ForkServer, certs: Path, tmp_path: Path
 ) -> None:
@@ -230,7 +232,7 @@ def test_sleepers_are_not_waited_for_and_do_not_count_when_they_wake(
                 assert who == set(range(num)) - set(sleepers)
 
 
-@pytest.mark.parametrize("worked", [False, True])
+@pytest.mark.parametrize("worked", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_two_processes_with_one_key(processes: ForkServer, certs: Path, tmp_path: Path, worked: bool) -> None:
     """The one that came later has the session; if the first had sent something, the later one learns of it."""
     plan = PLAIN.replace({"rounds": 12})

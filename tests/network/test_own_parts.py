@@ -194,7 +194,9 @@ def test_parts_of_ones_own_give_the_same_bits_as_in_a_simulation(
     assert [row["round"] for row in rows] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("name", list(WORKS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (place % 2)) for place, name in enumerate(WORKS)]
+)
 def test_client_work_of_ones_own_gives_the_same_bits_as_in_a_simulation(
     name: str, processes: ForkServer, certs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

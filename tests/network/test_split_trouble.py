@@ -93,7 +93,7 @@ def assert_as_simulated(made: Federation, plan: Plan, path: Path) -> None:
     assert (made.directory() / "result.json").exists()
 
 
-FAST = ("in_turn", "vertical")
+FAST = ("vertical",)
 
 
 @pytest.mark.parametrize("way", [way if way in FAST else pytest.param(way, marks=pytest.mark.slow) for way in WAYS])

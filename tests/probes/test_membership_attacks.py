@@ -113,6 +113,7 @@ def test_shadow_models_see_more_on_other_data_too() -> None:
         assert shadows > plain + 0.05, (plan.data, plain, shadows)
 
 
+@pytest.mark.slow
 def test_shadows_of_models_that_hardly_remember_do_no_harm() -> None:
     """Shifts that few shadows cannot tell apart are taken to be alike, so that the score stays above the loss's."""
     watched = watch(overfitted(400), 20)

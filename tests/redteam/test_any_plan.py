@@ -48,7 +48,7 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 SLOW = (
     *("secagg", "central", "ftrl", "sample", "rule", "clipped and quantised", "stopped", "measured at clients"),
-    *("adapters", "regression"),
+    *("adapters", "regression", "groups"),
 )
 REFUSED: dict[str, dict[str, Any]] = {
     "fedper": {"algorithm": "fedper"},

@@ -44,7 +44,7 @@ def killed_after(round_number: int, plan: Plan, path: Path) -> None:
     run(plan, out=path, watch=[kill], checkpoint_seconds=0.0)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [WAYS[0], *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS[1:])])
 def test_a_killed_run_goes_on_to_the_same_bits(way: str, tmp_path: Path) -> None:
     plan = plan_for(way, codecs=[{"name": "quantise", "bits": 8}])
     run(plan, out=tmp_path / "whole")

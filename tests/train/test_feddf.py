@@ -145,6 +145,7 @@ def test_held_out_samples_belong_to_no_client(plan: Plan) -> None:
     assert natural.num_clients > 1
 
 
+@pytest.mark.slow
 def test_distillation_helps_where_clients_hold_few_classes(plan: Plan) -> None:
     """Digits dealt by Dirichlet(0.1): the mean of the last three of eight rounds, over three seeds."""
     settings: dict[str, Any] = {

@@ -283,7 +283,7 @@ PERSONAL = ["fedper", "fedrep", "ditto", "apfl", "pfedme", "mean_regularised", "
 
 @pytest.mark.parametrize(
     "algorithm",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("fedrep", "ditto", "ifca"))) for name in PERSONAL],
+    [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("fedrep", "ifca"))) for name in PERSONAL],
 )
 def test_own_models_are_measured_and_resumed(digits_plan: Plan, tmp_path: Path, algorithm: str) -> None:
     """Rows and own models after a resumed run, and with workers, are those of the whole one."""

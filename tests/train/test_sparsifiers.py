@@ -323,6 +323,7 @@ def test_memory_survives_resume_and_processes(digits_plan: Plan, part: Any, tmp_
     assert torch.equal(apart.params_D, run(plan.replace({"engine": "vectorised"})).params_D)
 
 
+@pytest.mark.slow
 def test_error_feedback_makes_one_percent_enough() -> None:
     """1 % of the values, each client's largest: as good as all of them in the end, but only if nothing is forgotten."""
 
