@@ -226,7 +226,7 @@ def test_two_devices_have_a_worker_each_with_the_bits_of_one() -> None:
 def test_a_worker_that_dies_ends_the_run_with_a_way_out() -> None:
     plan = plan_of()
     job = build_job(plan)
-    engine = Spawned(job, blueprint(plan, job), Place(), 2, 16, 4, False)
+    engine = Spawned(job, blueprint(plan, job), Place(), workers=2, cohort=16, stack=4, compile=False, kernels=False)
     try:
         os.kill(engine._workers[1]._child.pid, signal.SIGKILL)  # type: ignore[attr-defined]
         engine._workers[1].join()

@@ -261,8 +261,9 @@ def test_two_machines_one_that_dies_and_one_that_joins_change_no_bit(two: Any) -
 
 
 DRIVER = """
-import sys, torch
+import signal, sys, torch
 from atoll import Plan, run
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
 torch.set_num_threads(1)
 plan = Plan.from_toml(open("plan.toml").read())
 run(plan, out="run", watch=[lambda event: print(type(event).__name__, flush=True)], report=False)

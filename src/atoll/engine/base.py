@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
@@ -18,6 +18,7 @@ from atoll.core.aggregator import concatenate_rows, merge_rows
 from atoll.core.errors import PlanError, TrainingError
 from atoll.core.messages import Broadcast, State, Task
 from atoll.core.options import Range
+from atoll.train.attributes import as_before
 from atoll.train.devices import (
     PLAIN,
     Place,
@@ -373,14 +374,18 @@ def trainer_of(
 def rehearse(trainer: Trainer, steps: int) -> int:
     """Train one group of clients for a few steps and forget it, so that what is made once is made; return its size.
 
-    Done before workers are forked, all of them inherit the recorded or compiled step.
+    Done before workers are forked, all of them inherit the recorded or compiled step. Buffers that clients keep have
+    their first values afterwards, since a worker that is opened anew takes those of the model for the first.
     """
     job = trainer.job
     tasks = [Task(client, 0, 0) for client in range(min(max(1, trainer.stack), job.federation.num_clients))]
     sent = {0: broadcast_of(job, job.first_D, first_server(job, job.first_D))}
     trainer.rebind(replace(job, local=replace(job.local, epochs=None, steps=steps), attack=None))
     try:
-        trainer.train(tasks, sent, {})
+        with ExitStack() as models:
+            for each in (trainer.placed, *trainer.placed.architectures):
+                models.enter_context(as_before(each.model))
+            trainer.train(tasks, sent, {})
     finally:
         trainer.rebind(job)
     return len(tasks)
