@@ -59,8 +59,10 @@ def party_dataset(app: ClientApp, plan: Plan, info: RunInfo, number: int, name: 
     party = _party_of(plan, number, name)
     assert plan.split is not None
     shape = info.input_shape
-    if shape is None or not 0 < math.prod(shape) <= MAX_FEATURES:
+    if shape is None or min(shape, default=0) < 1 or math.prod(shape) > MAX_FEATURES:
         raise WorkRefused(f"the server's samples have shape {shape}, 1 to {MAX_FEATURES:,} features are allowed")
+    if info.features and len(info.features) != math.prod(shape):
+        raise WorkRefused(f"the server names {len(info.features)} features, and its samples have shape {shape}")
     like = Dataset(
         name="the server's data",
         train_x=np.zeros((2, *shape), dtype=np.uint8),
