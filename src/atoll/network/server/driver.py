@@ -24,7 +24,7 @@ from atoll.network.protocol.blobs import MakeBlobs, write_file
 from atoll.network.server.auth import Authenticator, Clock, Refused
 from atoll.network.server.journal import Journal
 from atoll.network.server.monitoring import Metrics, log
-from atoll.network.server.presence import Presence
+from atoll.network.server.presence import Presence, concerned, why_rows_differ, why_waiting
 from atoll.network.server.queries import Tables
 from atoll.network.server.run_logs import log_capped, log_unmeasured
 from atoll.network.server.runs import NEVER, RUNNING, Run, WaitingRun, built_runs, position_of
@@ -34,7 +34,6 @@ from atoll.network.server.sessions import hold_sessions, with_session
 from atoll.network.server.sites import LAST_SECONDS, SecretSum, SiteAnswer, summary
 from atoll.network.server.store import Store
 from atoll.network.server.tables import RunRow, Stage
-from atoll.network.server.waiting import concerned, why_rows_differ, why_waiting
 from atoll.network.server.writer import Transaction, Writer
 
 PROBE = 1 << 16
