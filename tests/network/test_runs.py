@@ -70,7 +70,7 @@ def test_a_waiting_run_sends_clients_away(tmp_path: Path) -> None:
                 request(operations, client)
             assert refused.value.status == 410, name
         with pytest.raises(Refused, match="has not begun yet") as refused:
-            operations.handler.run_info(RUN)
+            operations.handler.run_info(client, RUN)
         assert refused.value.status == 503 and refused.value.retry is not None
         assert operations.handler.orders(client, Poll(10)).open == 1
         row = operations.status()["runs"][0]

@@ -186,7 +186,7 @@ UNDONE: dict[str, tuple[Send, str, bool]] = {
     "silent": (says_nothing, "client 2 did no batch in 2 s", False),
 }
 """What a party does in the first session, what the log says of it, and whether it is an offence."""
-FAST = ("wrong shape", "labels", "leaves")
+FAST = ("wrong shape", "activations that are not finite", "other layers", "gradients that are not finite", "other rows")
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ ENDS: dict[str, tuple[int, Callable[[ClientApp], ClientApp], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in ENDS])
 def test_what_asking_again_would_not_mend_ends_the_run_by_name(
     tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -278,7 +278,7 @@ LIES: dict[str, tuple[Kind, Callable[[torch.Tensor], torch.Tensor], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "fewer layers" else n for n in LIES])
+@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in LIES])
 def test_a_party_leaves_a_server_that_lies(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
