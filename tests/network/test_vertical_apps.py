@@ -1,4 +1,4 @@
-"""What a party's app must bring to a plan, and what of a server's words it does not take: all before anything leaves."""
+"""What a party's app must bring to a plan, and what a server may say of its data: refused before anything leaves."""
 
 from __future__ import annotations
 
