@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -52,10 +52,13 @@ def _show(who: str, lines: Iterable[str]) -> None:
         print(f"{who:>10} | {line.rstrip()}", flush=True)
 
 
-def run_federation(files: list[Path], clients: dict[str, str], run: str) -> float:
+def run_federation(
+    files: list[Path], clients: dict[str, str], run: str, before: Callable[[Terminals], None] = lambda terminals: None
+) -> float:
     """Set up, train, check; the accuracy of the model on the server's test data.
 
-    `files` are the plan and the module of the apps, `clients` the app of each client, `run` the name in the plan.
+    `files` are the plan and the module of the apps, `clients` the app of each client, `run` the name in the plan;
+    `before` does what clients agree on among themselves.
     """
     base = next_free(Path("runs"), "federation").resolve()
     base.mkdir(parents=True)
@@ -65,6 +68,7 @@ def run_federation(files: list[Path], clients: dict[str, str], run: str) -> floa
     first = next(iter(clients))
     with ExitStack() as running:
         terminals = Terminals(base, running)
+        before(terminals)
         terminals.done("operator", "certs certs --host 127.0.0.1")
         keys = "--cert certs/server.pem --key certs/server.key"
         serving = terminals.started(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -68,16 +68,28 @@ def serving(operations: Operations) -> Iterator[str]:
         listener.close()
 
 
-def client_of(operations: Operations, url: str, path: Path, app: ClientApp) -> threading.Thread:
-    """A client that enrols, is approved, and works in a thread of its own until all runs are over."""
+def enrolled(operations: Operations, url: str, path: Path) -> Home:
+    """The home of a client that enrols and is approved."""
     home = Home.make(path)
     with Connection(url, home.key, keep_trying=False) as connection:
         id = connection.enrol(operations.token(60), path.name)
         home.enrolled(EnrolledServer(url, connection.about().server_key, id, path.name))
     operations.approve([id])
+    return home
+
+
+def client_of(
+    operations: Operations, url: str, path: Path, app: ClientApp, warn: Callable[[str], None] = lambda text: None
+) -> threading.Thread:
+    """A client that enrols, is approved, and works in a thread of its own until all runs are over."""
+    return at_work(enrolled(operations, url, path), url, app, warn)
+
+
+def at_work(home: Home, url: str, app: ClientApp, warn: Callable[[str], None] = lambda text: None) -> threading.Thread:
+    """An approved client, which works in a thread of its own until all runs are over."""
 
     def work() -> None:
-        quiet = OwnerOutput(lambda text: None, lambda text: None)
+        quiet = OwnerOutput(lambda text: None, warn)
         with Connection(url, home.key, server_key=home.server().server_key, say=quiet.info) as connection:
             Client(
                 app, home, connection, quiet, sleep=lambda seconds: time.sleep(min(seconds, 0.01)), consent=every_run

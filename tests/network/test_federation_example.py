@@ -57,3 +57,24 @@ def test_four_banks_and_a_server_that_sees_sums_only(tmp_path: Path) -> None:
     assert len(set(ledgers)) == 1 and len(ledgers[0].splitlines()) == 42
     rows = [json.loads(line) for line in (base / "server/runs/banks/metrics.jsonl").read_text().splitlines()]
     assert [(row["secagg"]["asked"], row["secagg"]["lost"]) for row in rows if "secagg" in row] == [(4, 0)] * 20
+
+
+@pytest.mark.slow
+def test_a_bank_and_a_shop_that_hold_columns(tmp_path: Path) -> None:
+    pytest.importorskip("private_set_intersection", reason="joining records needs: pip install 'atoll[psi]'")
+    errors, accuracy = run_example("vertical", tmp_path)
+    base = tmp_path / "runs" / "federation-1"
+    assert "Traceback" not in (base / "server.log").read_text() + errors
+    assert accuracy == pytest.approx(86.67, abs=1.0)
+    ledgers = [(base / home / "runs/customers/ledger.jsonl").read_text() for home in ("server", "bank", "shop")]
+    assert len(set(ledgers)) == 1 and len(ledgers[0].splitlines()) == 32
+    rows = [(base / f"{name}-aligned" / f"{name}.csv").read_text().lower().splitlines() for name in ("bank", "shop")]
+    ids = [[line.split(",")[0] for line in each] for each in rows]
+    assert ids[0] == ids[1] and len(ids[0]) > 700
+
+
+def test_the_tables_of_bank_and_shop_are_those_that_the_script_makes(tmp_path: Path) -> None:
+    (tmp_path / "make_data.py").write_text((EXAMPLES / "vertical" / "make_data.py").read_text())
+    subprocess.run([sys.executable, str(tmp_path / "make_data.py")], check=True)
+    for name in ("bank", "shop", "test"):
+        assert (tmp_path / f"{name}.csv").read_text() == (EXAMPLES / "vertical" / f"{name}.csv").read_text()

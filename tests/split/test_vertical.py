@@ -253,7 +253,7 @@ def test_rows_in_another_order_are_found_before_training(monkeypatch: pytest.Mon
     monkeypatch.setattr(job.federation, "train_indices", misled)
     halves = [Half(job, holder.cut.client) for holder in parties.holders]
     exchange = JointExchange(parties, [Task(number, 0, 0) for number in range(3)], halves, server)
-    with pytest.raises(SplitError, match="rows of client 2 are not those of client 0"):
+    with pytest.raises(SplitError, match="rows of club are not those of bank, which has the labels"):
         exchange.run(job.first_D)
     assert server.num_steps == 0 and all(half.num_steps == 0 for half in halves)
 
@@ -264,7 +264,7 @@ def test_a_party_that_says_nothing_of_its_rows_is_found() -> None:
     labels = torch.zeros(16, dtype=torch.uint8)
     for message in (activations(0, 5, rows=tag), activations(2, 4, rows=tag)):
         state, _ = exchange.server.machine.handle(state, message)
-    with pytest.raises(SplitError, match="rows of client 1"):
+    with pytest.raises(SplitError, match="rows of shop and club are not those of bank"):
         exchange.server.machine.handle(state, activations(1, 6, targets=labels))
     assert exchange.server.machine.handle(state, activations(1, 6, targets=labels, rows=tag))[1]
 

@@ -87,10 +87,9 @@ class Exchange:
             )
         try:
             yield
-        except BegunAnew:  # the new session of the others must not hear that this one stops
-            raise
-        except BaseException:  # Ctrl-C too
-            self.folder.stop(self.me)
+        except BaseException as error:  # Ctrl-C too
+            if self.me == asker or not isinstance(error, BegunAnew):  # the asking party's new session must not stop
+                self.folder.stop(self.me)
             raise
 
     def send(self, name: str, message: bytes) -> None:
@@ -115,7 +114,7 @@ class Exchange:
                 for name in self._pairs:
                     self._must_go_on(name)
             except OSError as error:  # a share may be away for a while
-                self._trouble = f"; a file cannot be read now: {error.strerror}"
+                self._trouble = f", which cannot be read now: {error.strerror}"
             now, waits = self._world.now(), self._waits(due)
             if now - began >= self._patience:
                 raise AlignmentError(
@@ -164,11 +163,9 @@ class Exchange:
         if stamp is None:
             pair.unread = None
             return None
-        as_before = pair.unread is not None and pair.unread[0] == stamp
-        settled = pair.unread is not None and as_before and now - pair.unread[1] >= SETTLED
-        if not as_before:
-            pair.unread = stamp, now
-        if not as_before or settled:
+        since = pair.unread[1] if pair.unread is not None and pair.unread[0] == stamp else None
+        settled = since is not None and now - since >= SETTLED
+        if since is None or settled:
             data = self.folder.read(way, stamp.size)
             letter = opened(data, self._key)
             if letter is not None:
@@ -179,6 +176,7 @@ class Exchange:
                 "was cut off or changed on its way, or the parties have not the same secret: give all the same "
                 f"--secret-file, and copy files as a whole; {AGAIN}"
             )
+        pair.unread = stamp, now if since is None else since
         self._trouble = f"; {file_name(way)} is there and not complete"
         return None
 
@@ -206,17 +204,14 @@ class Exchange:
 def ask(asker: Asker, exchange: Exchange) -> AskerState:
     """Run the asking party to its end; return its last state, which has the common rows."""
     with exchange.session(exchange.me):
-        try:
-            state, sent = asker.begin()
-            while True:
-                for name, message in sent:
-                    exchange.send(name, message)
-                if state.is_done:
-                    return state
-                name, message = exchange.receive(asker.due(state))
-                state, sent = asker.handle(state, name, message)
-        except BegunAnew as error:  # a party that answers joined the session again, which is this one's
-            raise AlignmentError(str(error)) from error
+        state, sent = asker.begin()
+        while True:
+            for name, message in sent:
+                exchange.send(name, message)
+            if state.is_done:
+                return state
+            name, message = exchange.receive(asker.due(state))
+            state, sent = asker.handle(state, name, message)
 
 
 def answer(answerer: Answerer, exchange: Exchange) -> AnswererState:

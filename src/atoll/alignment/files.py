@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from pathlib import Path
 
 TEMPORARY = ".{}.new"
 """What a file is called while it is written."""
+
+
+def try_writing(directory: Path) -> None:
+    """Write a file without a name to a directory; OSError says why that does not work."""
+    with tempfile.TemporaryFile(dir=directory) as file:
+        file.write(b"x")
 
 
 def write_once(path: Path, data: bytes, mode: int = 0o666) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from atoll.alignment.curve import AlignmentError
 from atoll.alignment.envelope import STOPPED, Way, file_name, way_of
-from atoll.alignment.files import TEMPORARY, write_once
+from atoll.alignment.files import TEMPORARY, try_writing, write_once
 from atoll.core.errors import DataError
 
 
@@ -28,6 +28,13 @@ class Folder:
     def __init__(self, path: Path) -> None:
         if not path.is_dir():
             raise DataError(f"{path} is no directory: make it, or mount the share that the parties use")
+        try:
+            try_writing(path)
+        except OSError as error:
+            raise DataError(
+                f"{path} cannot be written to ({error.strerror}), and each party writes its files there: make room, or "
+                "mount the share for writing"
+            ) from error
         self.path = path
 
     def leftovers(self, me: str, asker: str) -> list[str]:
@@ -35,8 +42,8 @@ class Folder:
 
         The first message of the asking party to this one is all that may be there.
         """
-        first = None if me == asker else Way(asker, me, 1)
-        return sorted(name for name in os.listdir(self.path) if _concerns(name, me) and way_of(name) != first)
+        first = file_name(Way(asker, me, 1))  # none has this name at the asking party, which is no receiver of its own
+        return sorted(name for name in os.listdir(self.path) if _concerns(name, me) and name != first)
 
     def stamp(self, way: Way, most: int) -> Stamp | None:
         """Return the stamp of a file; None if there is none. Refuse what is no file, and one of more bytes than due."""
@@ -44,6 +51,8 @@ class Folder:
         try:
             status = os.lstat(self.path / name)
         except FileNotFoundError:
+            if not self.path.is_dir():  # a share that is away for a while
+                raise
             return None
         if not stat.S_ISREG(status.st_mode):
             kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "no regular file"

@@ -17,6 +17,11 @@ def spread_over(workers: int) -> Iterator[Spread]:
     if workers == 1:
         yield in_order
         return
-    quiet = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits for them, which then ends them
-    with ProcessPoolExecutor(workers, get_context("fork"), initializer=signal.signal, initargs=quiet) as pool:
+    with ProcessPoolExecutor(workers, get_context("fork"), initializer=_as_a_worker) as pool:
         yield lambda function, parts: list(pool.map(function, parts)) if len(parts) > 1 else in_order(function, parts)
+
+
+def _as_a_worker() -> None:
+    """Leave Ctrl-C to the process that waits for the workers and then ends them; end without a word at SIGTERM."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

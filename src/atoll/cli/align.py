@@ -144,9 +144,19 @@ def _secret(path: Path | None) -> bytes:
         raise DataError(f"{path} cannot be read: {error.strerror}; check the path") from error
 
 
-def _must_be_empty(out: Path) -> None:
-    if out.exists() and any(out.iterdir()):
-        raise DataError(f"{out} is not empty: choose another directory with --out, or empty it")
+def _must_take_tables(out: Path) -> None:
+    """Make the directory of aligned tables; DataError if it is not empty, or nothing can be written to it."""
+    from atoll.alignment.files import try_writing
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            raise DataError(f"{out} is not empty: choose another directory with --out, or empty it")
+        try_writing(out)
+    except OSError as error:
+        raise DataError(
+            f"{out} cannot be written to ({error.strerror}): choose another directory with --out"
+        ) from error
 
 
 def _write(table: Rows, name: str, aligned: Aligned, column: str, rule: Rule, out: Path) -> None:
@@ -166,11 +176,11 @@ def _join(tables: list[Path], columns: list[str], out: Path, what: _What) -> Non
     read = {path.stem: read_rows(path) for path in tables}
     if len(read) < len(tables):
         raise PlanError("two files have the same name, which names their party: rename one")
-    if not what.count_only:
-        _must_be_empty(out)
     named, secret = dict(zip(read, columns, strict=True)), _secret(what.secret_file)
-    started, asker = time.perf_counter(), next(iter(read))
     ids = {name: table.ids(named[name]) for name, table in read.items()}
+    if not what.count_only:
+        _must_take_tables(out)
+    started, asker = time.perf_counter(), next(iter(read))
     with spread_over(worker_count(what.workers)) as spread:
         found = align_ids(ids, asker, rule=what.rule, count_only=what.count_only, secret=secret, spread=spread)
     seconds = time.perf_counter() - started
@@ -179,7 +189,6 @@ def _join(tables: list[Path], columns: list[str], out: Path, what: _What) -> Non
     print(f"{found.messages} messages, {found.num_bytes:,} bytes, {seconds:.1f} s")
     if what.count_only:
         return
-    out.mkdir(parents=True, exist_ok=True)
     for name, aligned in found.aligned.items():
         _write(read[name], name, aligned, named[name], what.rule, out)
     print(f"keep *.alignment.json secret; atoll align --check {out}/*.csv compares rows before training")
@@ -207,11 +216,12 @@ def _join_through(side: _Side, tables: list[Path], column: list[str], out: Path,
     table = read_rows(tables[0])
     ids = read_ids(table.ids(column[0]), what.rule, str(tables[0]))
     if not what.count_only:
-        _must_be_empty(out)
-        out.mkdir(parents=True, exist_ok=True)  # before anybody waits: keys are lost where nothing can be written
+        _must_take_tables(out)  # before anybody waits: keys are lost where nothing can be written
     if not secret:
         print("without --secret-file who can write to the folder can pose as a party", file=sys.stderr)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # tell the others, as after Ctrl-C
+    for number in (signal.SIGTERM, signal.SIGHUP):  # tell the others, as after Ctrl-C
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
     with spread_over(worker_count(what.workers)) as spread:
         aligned = _run(side, ids, exchange, what, secret, spread)
     if aligned is not None:

@@ -14,7 +14,8 @@ def build_coordinator(plan: Plan, federation: Federation) -> Coordinator:
     policy: Policy = plan.policy.build("rounds")
     aggregator: Aggregator = plan.aggregator.build("aggregators", seed=plan.seed)
     if plan.secagg is None:  # else the rule sees the sums of groups, not updates
-        policy = policy._replace(min_reports=max(policy.min_reports, aggregator.min_updates))
+        parties = () if plan.split is None else plan.split.parties or ()  # every step needs all of them
+        policy = policy._replace(min_reports=max(policy.min_reports, aggregator.min_updates, len(parties)))
     sampler: Sampler = plan.sampler.build("rounds.samplers")
     return Coordinator(
         policy=policy,

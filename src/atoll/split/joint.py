@@ -84,6 +84,7 @@ def server_machine(parties: VerticalParties, server: Half, session: Session) -> 
         labels=parties.labels,
         sizes={number: holder.cut.client.spec.num_params for number, holder in enumerate(parties.holders)},
         shield=parties.shield,
+        names=[holder.name for holder in parties.holders],
     )
 
 

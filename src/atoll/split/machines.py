@@ -9,7 +9,7 @@ Shapes: B samples of a piece of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
@@ -20,7 +20,17 @@ from torch import Tensor
 from atoll.core.algorithm import Batch
 from atoll.split.cut import Cut
 from atoll.split.half import Half
-from atoll.split.messages import ROWS, TARGETS, VALUES, Kind, Message, SplitError, must_be_finite, piece_sizes
+from atoll.split.messages import (
+    ROWS,
+    TARGETS,
+    VALUES,
+    Kind,
+    Message,
+    RowsDiffer,
+    SplitError,
+    must_be_finite,
+    piece_sizes,
+)
 from atoll.split.session import (
     Grads,
     Phase,
@@ -35,6 +45,8 @@ from atoll.split.shield import OPEN, Place, Shield
 from atoll.split.targets import read_targets, sent_targets
 
 NONE: Mapping[int, Tensor] = MappingProxyType({})
+NO_ROWS = torch.empty(0, dtype=torch.uint8)
+"""Stands for a commitment that was not sent."""
 CLIENT_DUE = {
     Phase.WAITING: (Kind.WEIGHTS,),
     Phase.TRAINING: (Kind.OUTPUTS, Kind.GRADIENTS),
@@ -231,6 +243,8 @@ class ServerMachine:
     """Holder -> values of its layers, where those of several differ."""
     shield: Shield = OPEN
     """Defences of the labels against holders that have none."""
+    names: Sequence[str] = ()
+    """What holders are called, if they have names."""
 
     def handle(self, state: ServerState, message: Message) -> tuple[ServerState, list[Message]]:
         """Process a message; return the messages that go down in answer."""
@@ -245,9 +259,10 @@ class ServerMachine:
         shape = self.cut.tail_shape if message.kind == Kind.OUTPUT_GRADIENTS else self.holders[message.holder]
         must_fit_batch(message, self.session, shape)
         if state.num_samples not in (0, message.num_samples):
-            raise SplitError(
-                f"got a batch of {message.num_samples} samples, but its first piece said {state.num_samples}: send one "
-                "batch at a time"
+            kind = SplitError if len(self.holders) == 1 else RowsDiffer
+            raise kind(
+                f"got a batch of {message.num_samples} samples of {self._called(message.holder)}, but its first piece "
+                f"said {state.num_samples}: send one batch at a time, of the rows that all have"
             )
         if state.begun and state.began_at != self.half.num_steps:
             raise SplitError("the server's layers took a step of another client within this batch: finish it first")
@@ -271,12 +286,25 @@ class ServerMachine:
         if len(here) < len(self.holders):
             return state._replace(arrived={**others, message.piece: here}), []
         if state.step == message.piece == 0:
-            _must_have_same_rows(here)
+            self._must_have_same_rows(here)
         if targets is None and self.cut.tail is None:
             targets = read_targets(self.half.job, here[self.labels])
         began_at = state.began_at if state.begun else self.half.num_steps
         state = state._replace(arrived=others, begun=state.begun | {message.piece}, began_at=began_at)
         return self._through_body(state, message, here, targets)
+
+    def _must_have_same_rows(self, here: Mapping[int, Message]) -> None:
+        """Refuse holders that commit to other rows, or to another order, than the one with the labels."""
+        tags = {holder: message.arrays.get(ROWS, NO_ROWS) for holder, message in here.items()}
+        others = [self._called(each) for each in sorted(tags) if not torch.equal(tags[each], tags[self.labels])]
+        if others:
+            raise RowsDiffer(
+                f"the rows of {' and '.join(others)} are not those of {self._called(self.labels)}, which has the "
+                "labels, or are in another order: align them anew, e.g. by atoll align"
+            )
+
+    def _called(self, holder: int) -> str:
+        return self.names[holder] if self.names else f"client {holder}"
 
     def _through_body(
         self, state: ServerState, message: Message, here: Mapping[int, Message], targets: Tensor | None
@@ -352,22 +380,6 @@ class ServerMachine:
         weights = {**state.weights, message.holder: message.values}
         phase = Phase.DONE if len(weights) == len(self.holders) else Phase.CLOSING
         return state._replace(phase=phase, weights=weights), []
-
-
-def _must_have_same_rows(here: Mapping[int, Message]) -> None:
-    """Refuse holders that commit to different rows, or to the same in another order, before anything is trained."""
-    (first, one), *others = here.items()
-    expected = one.arrays.get(ROWS)
-    for holder, message in others:
-        found = message.arrays.get(ROWS)
-        same = found is expected is None or (
-            found is not None and expected is not None and torch.equal(found, expected)
-        )
-        if not same:
-            raise SplitError(
-                f"the rows of client {holder} are not those of client {first}, or are in another order: align them "
-                "anew, e.g. by atoll align"
-            )
 
 
 def _answer(message: Message, kind: Kind, holder: int, values: Tensor) -> Message:

@@ -49,6 +49,10 @@ class NotFinite(SplitError):
     """A message, a loss or a gradient holds NaN or Inf: training has diverged, or the sender is broken."""
 
 
+class RowsDiffer(SplitError):
+    """Parties that hold columns do not train on the same rows, in the same order."""
+
+
 class Message(NamedTuple):
     """A message between a holder of samples and the server."""
 

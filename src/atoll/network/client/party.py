@@ -26,8 +26,11 @@ from atoll.network.protocol.messages import RunInfo
 
 MAX_FEATURES = 1 << 20
 """Features of a whole sample; a server that states more is not believed."""
+MAX_OUTPUTS = 1 << 12
+"""Outputs of the whole model, likewise, at a party that has no labels."""
 TAG_BYTES = 32
 """Bytes of a commitment to rows."""
+ORDER = "let the operator write split.parties in the order of the clients' numbers, which atoll clients list shows"
 
 
 @final
@@ -56,8 +59,10 @@ def party_dataset(app: ClientApp, plan: Plan, info: RunInfo, number: int, name: 
     party = _party_of(plan, number, name)
     assert plan.split is not None
     shape = info.input_shape
-    if shape is None or not 0 < math.prod(shape) <= MAX_FEATURES:
+    if shape is None or min(shape, default=0) < 1 or math.prod(shape) > MAX_FEATURES:
         raise WorkRefused(f"the server's samples have shape {shape}, 1 to {MAX_FEATURES:,} features are allowed")
+    if info.features and len(info.features) != math.prod(shape):
+        raise WorkRefused(f"the server names {len(info.features)} features, and its samples have shape {shape}")
     like = Dataset(
         name="the server's data",
         train_x=np.zeros((2, *shape), dtype=np.uint8),
@@ -73,11 +78,13 @@ def party_dataset(app: ClientApp, plan: Plan, info: RunInfo, number: int, name: 
         if app.train_y is None:
             raise WorkRefused(
                 f"the plan takes this client for {party.name}, which holds the labels, and its app has none: give "
-                "train_y, or ask the operator to approve clients in the order of split.parties"
+                f"train_y, or {ORDER}"
             )
         kind, targets, num_classes = app.problem, app.train_y, app.num_classes
     else:
         kind, num_outputs = info.problem, info.num_outputs or 1
+        if not 0 < num_outputs <= MAX_OUTPUTS:
+            raise WorkRefused(f"the server's targets ask for {num_outputs} outputs, 1 to {MAX_OUTPUTS:,} are allowed")
         targets = _placeholders(kind, len(app.train_x), num_outputs)
         num_classes = num_outputs if kind == CLASSIFICATION else 0
     whole = WholeRows(app.train_x, order_P, places_P, shape)
@@ -125,11 +132,12 @@ def _party_of(plan: Plan, number: int, name: str) -> Party:
     assert plan.split is not None and plan.split.parties
     parties = plan.split.parties
     names = [party.name for party in parties]
-    if number >= len(parties) or (name in names and names[number] != name):
+    others = {each.casefold() for each in names[:number] + names[number + 1 :]}
+    if number >= len(parties) or name.casefold() in others - {names[number].casefold()}:
         taken = f"for {names[number]}" if number < len(parties) else "for no party"
         raise WorkRefused(
             f"this client is called {name}, and the plan takes client {number} {taken}, as its parties are "
-            f"{', '.join(names)} in this order: the operator should approve clients in that order"
+            f"{', '.join(names)} in this order: {ORDER}"
         )
     return parties[number]
 

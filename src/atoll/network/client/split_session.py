@@ -22,7 +22,7 @@ from atoll.split.exchange import client_side
 from atoll.split.half import Half
 from atoll.split.joint import joint_load, owners_task, party_side
 from atoll.split.machines import ClientMachine, ClientState
-from atoll.split.messages import Kind, Message, SplitError
+from atoll.split.messages import Kind, Message, NotFinite, SplitError
 from atoll.split.parties import Parties
 from atoll.split.session import Phase
 from atoll.train.trainer import explained
@@ -58,7 +58,8 @@ def hold_session(
                     number += 1
             lanes.flush()
         except (SplitError, WorkRefused) as error:
-            reason = SessionEnd(session=session, reason=str(error)[:MAX_REASON])
+            not_finite = isinstance(error, NotFinite)
+            reason = SessionEnd(session=session, reason=str(error)[:MAX_REASON], not_finite=not_finite)
             connection.ask(endpoints.END_SESSION, reason, run=order.run, attempt=order.attempt)
             raise WorkRefused(f"round {order.version + 1}: this client left its session: {error}") from error
     name = lanes.transcript.name()

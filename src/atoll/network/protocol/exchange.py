@@ -75,6 +75,8 @@ class SessionEnd(Message, frozen=True):
     """The name of the order's `model`."""
     reason: Annotated[str, Meta(max_length=1000)] = ""
     """Why the client leaves; "" if the session is whole."""
+    not_finite: bool = False
+    """Whether it leaves since a value was NaN or Inf."""
 
 
 class Transcript:

@@ -17,8 +17,6 @@ from atoll.network.protocol.objects import manifest_of
 
 NAME_BYTES = 32
 """Bytes of the name of an object."""
-MAX_INDEX = 1 << 20
-"""Bytes of the longest list of names."""
 
 
 def index_of(layers: Sequence[Payload]) -> Payload:

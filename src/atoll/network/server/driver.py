@@ -24,7 +24,7 @@ from atoll.network.protocol.blobs import MakeBlobs, write_file
 from atoll.network.server.auth import Authenticator, Clock, Refused
 from atoll.network.server.journal import Journal
 from atoll.network.server.monitoring import Metrics, log
-from atoll.network.server.presence import Presence
+from atoll.network.server.presence import Presence, concerned, why_rows_differ, why_waiting
 from atoll.network.server.queries import Tables
 from atoll.network.server.run_logs import log_capped, log_unmeasured
 from atoll.network.server.runs import NEVER, RUNNING, Run, WaitingRun, built_runs, position_of
@@ -122,8 +122,12 @@ class RunDriver:
 
     def _has_clients(self, run: WaitingRun) -> bool:
         """Return whether enough clients are approved, and all have said how many samples they have."""
-        known = self.presence.clients.values()
-        return len(known) >= max(self._wanted, run.min_clients) and all(client.num_samples for client in known)
+        known = concerned(run.plan, self.presence.clients)
+        if len(self.presence.clients) < self._wanted or len(known) < run.min_clients:
+            return False
+        why = why_rows_differ(run.plan, known)
+        self._log_waiting(run, why)
+        return not why and all(client.num_samples for client in known.values())
 
     def _build(self, waiting: WaitingRun) -> None:
         """Build a run for the clients that are there; the built run takes the place of the waiting one."""
@@ -164,19 +168,16 @@ class RunDriver:
         waiting = {task.client for task in machine.arrived}
         may = self.presence.may_be_asked(run)
         least = 1 if policy.overlaps_rounds else max(1, policy.min_reports)
-        if sum(may(client) and client not in waiting for client in self.presence.clients) >= least:
-            return True
-        self._log_missing_clients(run, least)
-        return False
+        candidates = concerned(run.plan, self.presence.clients)
+        can = sum(may(client) and client not in waiting for client in candidates) >= least
+        self._log_waiting(run, "" if can else why_waiting(run, self.presence, least))
+        return can
 
-    def _log_missing_clients(self, run: Run, least: int) -> None:
-        """Log once that a run waits since clients take no part in it."""
-        out = {client for client, known in run.refusals.items() if known.whole_run} | set(run.state.quarantined)
-        left = len(self.presence.clients.keys() - out)
-        if left < least <= len(self.presence.clients) and run.missing != out:
-            why = f"{left} clients take part, a round needs {least}: approve others, or those who refused once more"
+    def _log_waiting(self, run: WaitingRun | Run, why: str) -> None:
+        """Log once why a run waits for clients."""
+        if why and run.waits_for != why:
             log("waiting", run=run.name, why=why)
-            run.missing = out
+        run.waits_for = why
 
     def _is_late(self, run: Run) -> bool:
         deadline = run.parts.coordinator.policy.deadline

@@ -1,7 +1,8 @@
 """A round of vertical learning on a server: one machine, fed by the streams of all parties, in a thread of the run.
 
 As in other ways nothing of a session is written down, and a server that was killed begins the round anew. A round needs
-every party: if one leaves, stops or sends what is not due, no task of the round counts, and the run asks all again.
+every party: if one leaves, stops or sends what is not due, no task of the round counts, and the run asks all again. If
+they do not have the same rows, or a value is not finite, asking again would not help, and the run ends.
 Shapes: M values of a model.
 """
 
@@ -14,6 +15,7 @@ from typing import final
 from torch import Tensor
 
 from atoll.core.aggregator import Aggregator
+from atoll.core.errors import TrainingError
 from atoll.core.messages import Task
 from atoll.network.server.held import HeldRound, RoundContext, Sessions
 from atoll.network.server.streams import Stream, Taken
@@ -21,7 +23,7 @@ from atoll.split.clock import Moment
 from atoll.split.columns import VerticalParties
 from atoll.split.half import Half
 from atoll.split.joint import JointServer, Sent, owners_task
-from atoll.split.messages import NotFinite, SplitError
+from atoll.split.messages import NotFinite, RowsDiffer, SplitError
 from atoll.split.outcome import joint_traffic, joint_works
 from atoll.train.exchange import Work
 from atoll.train.trainer import explained
@@ -34,6 +36,8 @@ class PartySession:
     def __init__(self, task: Task, stream: Stream, stated_loss: float | None, until: float) -> None:
         self.task, self.stream, self.stated_loss, self.until = task, stream, stated_loss, until
         self.failed, self.offends, self.has_ended = "", False, False
+        self.ends_run = False
+        """Whether it failed for a reason that would be there again in another attempt."""
         self.heard: list[Moment] = []
         """When each message down arrived."""
 
@@ -51,10 +55,10 @@ class JointRound:
         self._parts: dict[int, PartySession] = {}
 
     def hold(self) -> HeldRound:
-        """Hold the sessions; Refused if the run does not want them any more."""
+        """Hold the sessions; Refused if the run does not want them any more, TrainingError if it cannot go on."""
         try:
-            if self._all_came():
-                self._exchange()
+            self._open()
+            self._exchange()
         finally:
             self._sessions.close_all()
         start_M, server = self._start_M, self._server
@@ -72,18 +76,13 @@ class JointRound:
             offenders=tuple(part.task.client for part in parts if part.offends),
         )
 
-    def _all_came(self) -> bool:
-        """Open the sessions if all parties are ready; a round without one of them is none."""
+    def _open(self) -> None:
+        """Open the sessions of all parties: the coordinator commits no round that lacks one."""
         parties, sessions = self._parties, self._sessions
-        by_client = {task.client: task for task in self._tasks}
-        for number, task in sorted(by_client.items()):
-            stated = math.nan if parties.states_loss(number) else None
-            stream = sessions.open(parties.of(number), task)
-            self._parts[number] = PartySession(task, stream, stated, sessions.time_over())
-        missing = [holder.name for number, holder in enumerate(parties.holders) if number not in by_client]
-        if missing:
-            self._fail(f"{' and '.join(missing)} did not come, and every step needs all parties")
-        return not missing
+        for task in sorted(self._tasks, key=lambda task: task.client):
+            stated = math.nan if parties.states_loss(task.client) else None
+            stream = sessions.open(parties.of(task.client), task)
+            self._parts[task.client] = PartySession(task, stream, stated, sessions.time_over())
 
     def _exchange(self) -> None:
         """Give each party its layers, exchange all batches, and take what the parties signed."""
@@ -99,10 +98,14 @@ class JointRound:
             for part in parts:
                 if not sessions.is_over(part):
                     sessions.look(part)
+                    part.ends_run = part.stream.end is not None and part.stream.end.not_finite
             broken = next((part for part in parts if part.failed), None)
             if broken is not None:
                 name = self._parties.holders[broken.task.client].name
-                self._fail(f"the round ended with the session of {name}, and every step needs all parties")
+                why = f"since every step needs all parties; the session of {name}: {broken.failed}"
+                self._fail(f"the round ended, {why}")
+                if broken.ends_run:
+                    raise TrainingError(f"round {broken.task.version + 1} ends, {why}")
         for part in parts:
             sessions.end(part)
         self._server.told_loss = next((p.stated_loss for p in parts if p.stated_loss is not None), None)
@@ -115,8 +118,8 @@ class JointRound:
                 message = server.read(number, taken.data)
                 ready = part.heard[min(taken.cause, len(part.heard) - 1)]
                 self._deliver(server.take(message, server.arrival(message, len(taken.data), ready)))
-        except NotFinite as error:
-            part.failed = str(error)
+        except (NotFinite, RowsDiffer) as error:
+            part.failed, part.ends_run = str(error), True
         except SplitError as error:
             part.failed, part.offends = str(error), True
         part.has_ended = number in server.state.weights

@@ -70,6 +70,11 @@ class Presence:
         seen = self.last_polls.get(number) if number is not None else None
         return None if seen is None else self._now() - seen.time
 
+    @property
+    def is_new(self) -> bool:
+        """Return whether the server began so lately that clients may not have polled yet."""
+        return self._now() < self._started + ONLINE_SECONDS
+
     def online(self) -> set[int]:
         """Return the clients that are online."""
         lately = self._now() - ONLINE_SECONDS
@@ -77,7 +82,7 @@ class Presence:
 
     def evaluators(self, run: Run) -> set[int]:
         """Return the clients whose evaluations a run waits for; a new server waits a while for all to come back."""
-        fresh, online = self._now() < self._started + ONLINE_SECONDS, self.online()
+        fresh, online = self.is_new, self.online()
 
         def answers(client: int) -> bool:
             seen = self.last_polls.get(client)
@@ -111,10 +116,10 @@ class Presence:
         New clients get what `credited_samples` allows; but in a private run what they state, as its accounting must
         not underestimate a client. There only the weight is bounded.
         """
-        num = max([len(known) - 1, *self.clients]) + 1
-        if plan.split is not None and plan.split.parties:
-            num = len(plan.split.parties)  # the first clients; others take no part
         stated = {number: max(1, client.num_samples) for number, client in self.clients.items()}
+        if plan.split is not None and plan.split.parties:  # the first clients, whose rows are the same
+            return (*known, *(stated.get(number, 1) for number in range(len(known), len(plan.split.parties))))
+        num = max([len(known) - 1, *self.clients]) + 1
         credited = stated if plan.privacy is not None else credited_samples(stated, self.agreed_samples)
         return (*known, *(credited.get(number, 1) for number in range(len(known), num)))
 
@@ -131,19 +136,65 @@ class Presence:
         return credited_samples(dict(enumerate(run.sizes)), self.agreed_samples)[number]
 
     def may_be_asked(self, run: Run) -> Callable[[int], bool]:
-        """Return which clients may be asked: with a deadline those that are online, else all."""
-        deadline, rule = run.parts.coordinator.policy.deadline, run.plan.eligibility
+        """Return which clients may be asked: with a deadline, or if all are needed, those that are online, else all."""
+        rule, split = run.plan.eligibility, run.plan.split
+        needs_all = split is not None and bool(split.parties)
+        asks_online = needs_all or run.parts.coordinator.policy.deadline is not None
         shut_out, online = set(run.state.quarantined), self.online()
 
         def may(client: int) -> bool:
             if client in shut_out or client not in self.clients or not run.may_ask(client):
                 return False
-            if deadline is not None and client not in online:
+            if asks_online and client not in online:
                 return False
             seen = self.last_polls.get(client)
             return rule == ANYBODY or (seen is not None and rule.why_not(seen.attributes) is None)
 
         return may
+
+
+def party_names(plan: Plan) -> tuple[str, ...]:
+    """Return the parties that hold columns, by the numbers of their clients; none where clients have whole samples."""
+    return () if plan.split is None else tuple(party.name for party in plan.split.parties or ())
+
+
+def concerned(plan: Plan, clients: Mapping[int, ClientRow]) -> dict[int, ClientRow]:
+    """Return the approved clients that a plan could ask: those that are its parties, if it has parties."""
+    names = party_names(plan)
+    return {number: client for number, client in clients.items() if not names or number < len(names)}
+
+
+def why_rows_differ(plan: Plan, clients: Mapping[int, ClientRow]) -> str:
+    """Return why parties cannot have the same rows, by how many they state; "" if they can."""
+    names = party_names(plan)
+    rows = {names[number]: client.num_samples for number, client in sorted(clients.items())} if names else {}
+    if len(set(rows.values()) - {0}) < 2:  # 0 before a client has said anything
+        return ""
+    stated = ", ".join(f"{name} {num}" for name, num in rows.items())
+    return f"the parties have different numbers of rows ({stated}): let them join by atoll align, and join again"
+
+
+def why_waiting(run: Run, presence: Presence, least: int) -> str:
+    """Return why a round that needs so many clients cannot begin, if that does not pass by itself; "" otherwise."""
+    names = party_names(run.plan)
+    if names:
+        absent = [f"{name} {why}" for number, name in enumerate(names) if (why := _why_absent(run, presence, number))]
+        return f"every step needs all parties, and {'; '.join(absent)}" if absent else ""
+    out = {client for client, known in run.refusals.items() if known.whole_run} | set(run.state.quarantined)
+    left = len(presence.clients.keys() - out)
+    if left < least <= len(presence.clients):
+        return f"{left} clients take part, a round needs {least}: approve others, or those who refused once more"
+    return ""
+
+
+def _why_absent(run: Run, presence: Presence, number: int) -> str:
+    """Return why a party cannot be asked; "" if it can, or a new server has not heard of it yet."""
+    if number not in presence.clients:
+        return f"(client {number}) is not approved: approve it once more, or stop the run"
+    if not run.may_ask(number):
+        whole = run.refusals[number].whole_run
+        return "refuses this run: approve it once more" if whole else "has refused a task, and is asked again later"
+    return "is not online: let it join" if number not in presence.online() and not presence.is_new else ""
 
 
 def credited_samples(stated: Mapping[int, int], agreed: Mapping[int, int]) -> dict[int, int]:

@@ -93,6 +93,8 @@ class WaitingRun:
         """When building may be tried again, after an error that may pass."""
         self.busy = False
         """Whether it is being built."""
+        self.waits_for = ""
+        """Why it waits for clients, as the log has said it."""
 
     def build(self, sizes: Sequence[int], machine: CoordinatorState = FIRST, seq: int = 0, state_file: str = "") -> Run:
         """Build the plan for clients of these sizes; begin with the first state, unless one was saved."""
@@ -162,8 +164,8 @@ class Run:
         """What clients measure of versions on their own samples."""
         self.halting: Reason | None = None
         """Why the run ends once its last version is measured by the clients, where it ends before its last round."""
-        self.missing: set[int] = set()
-        """Clients without which it cannot go on, as far as the log has said so."""
+        self.waits_for = ""
+        """Why it waits for clients, as the log has said it."""
 
     def mail(self, client: int) -> Ref | None:
         """Return the message of secure aggregation that waits for a client's answer."""
