@@ -113,6 +113,14 @@ def test_a_plan_from_toml_with_every_option(cli: Shell, tmp_path: Path) -> None:
     assert (path / "report.html").read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.parametrize(("engine", "part"), [("vectorised", Part("vectorised", stack=3)), ("inline", Part("inline"))])
+def test_an_engine_that_the_plan_has_keeps_its_options(cli: Shell, tmp_path: Path, engine: str, part: Part) -> None:
+    (tmp_path / "plan.toml").write_text(PLAN)
+    said = cli("run", "plan.toml", "--set", 'engine={name="vectorised", stack=3}', "--engine", engine, "--out", "run")
+    assert said.code == 0
+    assert Plan.from_toml((tmp_path / "run" / "plan.toml").read_text()).engine == part
+
+
 @pytest.mark.parametrize(
     ("data", "figure"),
     [

@@ -147,7 +147,7 @@ def test_the_script_for_slurm_runs_and_goes_on(tmp_path: Path) -> None:
     """Slurm is played by three commands of one line each; the two machines are this one."""
     bin_ = tmp_path / "venv" / "bin"
     bin_.mkdir(parents=True)
-    ours = {name: f'{shlex.join(argv)} "$@"' for name, argv in (("ray", RAY), ("atoll", ATOLL))}
+    ours = {name: f'exec {shlex.join(argv)} "$@"' for name, argv in (("ray", RAY), ("atoll", ATOLL))}
     for name, body in (SHIMS | ours).items():
         (bin_ / name).write_text(f"#!/bin/bash\n{body}\n")
         (bin_ / name).chmod(0o755)

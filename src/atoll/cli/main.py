@@ -115,9 +115,9 @@ def run(
 ) -> None:
     """Run a plan; without one, FedAvg on digits. Ctrl-C stops and keeps everything."""
     changes: dict[str, object] = read_settings(settings)
-    changes |= {
-        key: value for key, value in {"rounds": rounds, "seed": seed, "engine": engine}.items() if value is not None
-    }
+    changes |= {key: value for key, value in {"rounds": rounds, "seed": seed}.items() if value is not None}
+    if engine is not None and (resume is not None or read_plan(plan, changes).engine.name != engine):
+        changes["engine"] = engine  # an engine that the plan has keeps its options
     if workers is not None:
         changes["engine.workers"] = workers
     if budget is not None:
