@@ -26,7 +26,7 @@ from atoll.network.client.record import Record
 from atoll.network.client.secret_evaluation import EvaluationAddend, KeptEvaluations
 from atoll.network.client.secure_session import Addend, SecureSession, SilentSessions, UpdateAddend, end_silent_sessions
 from atoll.network.client.split_session import hold_session
-from atoll.network.client.task import AgreedRun, WorkRefused, signed_delivery, why_not_trained
+from atoll.network.client.task import AgreedRun, Fetch, WorkRefused, signed_delivery, why_not_trained
 from atoll.network.client.witness import DISTRUST, LedgerReader
 from atoll.network.protocol import endpoints
 from atoll.network.protocol.agreement import IN_SECRET, NOISED, OPEN, Floors, is_working_hour
@@ -80,10 +80,7 @@ class Client:
         self._server_key = home.server().server_key
         self._agreed_runs: dict[str, AgreedRun] = {}
         self._ledgers = LedgerReader(
-            connection,
-            self._server_key,
-            public_bytes(home.key),
-            lambda run, text: output.info(f"{run}: {text}"),
+            connection, self._server_key, public_bytes(home.key), lambda run, text: output.info(f"{run}: {text}")
         )
         self._refused_runs: dict[str, str] = {}
         self._warned: set[tuple[str, str]] = set()
@@ -143,11 +140,12 @@ class Client:
 
         def work(agreed: AgreedRun) -> None:
             if order.secure is not None:
-                self._answer(order.run, UpdateAddend(agreed=agreed, order=order), order.secure)
-            elif agreed.parties is not None:
-                self._exchange(agreed, order)
-            else:
-                self._deliver(agreed, order)
+                return self._answer(order.run, UpdateAddend(agreed=agreed, order=order), order.secure)
+            reason = why_not_trained(agreed, self._app)
+            if reason is not None:
+                raise WorkRefused(reason)
+            self._ledgers.check(agreed.home, order)
+            (self._deliver if agreed.parties is None else self._exchange)(agreed, order)
 
         return self._try(order.run, work, lambda reason: self._refuse(order, reason))
 
@@ -166,8 +164,7 @@ class Client:
         def work(agreed: AgreedRun) -> None:
             if order.secure is not None:
                 self._ledgers.check(agreed.home, order)
-                self._answer(order.run, EvaluationAddend(agreed=agreed, order=order), order.secure)
-                return
+                return self._answer(order.run, EvaluationAddend(agreed=agreed, order=order), order.secure)
             tell(self._measured(agreed, order))
             took = human_seconds(time.monotonic() - began)
             self._output.info(f"{order.run}: version {order.version} evaluated in {took}")
@@ -201,9 +198,7 @@ class Client:
 
         def measure() -> State:
             if self._last_sent is None or self._last_sent[:2] != (order.run, order.model.name):
-                sent = agreed.receive_broadcast(
-                    order, lambda ref: self._connection.fetch(order.run, ref, agreed.home.objects)
-                )
+                sent = agreed.receive_broadcast(order, self._fetching(order.run, agreed))
                 self._last_sent = (order.run, order.model.name, sent)
             return agreed.measure(self._last_sent[2])
 
@@ -248,10 +243,6 @@ class Client:
     def _deliver(self, agreed: AgreedRun, order: Order) -> None:
         """Train, unless a pending update exists, and deliver until the server acknowledges the update."""
         home = agreed.home
-        reason = why_not_trained(agreed, self._app)
-        if reason is not None:
-            raise WorkRefused(reason)
-        self._ledgers.check(agreed.home, order)
         home.confirm_update(order.counted)
         pending = home.pending()
         if pending is None or pending.attempt != order.attempt:
@@ -276,15 +267,11 @@ class Client:
             raise RunError("the server has taken another update than was sent: tell the operator")
         self._ledgers.witness(order.run, home).acknowledged(order.attempt, delivered.object)
         took = human_seconds(time.monotonic() - began)
-        self._output.info(f"{order.run}: round {order.version + 1}: {human_bytes(len(data))} up in {took}")
+        self._tell_round(order, f"{human_bytes(len(data))} up in {took}")
 
     def _exchange(self, agreed: AgreedRun, order: Order) -> None:
         """Say that this client is ready for its session, or hold it."""
         home, began = agreed.home, time.monotonic()
-        reason = why_not_trained(agreed, self._app)
-        if reason is not None:
-            raise WorkRefused(reason)
-        self._ledgers.check(home, order)
         if order.session is None:
             self._connection.ask(endpoints.READY, None, run=order.run, attempt=order.attempt)
             return
@@ -297,9 +284,7 @@ class Client:
         num_bytes = hold_session(agreed, order, self._connection, self._home.key, note)
         self._ledgers.witness(order.run, home).acknowledged(order.attempt, sent[0])
         took = human_seconds(time.monotonic() - began)
-        self._output.info(
-            f"{order.run}: round {order.version + 1}: {human_bytes(num_bytes)} up in {took}, in a session"
-        )
+        self._tell_round(order, f"{human_bytes(num_bytes)} up in a session of {took}")
 
     def _train(self, agreed: AgreedRun, order: Order) -> PendingUpdate:
         """Train, and save the update before anything of it leaves."""
@@ -309,17 +294,15 @@ class Client:
             self._refused_runs[order.run] = str(unwilling)
             raise
         home, start = agreed.home, time.monotonic()
-        down = 0
+        sizes = list[int]()
 
         def fetch(ref: Ref) -> Iterator[bytes]:
-            nonlocal down
-            down += ref.num_bytes
-            return self._connection.fetch(order.run, ref, agreed.home.objects)
+            sizes.append(ref.num_bytes)
+            return iter(self._fetching(order.run, agreed)(ref))
 
         sent = agreed.receive_broadcast(order, fetch)
         if agreed.plan.evaluation.clients_every:
             self._last_sent = (order.run, order.model.name, sent)
-        params = params_hash(sent.params_D).hex()
         if not agreed.job.downlink.chain.transforms:  # else clients receive other parameters than the server has
             model = params_hash(agreed.job.model_of(sent)).hex()
             self._ledgers.witness(order.run, home).check_params(order.version, model)
@@ -328,15 +311,13 @@ class Client:
         if self._record is not None:
             self._record(agreed, order.run, agreed.task(order), sent, trained)
         times = [human_seconds(seconds) for seconds in (heard - start, time.monotonic() - heard)]
-        self._output.info(
-            f"{order.run}: round {order.version + 1}: {human_bytes(down)} down in {times[0]}, trained in {times[1]}"
-        )
+        self._tell_round(order, f"{human_bytes(sum(sizes))} down in {times[0]}, trained in {times[1]}")
         manifest = manifest_of(*trained.data)
         pending = PendingUpdate(
             attempt=order.attempt,
             version=order.version,
             model=order.model.name,
-            params=params,
+            params=params_hash(sent.params_D).hex(),
             object=manifest.name(),
             delivery=signed_delivery(self._home.key, order, manifest, trained),
         )
@@ -351,9 +332,7 @@ class Client:
             info=lambda: self._connection.ask(endpoints.RUN, None, run=run),
             peers=self._peers,
         )
-        answer = secure_session.answer(
-            addend, message, lambda ref: self._connection.fetch(run, ref, addend.agreed.home.objects)
-        )
+        answer = secure_session.answer(addend, message, self._fetching(run, addend.agreed))
         manifest = self._connection.upload(run, addend.attempt, answer)
         answered = Answer(msgspec.msgpack.encode(manifest))
         self._connection.ask(endpoints.SECURE, answered, run=run, attempt=addend.attempt)
@@ -401,15 +380,19 @@ class Client:
         info = self._connection.ask(endpoints.RUN, None, run=run)
         try:
             agreed = self._agreed_run(run)
-            path = save_final_model(
-                agreed, info, end, lambda ref: self._connection.fetch(run, ref, agreed.home.objects)
-            )
+            path = save_final_model(agreed, info, end, self._fetching(run, agreed))
         except (Declined, DiskFull, RunError):
             raise
         except AtollError as error:
             self._warn_once(run, f"its model was left there: {error}")
             return
         self._output.info(f"{run}: {'its model is' if agreed.parties is None else 'its layers are'} in {path}")
+
+    def _fetching(self, run: str, agreed: AgreedRun) -> Fetch:
+        return lambda ref: self._connection.fetch(run, ref, agreed.home.objects)
+
+    def _tell_round(self, order: Order, text: str) -> None:
+        self._output.info(f"{order.run}: round {order.version + 1}: {text}")
 
     def _warn_once(self, run: str, reason: str) -> None:
         if (run, reason) not in self._warned:

@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import msgspec
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from atoll.commit.finish import why_stop
-from atoll.core.coordinator import Arrived, CoordinatorState, Failed, Finish, Phase
+from atoll.core.coordinator import Finish, Phase
 from atoll.core.errors import AtollError
-from atoll.core.messages import SERVER
-from atoll.core.plan import Plan
-from atoll.ledger import chain
 from atoll.network.protocol.blobs import MakeBlobs, write_file
 from atoll.network.server.auth import Authenticator, Clock, Refused
 from atoll.network.server.journal import Journal
 from atoll.network.server.monitoring import Metrics, log
 from atoll.network.server.presence import Presence, concerned, why_rows_differ, why_waiting
-from atoll.network.server.queries import Tables
+from atoll.network.server.restoring import restore_run
 from atoll.network.server.run_logs import log_capped, log_unmeasured
-from atoll.network.server.runs import NEVER, RUNNING, Run, WaitingRun, built_runs, position_of
+from atoll.network.server.runs import RUNNING, Run, WaitingRun, built_runs
 from atoll.network.server.secret_evaluation import add_in_secret, log_sum, record_sum, why_too_few
 from atoll.network.server.secure_session import STEP_SECONDS, SecureContext
 from atoll.network.server.sessions import hold_sessions, with_session
-from atoll.network.server.sites import LAST_SECONDS, SecretSum, SiteAnswer, summary
+from atoll.network.server.sites import LAST_SECONDS, SecretSum, summary
 from atoll.network.server.store import Store
-from atoll.network.server.tables import RunRow, Stage
 from atoll.network.server.writer import Transaction, Writer
 
 PROBE = 1 << 16
@@ -74,7 +67,7 @@ class RunDriver:
             self.presence = Presence(tables.clients(), self.now)
             self.presence.set_clients(tables.clients(), tables.agreed_samples())
             for row in tables.runs():
-                run = self.runs[row.id] = _restore_run(tables, row, home, make_blobs, self.notify)
+                run = self.runs[row.id] = restore_run(tables, row, home, make_blobs, self.notify)
                 if isinstance(run, Run):
                     run.began = self.now()  # how long no server was running is not known: the deadline begins anew
                 metrics.at_round(row.id, run.machine.version if isinstance(run, Run) else 0)
@@ -350,62 +343,3 @@ class RunDriver:
             log("recovered")
         self.read_only_reason = why
         self._metrics.read_only(bool(why))
-
-
-def _restore_run(
-    tables: Tables, row: RunRow, home: Path, make_blobs: MakeBlobs, wake: Callable[[set[int]], None]
-) -> WaitingRun | Run:
-    """Restore a run as it was when the process before this one ended, however it did."""
-    waiting = WaitingRun(row.id, Plan.from_toml(row.plan), home, make_blobs, wake, row.status)
-    if not row.sizes:  # no client was asked
-        return waiting
-    run = waiting.build(row.sizes, CoordinatorState.from_plain(json.loads(row.machine)), row.seq, row.state)
-    run.counted = tables.last_counted(row.id)
-    lines = tables.ledger_lines(row.id)
-    run.announced = _announced(lines)
-    run.set_refusals(tables.refusals(row.id))
-    for event in tables.task_events(row.id, row.seq):
-        kind = Arrived if event.stage in (Stage.ARRIVED, Stage.COUNTED) else Failed
-        run.machine, _ = run.parts.coordinator.step(run.machine, kind((event.task,)))
-        run.seq = event.seq
-    needed = {*run.machine.arrived, *run.machine.committing}
-    for attempt in {task.attempt for task in needed}:
-        for each in tables.tasks(row.id, attempt):
-            position = position_of(each)
-            if each.task in needed and position is not None:
-                run.uploads.restore(each.task, position)
-    if run.status == RUNNING and run.machine.phase is not Phase.FINISHED:
-        run.prepare_broadcast(run.machine)
-        for attempt in range(run.state.coordinator.attempt, run.machine.attempt + 1):  # since it was saved
-            run.count_down(each.task for each in tables.tasks(row.id, attempt))
-        run.lost_sum = run.parts.job.secure is not None and run.machine.phase is Phase.COMMITTING
-    rows = tables.metrics_rows(row.id)
-    run.rewrite_files(rows, lines)
-    _restore_sites(run, tables, rows)
-    run.remove_stale_files(row.state)
-    return run
-
-
-def _restore_sites(run: Run, tables: Tables, rows: Sequence[dict[str, Any]]) -> None:
-    """Open the evaluation of the newest version again, with its answers, if clients were asked for it."""
-    if not run.plan.evaluation.clients_every or run.status != RUNNING:
-        return
-    version = run.machine.version
-    run.halting = why_stop(run.plan.stop, rows[-1]) if rows else None
-    last = run.halting is not None or version >= run.parts.coordinator.rounds
-    if run.announced == version and run.sites.is_due(version, last=last):
-        run.prepare_sites()
-        answers = tables.evaluations(run.name).get(version, {})
-        if SERVER in answers:
-            run.sites.secret_sums[version] = msgspec.json.decode(answers.pop(SERVER), type=SecretSum)
-        known = {client: msgspec.json.decode(text, type=SiteAnswer) for client, text in answers.items()}
-        run.sites.open(version, time.monotonic(), known)
-
-
-def _announced(lines: Sequence[str]) -> int:
-    """Return the newest version of which a ledger says what was sent."""
-    for line in reversed(lines):
-        record, _ = chain.read(line)
-        if record.kind == chain.BROADCAST:
-            return int(record.body["version"])
-    return NEVER

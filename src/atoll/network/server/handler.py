@@ -33,11 +33,10 @@ from atoll.network.server.auth import Refused, check_approved
 from atoll.network.server.driver import RunDriver
 from atoll.network.server.monitoring import Metrics, log
 from atoll.network.server.parts import BadUpdate
-from atoll.network.server.presence import REFUSED
+from atoll.network.server.presence import REFUSED, number_of, number_or_nobody
 from atoll.network.server.runs import RUNNING, Run, WaitingRun
-from atoll.network.server.sent import NOBODY
 from atoll.network.server.sites import SiteAnswer, evaluation_orders, read_sums
-from atoll.network.server.tables import ClientRow, Stage
+from atoll.network.server.tables import NOBODY, ClientRow, Stage
 from atoll.network.server.uploads import UploadTooLarge
 from atoll.network.server.writer import RETRY, Change, Transaction
 
@@ -64,7 +63,7 @@ class RequestHandler:
 
     def note_poll(self, client: ClientRow, poll: Poll) -> Future[None] | None:
         """Note that a client polls, and its number of samples; return a future if that must be written."""
-        number, presence = _number(client), self._driver.presence
+        number, presence = number_of(client), self._driver.presence
         short = (each for each in poll.attributes.items() if len(each[0]) <= MAX_ATTRIBUTE_NAME)
         attributes, in_secret = dict(islice(short, MAX_ATTRIBUTES)), poll.evaluates_in_secret
         presence.note_poll(number, attributes, evaluates=poll.evaluates, in_secret=in_secret)
@@ -81,7 +80,7 @@ class RequestHandler:
 
     def orders(self, client: ClientRow, poll: Poll) -> Orders:
         """Return the orders of a client."""
-        number = _number(client)
+        number = number_of(client)
         with self._writer.lock:
             orders = [
                 order
@@ -107,7 +106,7 @@ class RequestHandler:
         run = self.run(run_name)
         if isinstance(run, WaitingRun):
             raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "the run has not begun yet", RETRY)
-        return run.info(self._driver.presence.keys(), NOBODY if client.number is None else client.number)
+        return run.info(self._driver.presence.keys(), number_or_nobody(client))
 
     def ledger_lines(self, run_name: str, start: int = 0, most: int | None = None) -> list[str]:
         """Return lines of a run's ledger from a number on, at most `most`."""
@@ -119,7 +118,7 @@ class RequestHandler:
         """Return the objects that hold this name, if the client may read it: a version, or a message to it."""
         run = self._built_run(run_name)
         self._driver.presence.note_request(client.number)
-        number = -1 if client.number is None else client.number
+        number = number_or_nobody(client)
         mine = run.mail(number) if run.sites.adding is None else run.sites.mail(number) or run.mail(number)
         with self._writer.lock:
             known = {name for model in run.models.values() for name in model.names()}
@@ -164,7 +163,7 @@ class RequestHandler:
         body_hash: str = "",
     ) -> Future[Delivered | Refused] | Delivered:
         """Take an update from stored chunks, or from `data` of a known hash; the future ends when it is committed."""
-        run, number = self._built_run(run_name), _number(client)
+        run, number = self._built_run(run_name), number_of(client)
         manifest = self._manifest(run, delivery.manifest)
         if run.holds_sessions:
             why = "this run has sessions in place of updates, or adds them in secret: do not send one"
@@ -199,7 +198,7 @@ class RequestHandler:
             raise Refused(
                 HTTPStatus.CONFLICT, "this run has no sessions, and adds nothing in secret: deliver the update"
             )
-        number = _number(client)
+        number = number_of(client)
         task = self._in_flight(run, attempt, number)
         if task is None:
             return self._check_already_arrived(run_name, attempt, number, "")
@@ -236,7 +235,7 @@ class RequestHandler:
 
     def evaluated(self, client: ClientRow, run_name: str, version: int, told: SiteEvaluation) -> None:
         """Take what a client measured of a version; an answer that cannot be true is rejected, and an offence."""
-        run, number = self._built_run(run_name), _number(client)
+        run, number = self._built_run(run_name), number_of(client)
         with self._writer.lock:
             answers, known = run.sites.answers.get(version), self._driver.presence.clients.get(number)
         if answers is None or known is None:
@@ -335,7 +334,7 @@ class RequestHandler:
     def _awaited_task(self, client: ClientRow, run_name: str, attempt: int) -> tuple[Run, Task]:
         """Return the task of a client, if it is still waited for."""
         run = self._built_run(run_name)
-        number = -1 if client.number is None else client.number
+        number = number_or_nobody(client)
         with self._writer.lock:
             task = run.machine.in_flight.get(number)
             if task is None and run.mail(number) is not None:
@@ -346,7 +345,7 @@ class RequestHandler:
 
     def _awaited_upload(self, client: ClientRow, run_name: str, attempt: int) -> tuple[Run, Task]:
         """Return the task for which a client may send chunks: one of its own, or that of a secret sum."""
-        run, number = self._built_run(run_name), -1 if client.number is None else client.number
+        run, number = self._built_run(run_name), number_or_nobody(client)
         version = attempt - FIRST_TASK
         if run.sites.adding is not None and run.sites.adding[0] == version and run.sites.mail(number) is not None:
             return run, task_of(number, version)
@@ -398,9 +397,3 @@ class RequestHandler:
             self._driver.journal.offences.count_offences(transaction, [task.client])
 
         self._submit(client, change).result()
-
-
-def _number(client: ClientRow) -> int:
-    """Return the number of an approved client."""
-    assert client.number is not None
-    return client.number

@@ -36,10 +36,10 @@ from atoll.core.events import Event, RoundCommitted, RunEnded
 from atoll.core.messages import Task
 from atoll.ledger import chain
 from atoll.network.server.auth import Authenticator, Clock
-from atoll.network.server.ledger_records import cohort_entries, public_participants, rejected_entries
+from atoll.network.server.ledger_records import cohort_entries, hash_of, public_participants, rejected_entries
 from atoll.network.server.monitoring import Metrics, log
 from atoll.network.server.presence import Offences, Presence
-from atoll.network.server.runs import FIRST, CommitResult, Run, WaitingRun, hash_of
+from atoll.network.server.runs import FIRST, CommitResult, Run, WaitingRun
 from atoll.network.server.sent import layers_name
 from atoll.network.server.sites import SiteAnswer
 from atoll.network.server.tables import RunRow, Stage, TaskRow

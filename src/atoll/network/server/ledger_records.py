@@ -7,10 +7,18 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from torch import Tensor
+
 from atoll.commit.guard import Guard
 from atoll.core.messages import Task
+from atoll.core.params import params_hash
 from atoll.network.server.tables import ClientRow, Stage, TaskRow
 from atoll.privacy.noise import derived
+
+
+def hash_of(params_D: Tensor) -> str:
+    """Return the name of a model in the ledger: the SHA-256 of its parameters in hexadecimal."""
+    return params_hash(params_D).hex()
 
 
 def cohort_entries(

@@ -12,7 +12,7 @@ from atoll.core.plan import Plan
 from atoll.network.server.auth import Authenticator
 from atoll.network.server.monitoring import log
 from atoll.network.server.runs import Run, WaitingRun, built_runs
-from atoll.network.server.tables import ClientRow, Stage, Status, TaskRow
+from atoll.network.server.tables import NOBODY, ClientRow, Stage, Status, TaskRow
 from atoll.network.server.writer import Transaction
 
 ONLINE_SECONDS = 90.0
@@ -295,3 +295,14 @@ class Offences:
         known, agreed = transaction.tables.clients(), transaction.tables.agreed_samples()
         transaction.after_commit(lambda: self._presence.set_clients(known, agreed))
         transaction.after_commit(self._authenticator.clear_cache)
+
+
+def number_of(client: ClientRow) -> int:
+    """Return the number of an approved client."""
+    assert client.number is not None
+    return client.number
+
+
+def number_or_nobody(client: ClientRow) -> int:
+    """Return the number of a client; that of nobody before it is approved."""
+    return NOBODY if client.number is None else client.number

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from torch import Tensor
 
 from atoll.commit.finish import Outcome, RoundWork, commit_round, measured_again
 from atoll.commit.parts import open_ledger
@@ -25,7 +24,6 @@ from atoll.core.coordinator import CoordinatorState, Phase, Reason
 from atoll.core.downlink import DecodedBroadcast
 from atoll.core.events import Event
 from atoll.core.messages import Payload, State, Task
-from atoll.core.params import params_hash
 from atoll.core.plan import Plan
 from atoll.core.wire import packed_size, pieces
 from atoll.ledger.signing import plan_hash
@@ -38,11 +36,11 @@ from atoll.network.server.parts import DeliveredUpdate, ServerParts, build_serve
 from atoll.network.server.refusals import RefusalState, refusal_states
 from atoll.network.server.run_files import RunFiles
 from atoll.network.server.secure_session import Mailbox, SecureContext, sum_with_clients
-from atoll.network.server.sent import NOBODY, FinalModel, Model, final_model_of, for_clients, parts_hold_columns
+from atoll.network.server.sent import FinalModel, Model, final_model_of, for_clients, parts_hold_columns
 from atoll.network.server.sites import Sites, layout_of_sums
 from atoll.network.server.streams import Stream, Streams
-from atoll.network.server.tables import RefusalRow, TaskRow
-from atoll.network.server.uploads import PackPosition, Uploads
+from atoll.network.server.tables import NOBODY, RefusalRow, TaskRow
+from atoll.network.server.uploads import Uploads, position_of
 from atoll.privacy.ledger import NAME as PRIVACY_LEDGER
 from atoll.train.exchange import Report, Told, Work
 
@@ -394,16 +392,6 @@ class Run:
 def without_numbers(client: int) -> Report:
     """Return the report of a client of which only the sum of several is known."""
     return Report(client=client, num_samples=0, num_steps=0, loss=0.0, norm=0.0, bytes_up=0, valid=True)
-
-
-def position_of(row: TaskRow) -> PackPosition | None:
-    """Return where an update lies in a pack of small updates; None if it was sent in chunks."""
-    return PackPosition(*row.report["spot"]) if "spot" in row.report else None
-
-
-def hash_of(params_D: Tensor) -> str:
-    """Return the name of a model in the ledger: the SHA-256 of its parameters in hexadecimal."""
-    return params_hash(params_D).hex()
 
 
 def built_runs(runs: Mapping[str, WaitingRun | Run]) -> list[Run]:

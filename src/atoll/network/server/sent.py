@@ -19,9 +19,6 @@ from atoll.network.protocol.objects import manifest_of
 from atoll.network.server.parts import ServerParts
 from atoll.split.columns import VerticalParties
 
-NOBODY = -1
-"""The number of no client."""
-
 
 class Model(NamedTuple):
     """The objects of a version that clients may download."""

@@ -34,6 +34,8 @@ SCHEMA = 3
 refusals either."""
 LAYOUT = 0x41746F6C6D
 """Key of the advisory lock under which the layout is checked."""
+NOBODY = -1
+"""The number of no client."""
 
 
 class Status(StrEnum):

@@ -18,6 +18,7 @@ from atoll.core.errors import AtollError
 from atoll.core.messages import Task
 from atoll.network.protocol.blobs import Blobs
 from atoll.network.protocol.objects import CHUNK, Manifest, ObjectError
+from atoll.network.server.tables import TaskRow
 
 PACKS = "packs"
 NAME = re.compile(r"([0-9]+)/([0-9]+)-([0-9a-f]{64})")
@@ -36,6 +37,11 @@ class PackPosition(NamedTuple):
 
     pack: str
     start: int
+
+
+def position_of(row: TaskRow) -> PackPosition | None:
+    """Return where an update lies in a pack of small updates; None if it was sent in chunks."""
+    return PackPosition(*row.report["spot"]) if "spot" in row.report else None
 
 
 class Uploads:
