@@ -7,6 +7,7 @@ for all; a figure is the median over the turns of a run's median round. Run: mak
 import argparse
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -28,7 +29,7 @@ SYSTEMS = {
     "plain PyTorch loop": (None, "plain_loop.py", ()),
     "pfl 0.6, one process": ("pfl", "pfl_run.py", ("--processes", "1")),
     "pfl 0.6, two processes": ("pfl", "pfl_run.py", ("--processes", "2")),
-    "Flower simulation": ("flower", "flower_run.py", ()),
+    "Flower 1.41 simulation": ("flower", "flower_run.py", ()),
 }
 
 
@@ -104,16 +105,18 @@ def measure(system, options, folder):
     return json.loads(lines[-1])
 
 
-def table(title, unit, figures, notes=()):
-    """A Markdown table of one measurement, each system as a ratio to Atoll."""
-    ours = figures["Atoll"]
-    rows = [f"**{title}**", "", f"| system | {unit} | times Atoll's |", "|---|---|---|"]
-    rows += [f"| {name} | {value:.3f} | {value / ours:.1f} |" for name, value in figures.items()]
-    return "\n".join([*rows, *notes, ""])
+def table(title, unit, turns):
+    """A Markdown table of one measurement: the median of each system's turns, their range, and a ratio to Atoll."""
+    ours = statistics.median(turns["Atoll"])
+    rows = [f"**{title}**", "", f"| system | {unit} | least to most | times Atoll's |", "|---|---|---|---|"]
+    for name, values in turns.items():
+        middle = statistics.median(values)
+        rows.append(f"| {name} | {middle:.3g} | {min(values):.3g} to {max(values):.3g} | {middle / ours:.1f} |")
+    return "\n".join([*rows, ""])
 
 
 def turns(options, repeats, pick, folder):
-    """Let the systems take turns and reduce each one's figures to their median."""
+    """Let the systems take turns; return the figure of each turn, by system."""
     found = {name: [] for name in SYSTEMS}
     for turn in range(repeats):
         for name in SYSTEMS:
@@ -121,7 +124,13 @@ def turns(options, repeats, pick, folder):
             if result is not None:
                 found[name].append(pick(result))
                 print(f"  turn {turn + 1} {name}: {pick(result):.3f} s", file=sys.stderr)
-    return {name: statistics.median(values) for name, values in found.items() if values}
+    return {name: values for name, values in found.items() if values}
+
+
+def processor():
+    """The model of this machine's processor, where it says so."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def main():
@@ -146,7 +155,11 @@ def main():
     text = "\n".join(tables)
     print(text)
     if not args.only:
-        head = f"Made by `make bench`; medians over {args.repeats} turns in which the systems alternate.\n\n"
+        machine = f"{os.cpu_count()} cores of {processor()}"
+        head = (
+            f"# Speed beside others\n\nMade by `make bench` on {machine}: medians over {args.repeats} turns in which "
+            "the systems alternate.\nFlower is 1.41 and pfl 0.6, as `benchmarks/peers/requirements-*.txt` pin them.\n\n"
+        )
         args.out.write_text(head + text)
 
 
