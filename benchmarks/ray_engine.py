@@ -5,7 +5,7 @@ Without names all parts are run, and each prints a table.
 - bits: the same plan with `processes` and on clusters of one and of two machines; the last models are compared.
 - kill: one of two machines dies in the middle of a round; how much longer that round takes, and the last model.
 - overhead: rounds whose clients train one step on one sample, with a model of 6.65 MB: what a round costs beside that.
-- memory: megabytes at the worst moment, of the driver and of its largest worker, for cohorts of 10, 100 and 1,000.
+- memory: megabytes at the worst moment, of the driver and of its largest worker, for cohorts of 10 to 10,000.
 
 Machines are those of `ray.cluster_utils.Cluster`: each is a raylet with an object store and workers of its own, and all
 of them run on this machine and share its cores.
@@ -45,7 +45,7 @@ PLAN = Plan(
     rounds=6,
 )
 PROCESSES = {"name": "processes", "workers": 2, **STACK}
-COHORTS = (10, 100, 1000)
+COHORTS = (10, 100, 1_000, 10_000)
 TURNS = int(os.environ.get("TURNS", "3"))
 """How often kills and overhead are measured."""
 
@@ -166,7 +166,7 @@ def peaks():
 os.environ["MEASURED"] = str(os.getpid())
 threading.Thread(target=peaks, daemon=True).start()
 run(plan)
-own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+own = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) // 1024
 forked = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
 on_ray = plan.engine.name == "ray"
 print(json.dumps([own, max(most.values(), default=0) if on_ray else forked if plan.engine.name == "processes" else 0]))
@@ -187,7 +187,7 @@ def memory() -> None:
         cells = []
         for size in COHORTS:
             plan = Plan(
-                partition={"num_clients": 1000},
+                partition={"num_clients": 10_000, "samples_per_client": 20},
                 model="mlp_2nn",
                 local={"steps": 1, "batch_size": 2},
                 policy={"size": size},
