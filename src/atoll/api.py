@@ -236,12 +236,8 @@ def _described(parts: RunParts, ledger: Ledger | None, setup_seconds: float) -> 
 def _run(plan: Plan, directory: RunDirectory | None, read: Reader, checkpoint_seconds: float) -> Result:
     federation, devices = build_federation(plan), build_devices(plan)
     described = directory.read_json("run.json") if directory is not None else None
-    ledger = open_ledger(
-        plan,
-        directory.path / LEDGER if directory is not None else None,
-        begun=described is not None,
-        fingerprint=fingerprint_of(described),
-    )
+    path, fingerprint = directory.path / LEDGER if directory is not None else None, fingerprint_of(described)
+    ledger = open_ledger(plan, path, begun=described is not None, fingerprint=fingerprint)
     identity = plan.identity() + (f" {ledger.fingerprint}" if ledger else "")
     state, history, engine_part = _where_it_stands(plan, directory, identity, described)
     if ledger is not None and state is not None and plan.privacy is not None:
@@ -277,9 +273,8 @@ def _run(plan: Plan, directory: RunDirectory | None, read: Reader, checkpoint_se
         reason = _simulate(simulation, writer, checkpoints, read)
         shared, models = _models(plan, parts.job, checkpoints.state)
         checkpoints.save()
-        writer.finish(
-            str(reason), checkpoints.state, None if reason is Reason.INTERRUPTED else _tensors(shared, models)
-        )
+        tensors = None if reason is Reason.INTERRUPTED else _tensors(shared, models)
+        writer.finish(str(reason), checkpoints.state, tensors)
         ended = RunEnded(reason=str(reason), version=checkpoints.state.coordinator.version)
         writer(ended)
         read(ended)

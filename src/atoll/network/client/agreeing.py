@@ -67,25 +67,10 @@ def agree(
     federation = Federation(dataset, partition, seed=plan.seed, holdout=ask.holdout, validation=ask.validation or 0.0)
     with names_for_paths(parts.bases):
         job = build_job(plan, federation, secret=secret, loss=parts.loss(plan.loss))
-    if floors.max_change is not None and job.spec.num_held:
-        raise WorkRefused(
-            f"algorithm '{plan.algorithm.name}' sends values beside the parameters that floors.max_change does not "
-            "measure: use fedit or ffa_lora, or leave the floor out"
-        )
     coordinator = build_coordinator(plan, federation)
     min_cohort = _min_cohort(coordinator, job.mechanism)
     info = msgspec.structs.replace(info, cohort=min(info.cohort, min_cohort))
-    if floors.max_epsilon is not None and job.mechanism is not None and info.epsilon is not None:
-        own = _epsilon(job, max(1, plan.rounds))
-        budget = job.mechanism.epsilon
-        info = msgspec.structs.replace(info, epsilon=max(info.epsilon, own if budget is None else min(own, budget)))
-    num_steps = max(job.num_steps(number), 0 if job.algorithm.adapt is None else job.algorithm.adapt.steps)
-    reason = refusal_reason(floors, info, plan, job.mechanism, num_steps, number=number, keys_known=keys_known)
-    if reason is not None:
-        raise WorkRefused(reason)
-    if job.mechanism is not None and job.exposure is not None and floors.max_epsilon is not None:
-        rounds = last_round(job.mechanism, job.exposure, max(1, plan.rounds))
-        home.budget.check_affordable(cost_of(job, rounds), floors.max_epsilon)
+    info = _checked(floors, info, plan, job, number, home, keys_known=keys_known)
     parties = None if plan.split is None else rehearse_cut(plan, job)
     home.save_info(info)
     return AgreedRun(
@@ -100,6 +85,32 @@ def agree(
         parties=parties,
         rows=rows_commitment(app, plan) if holds_columns else b"",
     )
+
+
+def _checked(
+    floors: Floors, info: RunInfo, plan: Plan, job: Job, number: int, home: RunHome, *, keys_known: bool
+) -> RunInfo:
+    """Refuse work that is weaker than the floors, or that costs more epsilon than this client has left.
+
+    Returns what is known of the run, with the epsilon that follows from the plan if it is above the stated one.
+    """
+    if floors.max_change is not None and job.spec.num_held:
+        raise WorkRefused(
+            f"algorithm '{plan.algorithm.name}' sends values beside the parameters that floors.max_change does not "
+            "measure: use fedit or ffa_lora, or leave the floor out"
+        )
+    if floors.max_epsilon is not None and job.mechanism is not None and info.epsilon is not None:
+        own = _epsilon(job, max(1, plan.rounds))
+        budget = job.mechanism.epsilon
+        info = msgspec.structs.replace(info, epsilon=max(info.epsilon, own if budget is None else min(own, budget)))
+    num_steps = max(job.num_steps(number), 0 if job.algorithm.adapt is None else job.algorithm.adapt.steps)
+    reason = refusal_reason(floors, info, plan, job.mechanism, num_steps, number=number, keys_known=keys_known)
+    if reason is not None:
+        raise WorkRefused(reason)
+    if job.mechanism is not None and job.exposure is not None and floors.max_epsilon is not None:
+        rounds = last_round(job.mechanism, job.exposure, max(1, plan.rounds))
+        home.budget.check_affordable(cost_of(job, rounds), floors.max_epsilon)
+    return info
 
 
 def _own_samples(app: ClientApp) -> Dataset:
