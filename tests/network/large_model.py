@@ -13,7 +13,7 @@ NAME = "network.large_model:model"
 
 
 def model(width: int, num_classes: int) -> nn.Module:
-    """Square layers on small images; with tanh every parameter moves in every step, so that updates do not compress."""
+    """Square layers on small images; with tanh every parameter moves in every step, so that updates hardly compress."""
     layers: list[nn.Module] = [nn.Flatten(), nn.Linear(64, width), nn.Tanh()]
     for _ in range(4):
         layers += [nn.Linear(width, width), nn.Tanh()]

@@ -65,7 +65,7 @@ def test_a_bank_and_a_shop_that_hold_columns(tmp_path: Path) -> None:
     errors, accuracy = run_example("vertical", tmp_path)
     base = tmp_path / "runs" / "federation-1"
     assert "Traceback" not in (base / "server.log").read_text() + errors
-    assert accuracy == pytest.approx(86.67, abs=1.0)
+    assert 85 < accuracy < 91  # the secret decides in which order rows are; the bank alone is right for 70 %
     ledgers = [(base / home / "runs/customers/ledger.jsonl").read_text() for home in ("server", "bank", "shop")]
     assert len(set(ledgers)) == 1 and len(ledgers[0].splitlines()) == 32
     rows = [(base / f"{name}-aligned" / f"{name}.csv").read_text().lower().splitlines() for name in ("bank", "shop")]

@@ -28,6 +28,7 @@ BASE = Plan(
     model={"name": "mlp_2nn", "hidden": 8},
     local={"lr": 0.1, "batch_size": 16, "steps": 4, "optimizer": {"name": "sgd", "momentum": 0.9}},
 )
+NOPEEK = {"name": "nopeek", "weight": 0.1}
 PIECES = {"micro_batches": 3, "codecs": [{"name": "quantise", "bits": 8}]}
 PLANS: dict[str, dict[str, Any]] = {
     "in-turn": {"split": {"cut": "2", "way": "in_turn"}},
@@ -38,7 +39,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "v2-tail": {"split": {"cut": "2", "tail": "5", "way": "splitfed_v2", "in_flight": 2, **PIECES}, "policy.size": 2},
 }
 PLANS |= {
-    "defended": {"split": {"cut": "2", "tail": "5", "way": "splitfed_v1", "defences": ["nopeek"]}},
+    "defended": {"split": {"cut": "2", "tail": "5", "way": "splitfed_v1", "defences": [NOPEEK]}},
     "all-samples": {"local.batch_size": "all", "split": {"cut": "1", "way": "splitfed_v1", "micro_batches": 2}},
     "weighted": {"sampler": {"name": "weighted"}, "policy.size": 2, "split": {"cut": "3", "way": "splitfed_v1"}},
     "adam": {"local.optimizer": "adam", "split": {"cut": "2", "way": "in_turn", "codecs": ["half"]}},

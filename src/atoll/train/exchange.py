@@ -38,6 +38,11 @@ class Report(NamedTuple):
     """Whether the update was `acceptable`; others are left out."""
 
 
+def in_a_sum(client: int) -> Report:
+    """Return the report of a client of which only the sum of several is known."""
+    return Report(client=client, num_samples=0, num_steps=0, loss=0.0, norm=0.0, bytes_up=0, valid=True)
+
+
 class Traffic(NamedTuple):
     """What was sent for some tasks, where clients and server exchange more than a broadcast and an update each."""
 

@@ -5,6 +5,7 @@ Shapes: C clients, V packed values of an update.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -214,6 +215,8 @@ def dry_run_for(plan: Plan, num_clients: int, model: Path | None = None) -> None
     parts, _ = build_server_parts(plan, [1000] * num_clients, None)
     if model is not None:
         given_params(model, parts.job)
+    del parts
+    gc.collect()  # parts refer to each other: the model would be there twice when the run is built
 
 
 def given_params(path: Path, job: Job) -> Tensor:

@@ -5,6 +5,7 @@ The driver decides when a waiting run is built, when clients are asked and when 
 
 from __future__ import annotations
 
+import gc
 import math
 import threading
 import time
@@ -42,7 +43,7 @@ from atoll.network.server.streams import Stream, Streams
 from atoll.network.server.tables import NOBODY, RefusalRow, TaskRow
 from atoll.network.server.uploads import Uploads, position_of
 from atoll.privacy.ledger import NAME as PRIVACY_LEDGER
-from atoll.train.exchange import Report, Told, Work
+from atoll.train.exchange import Told, Work, in_a_sum
 
 FIRST = CoordinatorState()
 RUNNING = "running"
@@ -84,9 +85,10 @@ class WaitingRun:
         uploads.sweep()
         self.objects, self.uploads = Objects(objects), Uploads(uploads)
         parties = () if plan.split is None else plan.split.parties or ()
+        self._has_parties = bool(parties)
         self.min_clients: int = max(plan.policy.build("rounds").min_clients, len(parties))
-        self._previews: dict[int, RunInfo] = {}
-        self._preview_lock = threading.Lock()
+        self._building, self._previews = threading.Lock(), dict[int, RunInfo]()
+        self._built: Run | None = None
         self.not_before = 0.0
         """When building may be tried again, after an error that may pass."""
         self.busy = False
@@ -99,22 +101,26 @@ class WaitingRun:
         ledger = open_ledger(self.plan, self.files.directory / PRIVACY_LEDGER, begun=bool(state_file))
         if ledger is not None:
             ledger.check(machine.attempt if machine.phase is Phase.READY else 0)
-        parts, first_M = build_server_parts(self.plan, sizes, ledger)
-        if not state_file and self.files.given_model.exists():
-            first_M = given_params(self.files.given_model, parts.job)
-        state = self.files.read_state(state_file) if state_file else first_state(parts.job, parts.guard, first_M)
-        return Run(self, parts, tuple(sizes), state, machine, seq)
+        with self._building:  # models of two builds at once would be twice in memory
+            parts, first_M = build_server_parts(self.plan, sizes, ledger)
+            if not state_file and self.files.given_model.exists():
+                first_M = given_params(self.files.given_model, parts.job)
+            state = self.files.read_state(state_file) if state_file else first_state(parts.job, parts.guard, first_M)
+            self._built = Run(self, parts, tuple(sizes), state, machine, seq)
+        return self._built
 
     def preview(self, keys: Mapping[int, bytes]) -> RunInfo:
         """Describe the run as if these clients had samples alike, for clients that try it before it begins."""
-        with self._preview_lock:
-            num = max(self.min_clients, len(keys), 1)
-            if self.plan.split is not None and self.plan.split.parties:
-                num = self.min_clients
+        with self._building:
+            if self._built is not None:
+                return self._built.info(keys, NOBODY)
+            num = self.min_clients if self._has_parties else max(self.min_clients, len(keys), 1)
             if num not in self._previews:
                 parts, first_M = build_server_parts(self.plan, [PREVIEW_SAMPLES] * num, None)
                 state = first_state(parts.job, parts.guard, first_M)
                 self._previews = {num: Run(self, parts, (PREVIEW_SAMPLES,) * num, state, FIRST, 0).info(keys, NOBODY)}
+                del parts, first_M, state
+                gc.collect()  # parts refer to each other: the model would be there twice when the run is built
             return self._previews[num]
 
 
@@ -333,7 +339,7 @@ class Run:
         if secret is not None:
             heard_D = state.sent[state.coordinator.version].params_D
             added = sum_with_clients(parts.job, self.name, heard_D, tasks, parts.layout, secret)
-            work = Work(added.folded or {}, [without_numbers(client) for client in sorted(added.clients)], {})
+            work = Work(added.folded or {}, [in_a_sum(client) for client in sorted(added.clients)], {})
         else:
             work = parts.engine.train(done, state.sent, {})
         if policy.overlaps_rounds:
@@ -387,11 +393,6 @@ class Run:
     def write_result(self, reason: str) -> None:
         """Write how the run ended."""
         self.files.update(lambda: self.files.finish(reason, self.parts, self.state))
-
-
-def without_numbers(client: int) -> Report:
-    """Return the report of a client of which only the sum of several is known."""
-    return Report(client=client, num_samples=0, num_steps=0, loss=0.0, norm=0.0, bytes_up=0, valid=True)
 
 
 def built_runs(runs: Mapping[str, WaitingRun | Run]) -> list[Run]:
