@@ -88,9 +88,9 @@ class Lanes:
         """Return the next message of the server, when it is here."""
         with self._changed:
             while (data := self._whole(self._num_heard)) is None:
+                self._raise_failure()  # before the wait, too: who failed earlier wakes nobody
                 self._ask_for(self._num_heard)
                 self._changed.wait()
-                self._raise_failure()
             self._num_heard += 1
         self.transcript.add("down", data)
         return data
