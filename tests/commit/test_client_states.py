@@ -82,17 +82,18 @@ def test_some_are_taken_without_reading_any() -> None:
 
 
 MANY = """
-import json, resource, sys
+import json, sys
 import own_works
 own_works.REMEMBERED = 1_660_000
 from atoll import Plan, run
+from atoll.simulation.cost import own_peak_memory
 plan = Plan(partition={"num_clients": 1000, "samples_per_client": 2}, policy={"size": 20}, sampler="round_robin",
             rounds=50, engine="inline", evaluation={"every": 0}).replace(json.loads(sys.argv[2]))
 run(plan.replace({"rounds": 49}), out=sys.argv[1], report=False, checkpoint_seconds=1e9)
 result = run(plan, out=sys.argv[1], report=False, resume=True, checkpoint_seconds=1e9)
 assert len(result.history) == 50
 assert result.history[-1].get("clients_test", {}).get("num_clients", 1000) == 1000
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+print(own_peak_memory() // (1 << 20))
 """
 DITTO = {
     "algorithm": "ditto",
