@@ -15,6 +15,7 @@ from sklearn.metrics import r2_score, roc_auc_score
 
 from atoll import Plan, run
 from atoll.core.errors import DataError, PlanError
+from atoll.train.losses.focal import focal
 
 PROBLEMS: dict[str, tuple[Any, dict[str, Any], str, float]] = {
     "regression": (diabetes, {}, "r2", 0.45),
@@ -34,6 +35,18 @@ BASE = {"partition": {"num_clients": 5}, "rounds": 8, "local": {"lr": 0.05, "bat
 def plan_of(kind: str, **changes: Any) -> Plan:
     data, settings, _, _ = PROBLEMS[kind]
     return Plan(**{**Plan(**BASE).replace({**settings, **changes}).to_dict(), "data": data})
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize(
+    "targets", [torch.tensor([0, 1]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])], ids=["class", "each"]
+)
+def test_focal_has_a_slope_where_a_model_is_sure(gamma: float, targets: torch.Tensor) -> None:
+    outputs = torch.tensor([[60.0, -60.0], [60.0, -60.0]], requires_grad=True)  # once right, once wrong
+    loss = focal(gamma)(outputs, targets)
+    loss.sum().backward()
+    assert bool(loss.isfinite().all()) and outputs.grad is not None and bool(outputs.grad.isfinite().all())
+    assert float(outputs.grad[0].abs().max()) < 1e-20 < float(outputs.grad[1].abs().min())
 
 
 @pytest.mark.parametrize("kind", PROBLEMS)

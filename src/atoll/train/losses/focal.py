@@ -26,6 +26,7 @@ def focal(gamma: NotNegative = 2.0) -> Loss:
             log_p = torch.nn.functional.logsigmoid(torch.where(wanted > 0.5, scores, -scores))
         else:
             log_p = outputs.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-        return per_sample(-((1 - log_p.exp()) ** gamma) * log_p)
+        rest = (1 - log_p.exp()).clamp(min=torch.finfo(log_p.dtype).tiny)  # gamma below 1 has no slope at zero
+        return per_sample(-(rest**gamma) * log_p)
 
     return loss
