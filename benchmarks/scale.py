@@ -47,7 +47,7 @@ RUN = """
 import json, sys
 from multiprocessing import active_children
 from atoll import Plan, run
-from atoll.simulation.cost import own_peak_memory, peak_memory
+from atoll.train.resident import own_peak_memory, peak_memory
 peaks = [0]
 def watch(event):
     peaks.append(max([0, *(peak_memory(child.pid) for child in active_children())]))

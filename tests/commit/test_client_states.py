@@ -86,7 +86,7 @@ import json, sys
 import own_works
 own_works.REMEMBERED = 1_660_000
 from atoll import Plan, run
-from atoll.simulation.cost import own_peak_memory
+from atoll.train.resident import own_peak_memory
 plan = Plan(partition={"num_clients": 1000, "samples_per_client": 2}, policy={"size": 20}, sampler="round_robin",
             rounds=50, engine="inline", evaluation={"every": 0}).replace(json.loads(sys.argv[2]))
 run(plan.replace({"rounds": 49}), out=sys.argv[1], report=False, checkpoint_seconds=1e9)

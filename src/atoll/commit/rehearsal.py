@@ -151,7 +151,7 @@ def made_up_updates(job: Job, layout: Update, sizes: tuple[float, ...]) -> tuple
         update = Update(made_up(layout.delta_D), torch.ones_like(layout.weight), {**extras, **ones})
         task = Task(0, 0, attempt)
         payload, memory = encoded(job, task, update, memory)
-        as_it_is = job.spec.num_params > LARGE and not job.uplink.transforms
+        as_it_is = job.spec.num_params > LARGE and not job.uplink.transforms  # a message of it would be two copies more
         arrived = decoded(job, update, payload if as_it_is else _over_the_wire(payload))
         if arrived.delta_D.shape != update.delta_D.shape or arrived.delta_D.dtype != update.delta_D.dtype:
             raise PlanError(

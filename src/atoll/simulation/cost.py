@@ -14,15 +14,10 @@ clients in turn, each goes on from the state of the last, and of a past round no
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import resource
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing import active_children
-from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
@@ -37,6 +32,7 @@ from atoll.engine.build import build_engine
 from atoll.simulation.driver import Simulation
 from atoll.train.federation import build_federation
 from atoll.train.job import Job
+from atoll.train.resident import forget_peak, own_peak_memory, peak_memory
 
 ROUNDS, MOST_ROUNDS, SECONDS = 3, 20, 4.0
 """Timed rounds of each small cohort after a first that warms up: at least, at most, and seconds that they may take."""
@@ -223,24 +219,3 @@ def line_of(samples: Sequence[Sample], size: int, workers: int) -> tuple[float, 
         return 0.0, many.seconds / turns[1]
     group = max(0.0, (many.seconds - few.seconds) / (turns[1] - turns[0]))
     return max(0.0, many.seconds - group * turns[1]), group
-
-
-def peak_memory(pid: int | None) -> int:
-    """Return the most bytes that a process had in memory; 0 where the system does not tell."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return 0
-
-
-def forget_peak() -> None:
-    """Set the peak memory of this process back to what it holds now, where the system can (Linux)."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def own_peak_memory() -> int:
-    """Return the most bytes that this process had in memory since `forget_peak`, or ever where that is not known."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return peak_memory(os.getpid()) or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -70,7 +70,7 @@ def agree(
     coordinator = build_coordinator(plan, federation)
     min_cohort = _min_cohort(coordinator, job.mechanism)
     info = msgspec.structs.replace(info, cohort=min(info.cohort, min_cohort))
-    info = _checked(floors, info, plan, job, number, home, keys_known=keys_known)
+    info = _within_floors(floors, info, plan, job, number, home, keys_known=keys_known)
     parties = None if plan.split is None else rehearse_cut(plan, job)
     home.save_info(info)
     return AgreedRun(
@@ -87,7 +87,7 @@ def agree(
     )
 
 
-def _checked(
+def _within_floors(
     floors: Floors, info: RunInfo, plan: Plan, job: Job, number: int, home: RunHome, *, keys_known: bool
 ) -> RunInfo:
     """Refuse work that is weaker than the floors, or that costs more epsilon than this client has left.

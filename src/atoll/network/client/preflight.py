@@ -5,7 +5,6 @@ Nothing that was trained leaves the process: the server hears whether the client
 
 from __future__ import annotations
 
-import resource
 import tempfile
 import time
 from collections.abc import Callable, Collection
@@ -28,6 +27,7 @@ from atoll.network.protocol.messages import Readiness, RunInfo, Welcome
 from atoll.privacy.noise import fresh_secret
 from atoll.report.reading import human_bytes, human_seconds
 from atoll.train.job import Job
+from atoll.train.resident import own_peak_memory
 from atoll.train.trainer import Trainer
 
 MAX_REASON = 1000
@@ -102,8 +102,7 @@ def _checked(
             if not _has_columns_only(info):  # nobody but the server has all of the model
                 check = "evaluation"
                 passed(check, _evaluated(agreed))
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        passed("memory", f"{human_bytes(peak)} at most")
+        passed("memory", f"{human_bytes(own_peak_memory())} at most")
     except AtollError as error:
         say(f"{check:<12} FAILED  {error}")
         return Readiness(ready=False, reason=f"{check}: {error}"[:MAX_REASON])

@@ -165,8 +165,14 @@ static void list_columns(const Layer *layer, const Room *room, int64_t num) {
 /* A layer of few outputs: a row of weights takes less time than to find out who needs it. */
 static int is_narrow(const Layer *layer) { return layer->wide == LANES; }
 
-/* Sums += value * row for the entries of some samples at once, since each sum waits for the one before. */
-INLINE void add_narrow(int together, float *sums, const Entry *entry, int64_t rows, const int32_t *nums, const float *weight) {
+/* Sums += value * row of one entry. */
+INLINE void add_entry(Vector *sums, Entry entry, const float *weight) {
+  UNROLL for (int v = 0; v < LANES / WIDTH; v++) sums[v] += entry.value * load(weight + entry.at * LANES + v * WIDTH);
+}
+
+/* The same for the entries of some samples at once, since each sum waits for the one before. */
+INLINE void add_narrow(int together, float *sums, const Entry *entry, int64_t rows, const int32_t *nums,
+                       const float *weight) {
   Vector acc[FEW][LANES / WIDTH];
   int32_t least = nums[0];
   for (int b = 1; b < together; b++) least = nums[b] < least ? nums[b] : least;
@@ -174,16 +180,10 @@ INLINE void add_narrow(int together, float *sums, const Entry *entry, int64_t ro
     UNROLL for (int v = 0; v < LANES / WIDTH; v++) acc[b][v] = load(sums + b * LANES + v * WIDTH);
   }
   for (int32_t i = 0; i < least; i++) {
-    UNROLL for (int b = 0; b < together; b++) {
-      const Entry each = entry[b * rows + i];
-      UNROLL for (int v = 0; v < LANES / WIDTH; v++) acc[b][v] += each.value * load(weight + each.at * LANES + v * WIDTH);
-    }
+    UNROLL for (int b = 0; b < together; b++) add_entry(acc[b], entry[b * rows + i], weight);
   }
   for (int b = 0; b < together; b++) {
-    for (int32_t i = least; i < nums[b]; i++) {
-      const Entry each = entry[b * rows + i];
-      UNROLL for (int v = 0; v < LANES / WIDTH; v++) acc[b][v] += each.value * load(weight + each.at * LANES + v * WIDTH);
-    }
+    for (int32_t i = least; i < nums[b]; i++) add_entry(acc[b], entry[b * rows + i], weight);
     UNROLL for (int v = 0; v < LANES / WIDTH; v++) store(sums + b * LANES + v * WIDTH, acc[b][v]);
   }
 }
